@@ -1,0 +1,39 @@
+"""One question to many sources at once, one answer in which every sentence points at the words that carry it."""
+
+from anabranch.app import Anabranch
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    GenerationStarted,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    Token,
+)
+from anabranch.domain.model import Answer, Citation, Endpoint, Message, Passage, Question, SourceReply, Status, Until
+from anabranch.runtime.settings import Settings
+
+__all__ = [
+    "Anabranch",
+    "AnabranchError",
+    "Answer",
+    "AnswerEvent",
+    "Answered",
+    "Citation",
+    "Endpoint",
+    "Failed",
+    "GenerationStarted",
+    "Message",
+    "Passage",
+    "Question",
+    "RetrievalFinished",
+    "RetrievalStarted",
+    "Settings",
+    "SourceReplied",
+    "SourceReply",
+    "Status",
+    "Token",
+    "Until",
+]

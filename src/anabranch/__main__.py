@@ -1,0 +1,5 @@
+"""`python -m anabranch`."""
+
+from anabranch.entrypoints.cli import main
+
+main()

@@ -1,0 +1,218 @@
+"""The composition root: settings become a running Anabranch. Nothing else constructs."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import assert_never
+
+from anabranch.domain.contracts import Answerer, Clock, Generator, Outbound, Source, Telemetry
+from anabranch.domain.errors import InvalidQuestion, ShuttingDown
+from anabranch.domain.events import AnswerEvent
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, Until
+from anabranch.models.openai import OpenAIModel
+from anabranch.models.space import SpaceModel
+from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.run import Run
+from anabranch.runtime.addresses import AddressGuard
+from anabranch.runtime.clock import SystemClock
+from anabranch.runtime.hub import Hub
+from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.settings import Settings, load
+from anabranch.runtime.telemetry import Silent
+from anabranch.runtime.tokens import EstimatedTokens
+from anabranch.sources.space import SpaceSource
+
+
+class Adapters:
+    """The Directory: which adapter reaches which kind of endpoint."""
+
+    def __init__(self, outbound: Outbound, settings: Settings) -> None:
+        self._outbound = outbound
+        self._streaming = settings.model_streaming_enabled
+
+    def source(self, endpoint: Endpoint) -> Source:
+        return SpaceSource(endpoint, self._outbound)
+
+    def generator(self, endpoint: Endpoint) -> Generator:
+        match endpoint.kind:
+            case "space":
+                return SpaceModel(endpoint, self._outbound, streaming=self._streaming)
+            case "openai":
+                return OpenAIModel(endpoint, self._outbound)
+            case _:
+                assert_never(endpoint.kind)
+
+
+class Anabranch:
+    """A running Anabranch: ask it, stream from it, or start Runs on it. Get one with `Anabranch.open()`."""
+
+    def __init__(self, *, settings: Settings, answerer: Answerer, hub: Hub, clock: Clock, telemetry: Telemetry) -> None:
+        self.settings = settings
+        self._answerer = answerer
+        self._hub = hub
+        self._clock = clock
+        self._telemetry = telemetry
+        self._runs: set[Run] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, config: Path | str | None = None, *, settings: Settings | None = None, telemetry: Telemetry | None = None
+    ) -> AsyncIterator["Anabranch"]:
+        """An Anabranch from the environment and a configuration file, or from settings made by hand."""
+        settings = settings or load(file=Path(config) if config is not None else None)
+        telemetry = telemetry or Silent()
+        clock = SystemClock()
+        outbound = AiohttpOutbound(
+            guard=AddressGuard(settings.allowed_networks),
+            allowed_origins=settings.allowed_origins,
+            max_reply_bytes=settings.max_reply_bytes,
+        )
+        pipeline = Pipeline(
+            directory=Adapters(outbound, settings),
+            counter=EstimatedTokens(),
+            clock=clock,
+            telemetry=telemetry,
+            limits=Limits(
+                retrieval_timeout_s=settings.retrieval_timeout,
+                generation_timeout_s=settings.generation_timeout,
+                context_tokens=settings.max_context_tokens,
+            ),
+        )
+        hub = Hub(settings.syfthub_url, outbound)
+        opened = cls(settings=settings, answerer=pipeline, hub=hub, clock=clock, telemetry=telemetry)
+        try:
+            yield opened
+        finally:
+            await opened.drain(grace_s=0)
+            await outbound.close()
+
+    def context(
+        self,
+        *,
+        correlation_id: str | None = None,
+        address: str | None = None,
+        tokens: Mapping[str, str] | None = None,
+        transactions: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+    ) -> Context:
+        """A context that begins now and ends with the total time-out."""
+        return Context(
+            correlation_id=correlation_id or uuid.uuid4().hex,
+            deadline=self._clock.monotonic() + self.settings.total_timeout,
+            address=address,
+            tokens=tokens or {},
+            transactions=transactions or {},
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
+
+    def start(self, question: Question, context: Context) -> Run:
+        """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
+        if self.draining:
+            raise ShuttingDown("The server is shutting down; ask again in a moment.")
+        run = Run(self._answerer, question, context, self._telemetry, ended=self._forget)
+        self._runs.add(run)
+        self._idle.clear()
+        return run.start()
+
+    async def ask(
+        self,
+        question: str,
+        *,
+        sources: Sequence[str | Endpoint] | None = None,
+        model: str | Endpoint | None = None,
+        history: Sequence[Message] = (),
+        tokens: Mapping[str, str] | None = None,
+        top_k: int | None = None,
+        until: Until = Until.GENERATE,
+    ) -> Answer:
+        """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
+        `URL/slug`; without sources, every configured one is asked."""
+        asked, context = await self._prepared(question, sources, model, history, tokens, top_k, until)
+        return await self.start(asked, context).value()
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        question: str,
+        *,
+        sources: Sequence[str | Endpoint] | None = None,
+        model: str | Endpoint | None = None,
+        history: Sequence[Message] = (),
+        tokens: Mapping[str, str] | None = None,
+        top_k: int | None = None,
+        until: Until = Until.GENERATE,
+    ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
+        """The same, event by event as it happens. Leaving the block ends the question and everything it started."""
+        asked, context = await self._prepared(question, sources, model, history, tokens, top_k, until)
+        run = self.start(asked, context)
+        async with run.listen() as listener:
+            yield aiter(listener)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new question, give the running ones some time, then end the rest with an error they can show."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for run in tuple(self._runs):
+                run.stop(ShuttingDown("The server is shutting down; ask again in a moment."))
+        await self._idle.wait()
+
+    def _forget(self, run: Run) -> None:
+        self._runs.discard(run)
+        if not self._runs:
+            self._idle.set()
+
+    async def _prepared(
+        self,
+        question: str,
+        sources: Sequence[str | Endpoint] | None,
+        model: str | Endpoint | None,
+        history: Sequence[Message],
+        tokens: Mapping[str, str] | None,
+        top_k: int | None,
+        until: Until,
+    ) -> tuple[Question, Context]:
+        if not question.strip():
+            raise InvalidQuestion("The question is empty.")
+        named = list(self.settings.sources) if sources is None else list(sources)
+        chosen = [await self._resolved(name, self.settings.sources) for name in named]
+        writer = self.settings.default_model if model is None else await self._resolved(model, self.settings.models)
+        if writer is None and until is Until.GENERATE:
+            raise InvalidQuestion("No model is named. Name one, or set AGGREGATOR_MODEL_URL and AGGREGATOR_MODEL_NAME.")
+        asked = Question(
+            text=question,
+            sources=tuple(chosen),
+            model=writer,
+            history=tuple(history),
+            top_k=top_k or self.settings.default_top_k,
+            until=until,
+            refuse=True,
+        )
+        return asked, self.context(tokens=tokens)
+
+    async def _resolved(self, name: str | Endpoint, configured: Mapping[str, Endpoint]) -> Endpoint:
+        """A configured name, `URL/slug` (the person who types it vouches for it), or `owner/slug` on the hub."""
+        if isinstance(name, Endpoint):
+            return name
+        if name in configured:
+            return configured[name]
+        if "://" in name:
+            owner, _, address = name.partition("@") if "@" in name.partition("://")[0] else ("", "", name)
+            url, _, slug = address.rstrip("/").rpartition("/")
+            if not slug or url.endswith(":/"):
+                raise InvalidQuestion(f"{name!r} names no endpoint: write URL/slug.")
+            return Endpoint(slug=slug, url=url, owner=owner or None, operator=True)
+        if name.count("/") == 1:
+            return await self._hub.find(name)
+        known = ", ".join(configured) or "none"
+        raise InvalidQuestion(f"{name!r} is neither a configured name ({known}), nor owner/slug, nor URL/slug.")

@@ -1,0 +1,79 @@
+"""What the rooms promise each other."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from anabranch.domain.events import AnswerEvent
+from anabranch.domain.model import Answer, Context, Delta, Endpoint, Prompt, Query, Question, SourceReply
+
+Emit = Callable[[AnswerEvent], Awaitable[None]]
+
+
+class Answerer(Protocol):
+    """Takes a question down the river, emitting what happens, and returns the answer that the events fold to."""
+
+    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer: ...
+
+
+class Source(Protocol):
+    """Where passages come from. An expected failure is data in the reply, never an exception."""
+
+    async def search(self, query: Query, context: Context) -> SourceReply: ...
+
+
+class Generator(Protocol):
+    """Who writes. Always a stream: one that cannot stream yields one delta. A failure is a GenerationFailed."""
+
+    def generate(self, prompt: Prompt, context: Context) -> AsyncIterator[Delta]: ...
+
+
+class Directory(Protocol):
+    """Turns the endpoints that a question names into what can be asked."""
+
+    def source(self, endpoint: Endpoint) -> Source: ...
+
+    def generator(self, endpoint: Endpoint) -> Generator: ...
+
+
+class TokenCounter(Protocol):
+    """How much of a model's window each text takes; it must not hold up the event loop."""
+
+    async def count(self, texts: Sequence[str]) -> Sequence[int]: ...
+
+
+class Telemetry(Protocol):
+    """Is told what happens; it never slows or fails what it watches."""
+
+    def asked(self, question: Question, context: Context) -> None: ...
+
+    def happened(self, event: AnswerEvent, context: Context) -> None: ...
+
+    def crashed(self, error: BaseException, context: Context) -> None: ...
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float: ...
+
+
+class Exchange(Protocol):
+    """An upstream's reply: its head is here, its body comes as it is read, within the caps."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def content_type(self) -> str: ...
+
+    async def read(self) -> bytes: ...
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+
+class Outbound(Protocol):
+    """The one way out. `operator` says that the operator configured this origin; anything else is guarded.
+    Every failure is an UpstreamError; leaving the context closes the connection if the reply was not read."""
+
+    def request(
+        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+    ) -> AbstractAsyncContextManager[Exchange]: ...

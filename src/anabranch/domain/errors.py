@@ -1,0 +1,63 @@
+"""One tree of errors, each with a stable code; how a dialect renders them is its own affair.
+
+AnabranchError
+├── ConfigurationError      a setting or the configuration file is wrong; the start stops
+├── InvalidQuestion         the request cannot be understood or is over a limit
+├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
+├── Cancelled               everybody who listened has gone
+├── DeadlineExceeded        the question's total time ran out
+├── GenerationFailed        the model refused, failed, or said something unusable
+│   └── GenerationTimedOut  the model took too long
+├── InternalError           our own fault
+└── UpstreamError           a call to another machine failed; sources and models turn it into their own words
+    └── UpstreamTimedOut    it did not answer in time
+"""
+
+
+class AnabranchError(Exception):
+    code = "internal_error"
+
+    def __init__(self, message: str, **details: str | int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class ConfigurationError(AnabranchError):
+    code = "configuration_error"
+
+
+class InvalidQuestion(AnabranchError):
+    code = "invalid_request"
+
+
+class ShuttingDown(AnabranchError):
+    code = "shutting_down"
+
+
+class Cancelled(AnabranchError):
+    code = "cancelled"
+
+
+class DeadlineExceeded(AnabranchError):
+    code = "deadline_exceeded"
+
+
+class GenerationFailed(AnabranchError):
+    code = "generation_failed"
+
+
+class GenerationTimedOut(GenerationFailed):
+    pass
+
+
+class InternalError(AnabranchError):
+    code = "internal_error"
+
+
+class UpstreamError(AnabranchError):
+    code = "upstream_error"
+
+
+class UpstreamTimedOut(UpstreamError):
+    pass

@@ -1,0 +1,160 @@
+"""What happens while a question or a planner step is worked on, and the fold between events and answer."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from anabranch.domain.model import Answer, SourceReply, Value
+
+
+class Event(Value, tag=True):
+    """One thing that happened."""
+
+
+class RetrievalStarted(Event):
+    sources: tuple[str, ...]
+
+
+class SourceReplied(Event):
+    """A source is through, well or not; `index` is its place in the question."""
+
+    index: int
+    reply: SourceReply
+
+
+class RetrievalFinished(Event):
+    passages: int
+    time_ms: int
+
+
+class GenerationStarted(Event):
+    model: str
+
+
+class Token(Event, gc=False):
+    text: str
+
+
+class Answered(Event):
+    """The end, well: it carries the whole answer, so that a stream taken up in the middle can still render it."""
+
+    answer: Answer
+
+
+class Failed(Event):
+    """The end, badly: an error's code, its sentence, and its details."""
+
+    code: str
+    message: str
+    details: dict[str, str | int] = {}
+
+
+AnswerEvent = RetrievalStarted | SourceReplied | RetrievalFinished | GenerationStarted | Token | Answered | Failed
+TERMINAL = (Answered, Failed)
+
+
+def fold(events: Iterable[AnswerEvent]) -> Answer | None:
+    """The answer that the events tell, put together from its parts; None if they do not end well."""
+    text: list[str] = []
+    replies: dict[int, SourceReply] = {}
+    for event in events:
+        match event:
+            case Token():
+                text.append(event.text)
+            case SourceReplied():
+                replies[event.index] = event.reply
+            case Answered():
+                ordered = tuple(replies[index] for index in sorted(replies))
+                return msgspec.structs.replace(event.answer, text="".join(text), replies=ordered)
+            case _:
+                pass
+    return None
+
+
+def unfold(answer: Answer) -> tuple[AnswerEvent, ...]:
+    """The events that a finished answer would have emitted, so that a stored one streams like a live one."""
+    events: list[AnswerEvent] = [RetrievalStarted(sources=tuple(reply.path for reply in answer.replies))]
+    events += [SourceReplied(index=index, reply=reply) for index, reply in enumerate(answer.replies)]
+    found = sum(len(reply.passages) for reply in answer.replies)
+    events.append(RetrievalFinished(passages=found, time_ms=answer.timings.retrieval_ms))
+    if answer.model is not None:
+        events.append(GenerationStarted(model=answer.model))
+    if answer.text:
+        events.append(Token(text=answer.text))
+    events.append(Answered(answer=answer))
+    return tuple(events)
+
+
+SubagentStatus = Literal["pending", "in_progress", "partial", "success", "error"]
+StepStatus = Literal["success", "partial_failure", "failed", "blocked", "cancelled", "worker_lost"]
+SafetyVerdict = Literal["allow", "warn", "block"]
+
+
+class StepStarted(Event):
+    expected: tuple[str, ...]
+
+
+class SubagentStarted(Event):
+    subagent: str
+    result_key: str
+
+
+class SubagentResult(Event):
+    """A result or a part of one; a higher `revision` replaces a lower one under the same key."""
+
+    subagent: str
+    result_key: str
+    status: SubagentStatus
+    revision: int
+    payload: msgspec.Raw
+
+
+class SubagentCompleted(Event):
+    subagent: str
+    result_key: str
+    latency_ms: int
+
+
+class SubagentRetried(Event):
+    subagent: str
+    result_key: str
+    attempt: int
+
+
+class SubagentTimedOut(Event):
+    subagent: str
+    result_key: str
+    deadline_ms: int
+
+
+class SubagentDegraded(Event):
+    subagent: str
+    reason: str
+
+
+class SafetyDecided(Event):
+    verdict: SafetyVerdict
+    reason: str
+
+
+class StepProgressed(Event):
+    payload: msgspec.Raw
+
+
+class StepCompleted(Event):
+    status: StepStatus
+
+
+StepEvent = (
+    StepStarted
+    | SubagentStarted
+    | SubagentResult
+    | SubagentCompleted
+    | SubagentRetried
+    | SubagentTimedOut
+    | SubagentDegraded
+    | SafetyDecided
+    | StepProgressed
+    | StepCompleted
+)

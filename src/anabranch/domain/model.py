@@ -1,0 +1,187 @@
+"""The values that flow down the river."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal, dataclass_transform
+
+import msgspec
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen, slotted, keyword-only record."""
+
+
+class Until(StrEnum):
+    """How far down the river a question goes."""
+
+    MERGE = "merge"
+    GENERATE = "generate"
+
+
+class Status(StrEnum):
+    """How a source's part of a question ended."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    PAYMENT_FAILED = "payment_failed"
+    ACCESS_DENIED = "access_denied"
+    POLICY_VIOLATION = "policy_violation"
+    RATE_LIMITED = "rate_limited"
+    SKIPPED = "skipped"
+
+
+class Ground(StrEnum):
+    """What an answer can stand on."""
+
+    DOCUMENTS = "documents"
+    NO_SOURCES = "no_sources"
+    ALL_FAILED = "all_failed"
+    NOTHING_FOUND = "nothing_found"
+
+
+EndpointKind = Literal["space", "openai"]
+
+
+class Endpoint(Value):
+    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for."""
+
+    slug: str
+    url: str = ""
+    name: str = ""
+    owner: str | None = None
+    tenant: str | None = None
+    kind: EndpointKind = "space"
+    query: str | None = None
+    operator: bool = False
+    token: str | None = None
+
+    @property
+    def path(self) -> str:
+        return f"{self.owner}/{self.slug}" if self.owner else self.slug
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.path!r}, kind={self.kind!r})"
+
+
+class Message(Value):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Question(Value):
+    """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found."""
+
+    text: str
+    sources: tuple[Endpoint, ...] = ()
+    model: Endpoint | None = None
+    history: tuple[Message, ...] = ()
+    top_k: int = 5
+    similarity_threshold: float = 0.5
+    max_tokens: int = 1024
+    temperature: float = 0.7
+    system_prompt: str | None = None
+    until: Until = Until.GENERATE
+    profile: str = "chat"
+    refuse: bool = False
+
+
+class Context(Value):
+    """What varies per request: who asks, with which tokens, until when (`deadline` is monotonic), under which trace."""
+
+    correlation_id: str
+    deadline: float
+    user_id: str | None = None
+    address: str | None = None
+    tokens: Mapping[str, str] = {}
+    transactions: Mapping[str, str] = {}
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Context({self.correlation_id!r})"
+
+
+class Query(Value):
+    """What one source is asked."""
+
+    text: str
+    limit: int
+    similarity_threshold: float
+
+
+class Passage(Value, gc=False):
+    """A piece of a source's material, as it returned it."""
+
+    source: str
+    title: str
+    text: str
+    score: float
+    document_id: str | None = None
+
+
+class SourceReply(Value):
+    path: str
+    status: Status
+    passages: tuple[Passage, ...] = ()
+    error: str | None = None
+    latency_ms: int = 0
+
+
+class Prompt(Value):
+    """What a model is asked; `passages` are the ones that found room in it."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float
+    passages: tuple[Passage, ...]
+    version: str
+    omitted: int = 0
+
+
+class Usage(Value, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class Delta(Value, gc=False):
+    """What a generator yields: a piece of text, and with one of them the usage, if it is known."""
+
+    text: str
+    usage: Usage | None = None
+
+
+class Citation(Value, gc=False):
+    """A mark in the answer (`start`, `end`) and the words behind it: `passage` indexes `Answer.passages`,
+    `passage_start` and `passage_end` are character offsets in that passage's text."""
+
+    start: int
+    end: int
+    source: str
+    passage: int
+    passage_start: int
+    passage_end: int
+
+
+class Timings(Value, gc=False):
+    retrieval_ms: int = 0
+    generation_ms: int = 0
+    total_ms: int = 0
+
+
+class Answer(Value):
+    """The whole answer; `passages` are those that the model saw, best first."""
+
+    text: str
+    ground: Ground
+    replies: tuple[SourceReply, ...] = ()
+    passages: tuple[Passage, ...] = ()
+    citations: tuple[Citation, ...] = ()
+    timings: Timings = Timings()
+    usage: Usage | None = None
+    model: str | None = None
+    prompt_version: str | None = None
+    omitted: int = 0
+    refused: bool = False

@@ -1,0 +1,1 @@
+"""How the outside reaches the river: HTTP and the command line."""

@@ -1,0 +1,1 @@
+"""The HTTP surfaces: one module per dialect, one table of errors."""

@@ -1,0 +1,166 @@
+"""The ASGI application: every surface, assembled."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
+from importlib.resources import files
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from anabranch.app import Anabranch
+from anabranch.entrypoints.http import errors, openapi
+from anabranch.entrypoints.http.chat import ChatSurface
+from anabranch.entrypoints.http.edge import Edge
+from anabranch.runtime.settings import Settings, load, unknown
+from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log
+
+
+class Handler(Protocol):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Service:
+    """The application together with the Anabranch behind it, which lives as long as the server does."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self._settings = settings
+        self._log = log
+        self._anabranch: Anabranch | None = None
+        self._chat: ChatSurface | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._description = msgspec.json.encode(openapi.describe(settings))
+        self._app = Starlette(
+            routes=self._routes(),
+            middleware=[
+                Middleware(Edge, log=log),
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=settings.cors_origins,
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["*"],
+                    expose_headers=["X-Correlation-ID"],
+                ),
+            ],
+            exception_handlers={HTTPException: _http_error},
+            lifespan=self._lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def _drain(self) -> None:
+        assert self._anabranch is not None
+        self._draining = asyncio.create_task(self._anabranch.drain(self._settings.drain_timeout))
+
+    def _routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = [
+            Route("/api/v1/chat", _Asgi(self._complete), methods=["POST"]),
+            Route("/api/v1/chat/stream", _Asgi(self._stream), methods=["POST"]),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/openapi.json", self._openapi),
+        ]
+        if self._settings.debug:
+            routes.append(Route("/docs", _docs))
+        return routes
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        async with Anabranch.open(settings=self._settings, telemetry=LoggedEvents(self._log)) as anabranch:
+            self._anabranch = anabranch
+            self._chat = ChatSurface(anabranch)
+            with _on_exit(self._drain):
+                yield
+
+    async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._chat is not None
+        await self._chat.complete(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._chat is not None
+        await self._chat.stream(scope, receive, send)
+
+    async def _health(self, _request: Request) -> Response:
+        return _json({"status": "healthy", "service": "anabranch", "version": version("anabranch")})
+
+    async def _ready(self, _request: Request) -> Response:
+        if self._anabranch is None or self._anabranch.draining:
+            return _json({"status": "draining"}, 503)
+        return _json({"status": "ready"})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(self._description, media_type="application/json")
+
+
+class _Asgi:
+    """Tells the router that a handler speaks ASGI itself."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(scope, receive, send)
+
+
+def create() -> Service:
+    """What the server's workers call: the environment has everything."""
+    settings = load()
+    log = configured_log(settings)
+    for name in unknown():
+        log.warning("unknown_setting", variable=name)
+    return Service(settings, log)
+
+
+@contextmanager
+def _on_exit(drain: Callable[[], None]) -> Iterator[None]:
+    """Begin to drain at the signal that makes the server stop: it tells the application only when all is over."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    servers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, stack: FrameType | None) -> None:
+        loop.call_soon_threadsafe(drain)
+        servers_own = servers[signal.Signals(number)]
+        if callable(servers_own):
+            servers_own(number, stack)
+
+    for number in servers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, own in servers.items():
+            signal.signal(number, own)
+
+
+def _json(content: dict[str, str], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def _docs(_request: Request) -> Response:
+    return HTMLResponse(files("anabranch.web").joinpath("docs.html").read_text(encoding="utf-8"))
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {
+        404: ("not_found", "There is nothing at this address."),
+        405: ("method_not_allowed", "Use another method."),
+    }
+    code, message = codes.get(error.status_code, ("http_error", error.detail))
+    return Response(errors.body(code, message), error.status_code, error.headers, "application/json")

@@ -1,0 +1,169 @@
+"""Spec 1's dialect: POST /api/v1/chat and POST /api/v1/chat/stream."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from anabranch.app import Anabranch
+from anabranch.domain.errors import AnabranchError, Cancelled, InvalidQuestion
+from anabranch.domain.events import TERMINAL
+from anabranch.domain.model import Context, Endpoint, Question, Until
+from anabranch.entrypoints.http import chat_wire as wire
+from anabranch.entrypoints.http import errors
+from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.exchange import EVENT_STREAM, TooLarge, header, read_body, send_error, send_json
+from anabranch.pipeline.run import Run
+from anabranch.runtime.settings import Settings
+
+KEEP_ALIVE = b": keep-alive\n\n"
+LAST_WORDS_S = 5.0
+TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
+
+N = TypeVar("N", int, float)
+
+decode = msgspec.json.Decoder(wire.ChatRequest).decode
+
+
+class ChatSurface:
+    """Both ways of asking: `complete` answers in JSON, `stream` as server-sent events. One Run behind each."""
+
+    def __init__(self, anabranch: Anabranch) -> None:
+        self._anabranch = anabranch
+        self._settings = anabranch.settings
+        self._access = Access(anabranch.settings)
+
+    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = await self._started(scope, receive, send)
+        if run is None:
+            return
+        gone = asyncio.create_task(_stop_when_gone(receive, run))
+        try:
+            answer = await run.value()
+        except AnabranchError as error:
+            await send_error(send, error)
+        else:
+            await send_json(send, 200, wire.response(answer))
+        finally:
+            gone.cancel()
+
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = await self._started(scope, receive, send)
+        if run is None:
+            return
+        gone = asyncio.create_task(_stop_when_gone(receive, run))
+        # A client that stops reading holds its Run back, but not beyond the Run's own time and a few last words.
+        try:
+            async with asyncio.timeout(self._settings.total_timeout + LAST_WORDS_S):
+                await self._send_events(run, send)
+        except TimeoutError:
+            pass
+        finally:
+            gone.cancel()
+
+    async def _send_events(self, run: Run, send: Send) -> None:
+        async with run.listen() as listener:
+            await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+            while True:
+                try:
+                    async with asyncio.timeout(self._settings.heartbeat_interval):
+                        events = await listener.ready()
+                except TimeoutError:
+                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                    continue
+                more = not isinstance(events[-1], TERMINAL)
+                frames = b"".join(map(wire.frame, events))
+                await send({"type": "http.response.body", "body": frames, "more_body": more})
+                if not more:
+                    return
+
+    async def _started(self, scope: Scope, receive: Receive, send: Send) -> Run | None:
+        """Admission: what is wrong with a request is said before any 200."""
+        limit = self._settings.max_request_bytes
+        try:
+            body = await read_body(receive, limit)
+            if body is None:
+                return None
+            request = decode(body)
+            operator = self._access.vouched(scope)
+            return self._anabranch.start(_question(request, self._settings, operator), self._context(scope, request))
+        except TooLarge:
+            message = f"The request is larger than {limit:,} bytes."
+            await send_json(send, 413, errors.body("request_too_large", message), [(b"connection", b"close")])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            await send_error(send, InvalidQuestion(f"The request is not valid: {error}"))
+        except AnabranchError as error:
+            await send_error(send, error)
+        return None
+
+    def _context(self, scope: Scope, request: wire.ChatRequest) -> Context:
+        traceparent = header(scope, b"traceparent") or ""
+        tracestate = header(scope, b"tracestate") or ""
+        traced = TRACEPARENT.fullmatch(traceparent) is not None
+        return self._anabranch.context(
+            correlation_id=scope["correlation_id"],
+            address=self._access.address(scope),
+            tokens=request.endpoint_tokens,
+            transactions=request.transaction_tokens,
+            traceparent=traceparent if traced else None,
+            tracestate=tracestate if traced and tracestate.isprintable() and len(tracestate) <= 512 else None,
+        )
+
+
+async def _stop_when_gone(receive: Receive, run: Run) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    run.stop(Cancelled("The client has gone."))
+
+
+def _question(request: wire.ChatRequest, settings: Settings, operator: bool) -> Question:
+    if not request.prompt.strip():
+        raise InvalidQuestion("prompt is empty: ask something.")
+    references = request.data_sources or []
+    if len(references) > settings.max_data_sources:
+        raise InvalidQuestion(
+            f"data_sources names {len(references)} sources; at most {settings.max_data_sources} can be asked at once."
+        )
+    top_k = settings.default_top_k if request.top_k is None else request.top_k
+    if top_k > settings.max_top_k:
+        raise InvalidQuestion(f"top_k is {top_k}; it must be from 1 to {settings.max_top_k}.")
+    named_sources, named_models = (settings.sources, settings.models) if operator else ({}, {})
+    until = Until.MERGE if request.retrieval_only else Until.GENERATE
+    model = _endpoint(request.model or wire.EndpointRef(), named_models)
+    if until is Until.GENERATE and not (model.url and model.slug):
+        raise InvalidQuestion("model needs a url and a slug, or retrieval_only must be true.")
+    defaults = Question(text="")
+    return Question(
+        text=request.prompt,
+        sources=tuple(_endpoint(reference, named_sources) for reference in references),
+        model=model if until is Until.GENERATE else None,
+        history=wire.history(request.messages),
+        top_k=top_k,
+        similarity_threshold=_or(request.similarity_threshold, defaults.similarity_threshold),
+        max_tokens=_or(request.max_tokens, defaults.max_tokens),
+        temperature=_or(request.temperature, defaults.temperature),
+        system_prompt=request.custom_system_prompt or None,
+        until=until,
+    )
+
+
+def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint]) -> Endpoint:
+    """The endpoint that a request names: by its URL, or, for a caller who may, as the operator has named it."""
+    if not reference.url and reference.slug in named:
+        return named[reference.slug]
+    return Endpoint(
+        slug=reference.slug,
+        url=reference.url,
+        name=reference.name or "",
+        owner=reference.owner_username or None,
+        tenant=reference.tenant_name or None,
+        kind=reference.kind,
+        query=reference.query_override or None,
+    )
+
+
+def _or(value: N | None, default: N) -> N:
+    return default if value is None else value

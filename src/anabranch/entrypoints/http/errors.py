@@ -1,0 +1,43 @@
+"""The one table from errors to HTTP, and the form in which they are sent."""
+
+import msgspec
+
+from anabranch.domain.errors import (
+    AnabranchError,
+    Cancelled,
+    DeadlineExceeded,
+    GenerationFailed,
+    GenerationTimedOut,
+    InvalidQuestion,
+    ShuttingDown,
+)
+
+STATUSES: dict[type[AnabranchError], int] = {
+    InvalidQuestion: 422,
+    Cancelled: 499,
+    GenerationTimedOut: 504,
+    GenerationFailed: 502,
+    DeadlineExceeded: 504,
+    ShuttingDown: 503,
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong: a stable code, a sentence (twice: some clients read `detail`), and more where there is more."""
+
+    error: str
+    message: str
+    detail: str
+    details: dict[str, str | int]
+
+
+def status_of(error: AnabranchError) -> int:
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
+
+
+def body_of(error: AnabranchError) -> bytes:
+    return body(error.code, error.message, **error.details)
+
+
+def body(code: str, message: str, **details: str | int) -> bytes:
+    return msgspec.json.encode(ErrorBody(error=code, message=message, detail=message, details=details))

@@ -1,0 +1,55 @@
+"""The bytes of an HTTP exchange: reading a body within a cap, sending JSON, streaming events."""
+
+from collections.abc import Iterable
+
+from starlette.types import Receive, Scope, Send
+
+from anabranch.domain.errors import AnabranchError
+from anabranch.entrypoints.http import errors
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class TooLarge(Exception):
+    """The request's body is over the cap."""
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
+    """The whole body; None if the client left before it was through."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise TooLarge
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: AnabranchError) -> None:
+    status = errors.status_of(error)
+    await send_json(send, status, errors.body_of(error), [(b"retry-after", b"5")] if status == 503 else [])
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that name (in lower case)."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)

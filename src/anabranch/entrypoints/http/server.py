@@ -1,0 +1,70 @@
+"""Serving: uvicorn, the sockets, the workers, and an orderly end."""
+
+import socket
+import sys
+from contextlib import suppress
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from anabranch.domain.errors import ConfigurationError
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import Log
+
+
+def serve(settings: Settings, workers: int, log: Log) -> None:
+    """Serve until told to stop. The settings must stand in the environment: workers read them there."""
+    _raise_open_files()
+    config = uvicorn.Config(
+        "anabranch.entrypoints.http.app:create",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=workers,
+        loop="auto",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_timeout) + 10,
+    )
+    bound = _bind(settings)
+    host, port = bound.getsockname()[:2]
+    log.info("server_started", host=host, port=port, workers=workers)
+    if workers > 1:
+        Multiprocess(config, sockets=[bound]).run()
+    else:
+        uvicorn.Server(config).run(sockets=[bound])
+    log.info("server_stopped")
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((settings.host, settings.port))
+    except OSError as error:
+        bound.close()
+        reason = error.strerror or str(error)
+        raise ConfigurationError(
+            f"Cannot listen on {settings.host}:{settings.port} ({reason}); choose another with --host and --port."
+        ) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+def _raise_open_files() -> None:
+    """Every stream holds two connections, and the usual soft limit is 1,024 files."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

@@ -1,0 +1,90 @@
+"""What a model's reply says, whole or piece by piece, in any of the forms that models answer in."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from anabranch.domain.contracts import Exchange
+from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, UpstreamError, UpstreamTimedOut
+from anabranch.domain.model import Delta, Usage
+from anabranch.runtime import space, sse
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncIterator[Delta]:
+    """Ask a model and yield what it says; every way in which that can fail is a GenerationFailed."""
+    try:
+        async with ask() as exchange:
+            if exchange.status != 200:
+                _, sentence = await space.refusal(exchange)
+                raise GenerationFailed(sentence, upstream_status=exchange.status)
+            if exchange.content_type != "text/event-stream":
+                yield _whole(await exchange.read(), exchange.content_type)
+                return
+            async for data in sse.events(exchange.chunks()):
+                if data.strip() == "[DONE]":
+                    return
+                yield _piece(data)
+    except UpstreamTimedOut as error:
+        raise GenerationTimedOut(error.message) from error
+    except UpstreamError as error:
+        raise GenerationFailed(error.message) from error
+
+
+def _whole(body: bytes, content_type: str) -> Delta:
+    try:
+        reply = msgspec.json.decode(body)
+    except UNDECODABLE as error:
+        what = "an HTML page" if content_type == "text/html" else "something else"
+        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.") from error
+    text = _text(reply)
+    if text is None:
+        raise GenerationFailed("The model's reply holds no answer.")
+    return Delta(text=text, usage=_usage(reply))
+
+
+def _piece(data: str) -> Delta:
+    """One event of a stream: JSON in one of the known forms, or plain text."""
+    try:
+        piece = msgspec.json.decode(data)
+    except UNDECODABLE:
+        return Delta(text=data)
+    if isinstance(piece, dict):
+        if piece.get("error"):
+            raise GenerationFailed("The model reported an error in the middle of its answer.")
+        return Delta(text=_text(piece) or "", usage=_usage(piece))
+    return Delta(text=piece if isinstance(piece, str) else data)
+
+
+def _text(reply: object) -> str | None:
+    """SyftAI-Space's summary, OpenAI's choices, `content` or `text`."""
+    choices = _field(reply, "choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    candidates = (
+        _field(_field(_field(reply, "summary"), "message"), "content"),
+        _field(_field(choice, "delta"), "content"),
+        _field(_field(choice, "message"), "content"),
+        _field(reply, "content"),
+        _field(reply, "text"),
+    )
+    return next((text for text in candidates if isinstance(text, str)), None)
+
+
+def _usage(reply: object) -> Usage | None:
+    """Token counts as a model reports them; what is not a sensible count is left out."""
+    reported = _field(_field(reply, "summary"), "usage") or _field(reply, "usage")
+    counts = {
+        name: value
+        for name in Usage.__struct_fields__
+        if isinstance(value := _field(reported, name), int) and 0 <= value < 2**53
+    }
+    if not counts:
+        return None
+    counts.setdefault("total_tokens", counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0))
+    return Usage(**counts)
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None

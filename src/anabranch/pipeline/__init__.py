@@ -1,0 +1,1 @@
+"""The river: stages as functions of values, the order of them, and the Run that owns one execution."""

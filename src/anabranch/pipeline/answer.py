@@ -1,0 +1,84 @@
+"""The order of the stages, and nothing else."""
+
+import msgspec
+
+from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry, TokenCounter
+from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.events import RetrievalFinished, RetrievalStarted, Token
+from anabranch.domain.model import Answer, Context, Ground, Question, Timings, Until
+from anabranch.pipeline.cite import cite
+from anabranch.pipeline.fanout import fan_out
+from anabranch.pipeline.generate import generate
+from anabranch.pipeline.guard import ground, refusal
+from anabranch.pipeline.merge import merge
+from anabranch.pipeline.prompt import compose
+from anabranch.pipeline.route import route
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    retrieval_timeout_s: float
+    generation_timeout_s: float
+    context_tokens: int
+
+
+class Pipeline:
+    """The Answerer: route, fan out, merge, guard, prompt, generate, cite."""
+
+    def __init__(
+        self, *, directory: Directory, counter: TokenCounter, clock: Clock, telemetry: Telemetry, limits: Limits
+    ) -> None:
+        self._directory = directory
+        self._counter = counter
+        self._clock = clock
+        self._telemetry = telemetry
+        self._limits = limits
+
+    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
+        began = self._clock.monotonic()
+        leads = route(question, self._directory)
+        await emit(RetrievalStarted(sources=tuple(lead.path for lead in leads)))
+        budget_s = self._retrieval_budget_s(question, context, began)
+        replies = await fan_out(leads, context, emit, self._clock, self._telemetry, budget_s)
+        retrieval_ms = self._since_ms(began)
+        found = sum(len(reply.passages) for reply in replies)
+        await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
+
+        passages = merge(replies, question.profile)
+        basis = ground(replies, passages)
+        answer = Answer(text="", ground=basis, replies=replies, passages=passages)
+        if question.until is Until.MERGE:
+            return self._timed(answer, began, retrieval_ms)
+        if question.refuse and basis is not Ground.DOCUMENTS:
+            text = refusal(basis, replies)
+            await emit(Token(text=text))
+            return self._timed(msgspec.structs.replace(answer, text=text, refused=True), began, retrieval_ms)
+        if question.model is None:
+            raise InvalidQuestion("No model is named, and none is configured.")
+
+        prompt = await compose(question, passages, basis, self._counter, self._limits.context_tokens)
+        generator = self._directory.generator(question.model)
+        model, timeout_s = question.model.path, self._limits.generation_timeout_s
+        written = await generate(generator, model, prompt, context, emit, self._clock, timeout_s)
+        answer = msgspec.structs.replace(
+            answer,
+            text=written.text,
+            passages=prompt.passages,
+            citations=cite(written.text, prompt.passages),
+            usage=written.usage,
+            model=model,
+            prompt_version=prompt.version,
+            omitted=prompt.omitted,
+        )
+        return self._timed(answer, began, retrieval_ms, written.time_ms)
+
+    def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
+        """A source's time; where a model still has to write, never more than half of what is left."""
+        left = context.deadline - now
+        return min(self._limits.retrieval_timeout_s, left * (0.5 if question.until is Until.GENERATE else 0.9))
+
+    def _timed(self, answer: Answer, began: float, retrieval_ms: int, generation_ms: int = 0) -> Answer:
+        timings = Timings(retrieval_ms=retrieval_ms, generation_ms=generation_ms, total_ms=self._since_ms(began))
+        return msgspec.structs.replace(answer, timings=timings)
+
+    def _since_ms(self, began: float) -> int:
+        return round((self._clock.monotonic() - began) * 1000)

@@ -1,0 +1,49 @@
+"""Generate: the model's words as they come, within its own time."""
+
+import asyncio
+from contextlib import aclosing, nullcontext
+from typing import NamedTuple
+
+from anabranch.domain.contracts import Clock, Emit, Generator
+from anabranch.domain.errors import GenerationFailed, GenerationTimedOut
+from anabranch.domain.events import GenerationStarted, Token
+from anabranch.domain.model import Context, Prompt, Usage
+
+
+class Generated(NamedTuple):
+    text: str
+    usage: Usage | None
+    time_ms: int
+
+
+async def generate(
+    generator: Generator, model: str, prompt: Prompt, context: Context, emit: Emit, clock: Clock, timeout_s: float
+) -> Generated:
+    await emit(GenerationStarted(model=model))
+    began = clock.monotonic()
+    text: list[str] = []
+    usage: Usage | None = None
+    own = timeout_s < context.deadline - began
+    limit = asyncio.timeout(timeout_s) if own else nullcontext()
+    try:
+        # Not the Run's own deadline: that one ends the question, with its own error.
+        async with limit, aclosing(generator.generate(prompt, context)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                usage = delta.usage or usage
+                if delta.text:
+                    text.append(delta.text)
+                    await emit(Token(text=delta.text))
+    except TimeoutError:
+        raise GenerationTimedOut(
+            f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds.",
+            model_path=model,
+            latency_ms=_since(began, clock),
+        ) from None
+    except GenerationFailed as error:
+        details = {**error.details, "model_path": model, "latency_ms": _since(began, clock)}
+        raise type(error)(f"Model generation failed: {error.message}", **details) from error
+    return Generated("".join(text), usage, _since(began, clock))
+
+
+def _since(began: float, clock: Clock) -> int:
+    return round((clock.monotonic() - began) * 1000)

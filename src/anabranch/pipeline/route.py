@@ -1,0 +1,27 @@
+"""Route: which sources a question goes to, and what each of them is asked."""
+
+from typing import NamedTuple
+
+from anabranch.domain.contracts import Directory, Source
+from anabranch.domain.model import Query, Question
+
+
+class Lead(NamedTuple):
+    path: str
+    source: Source
+    query: Query
+
+
+def route(question: Question, directory: Directory) -> tuple[Lead, ...]:
+    return tuple(
+        Lead(
+            path=endpoint.path,
+            source=directory.source(endpoint),
+            query=Query(
+                text=endpoint.query or question.text,
+                limit=question.top_k,
+                similarity_threshold=question.similarity_threshold,
+            ),
+        )
+        for endpoint in question.sources
+    )

@@ -1,0 +1,176 @@
+"""The Run: one supervised execution of a question, its listeners, and its single end."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Self
+
+from anabranch.domain.contracts import Answerer, Telemetry
+from anabranch.domain.errors import AnabranchError, Cancelled, DeadlineExceeded, InternalError
+from anabranch.domain.events import TERMINAL, Answered, AnswerEvent, Failed
+from anabranch.domain.model import Answer, Context, Question
+
+PENDING_EVENTS = 256
+
+
+class Listener:
+    """One reader of a Run, with a bounded queue: a reader that lags holds the Run back, never the memory."""
+
+    __slots__ = ("_events", "_leave", "_ready", "_room")
+
+    def __init__(self, leave: Callable[["Listener"], None]) -> None:
+        self._events: deque[AnswerEvent] = deque()
+        self._leave = leave
+        self._ready: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._leave(self)
+
+    def put(self, event: AnswerEvent) -> None:
+        self._events.append(event)
+        _wake(self._ready)
+
+    @property
+    def full(self) -> bool:
+        return len(self._events) >= PENDING_EVENTS
+
+    async def room(self) -> None:
+        while self.full:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def release(self) -> None:
+        """Let go of an emitter that waits for room: the reader has gone."""
+        self._events.clear()
+        _wake(self._room)
+
+    async def ready(self) -> list[AnswerEvent]:
+        """Everything that has happened since the last call, waiting for the first of it."""
+        while not self._events:
+            self._ready = asyncio.get_running_loop().create_future()
+            await self._ready
+        events = list(self._events)
+        self._events.clear()
+        _wake(self._room)
+        return events
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        while True:
+            for event in await self.ready():
+                yield event
+                if isinstance(event, TERMINAL):
+                    return
+
+
+class Run:
+    """Owns one execution. It ends in exactly one terminal event, whatever happens inside, and is cancelled, with
+    everything upstream of it, when its last listener leaves."""
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        question: Question,
+        context: Context,
+        telemetry: Telemetry,
+        ended: Callable[["Run"], None] | None = None,
+    ) -> None:
+        self._answerer = answerer
+        self._question = question
+        self._context = context
+        self._telemetry = telemetry
+        self._ended = ended
+        self._listeners: set[Listener] = set()
+        self._waiting = 0
+        self._stop_reason: AnabranchError | None = None
+        self._outcome: Answer | AnabranchError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> Self:
+        self._telemetry.asked(self._question, self._context)
+        self._task = asyncio.create_task(self._main())
+        return self
+
+    def listen(self) -> Listener:
+        """Attach before the loop turns after `start`, or miss what came before."""
+        listener = Listener(self._leave)
+        self._listeners.add(listener)
+        return listener
+
+    async def value(self) -> Answer:
+        """The answer, or the error that took its place."""
+        assert self._task is not None, "a Run must be started first"
+        self._waiting += 1
+        try:
+            await asyncio.shield(self._task)
+        finally:
+            self._waiting -= 1
+            self._abandon_if_alone()
+        if isinstance(self._outcome, Answer):
+            return self._outcome
+        raise self._outcome or InternalError("The run ended without an outcome.")
+
+    def stop(self, reason: AnabranchError) -> None:
+        """End it now; its listeners see the reason as the terminal event."""
+        if self._task is not None and not self._task.done() and self._stop_reason is None:
+            self._stop_reason = reason
+            self._task.cancel()
+
+    def _leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        listener.release()
+        self._abandon_if_alone()
+
+    def _abandon_if_alone(self) -> None:
+        if not self._listeners and not self._waiting:
+            self.stop(Cancelled("Everybody who listened has gone."))
+
+    async def _emit(self, event: AnswerEvent) -> None:
+        self._telemetry.happened(event, self._context)
+        for listener in tuple(self._listeners):
+            if listener.full:
+                await listener.room()
+            listener.put(event)
+
+    async def _main(self) -> None:
+        end: AnswerEvent
+        try:
+            self._outcome = await self._answer_in_time()
+            end = Answered(answer=self._outcome)
+        except asyncio.CancelledError:
+            end = self._fail(self._stop_reason or Cancelled("The run was cancelled."))
+        except AnabranchError as error:
+            end = self._fail(error)
+        except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
+            self._telemetry.crashed(error, self._context)
+            end = self._fail(InternalError("Something went wrong on our side; the log has the details."))
+        self._telemetry.happened(end, self._context)
+        for listener in self._listeners:
+            listener.put(end)
+        if self._ended is not None:
+            self._ended(self)
+
+    async def _answer_in_time(self) -> Answer:
+        limit = asyncio.timeout_at(self._context.deadline)
+        try:
+            async with limit:
+                return await self._answerer.answer(self._question, self._context, self._emit)
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceeded("The question's total time ran out before the answer was complete.") from None
+            raise
+
+    def _fail(self, error: AnabranchError) -> Failed:
+        self._outcome = error
+        return Failed(code=error.code, message=error.message, details=error.details)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,1 @@
+"""What the river runs on: settings, the way out, telemetry."""

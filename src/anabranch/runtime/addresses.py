@@ -1,0 +1,52 @@
+"""Which addresses a caller may make us connect to."""
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# Global by the registries, but not the public internet: relays, cloud control planes, translation prefixes.
+NEVER_PUBLIC: tuple[Network, ...] = tuple(
+    ip_network(block)
+    for block in (
+        "168.63.129.16/32",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "::/96",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "2002::/16",
+        "fec0::/10",
+    )
+)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is on the public internet, whatever form it hides in."""
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
+        return False
+    return not any(address.version == block.version and address in block for block in NEVER_PUBLIC)
+
+
+class AddressGuard:
+    """Public addresses, and the private blocks that the operator has named."""
+
+    def __init__(self, allowed: Iterable[Network] = ()) -> None:
+        self._allowed = tuple(allowed)
+
+    def permits(self, text: str) -> bool:
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return False
+        if is_public(address):
+            return True
+        forms = [address]
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            forms.append(address.ipv4_mapped)
+        return any(form.version == block.version and form in block for form in forms for block in self._allowed)

@@ -1,0 +1,8 @@
+"""The real clock."""
+
+import time
+
+
+class SystemClock:
+    def monotonic(self) -> float:
+        return time.monotonic()

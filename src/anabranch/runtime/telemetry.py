@@ -1,0 +1,153 @@
+"""Structured logs: spec 1's event names and fields, as JSON lines or for a person's eyes."""
+
+import hashlib
+import logging
+import sys
+from typing import Any, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    GenerationStarted,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    Token,
+)
+from anabranch.domain.model import Context, Question, Status
+from anabranch.runtime.settings import Settings
+
+Log = structlog.typing.FilteringBoundLogger
+
+
+class Silent:
+    """Telemetry that says nothing."""
+
+    def asked(self, question: Question, context: Context) -> None: ...
+
+    def happened(self, event: AnswerEvent, context: Context) -> None: ...
+
+    def crashed(self, error: BaseException, context: Context) -> None: ...
+
+
+class LoggedEvents:
+    """Telemetry that writes what happens as log lines. Questions appear as hash and length, tokens never."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def asked(self, question: Question, context: Context) -> None:
+        self._log.info(
+            "chat_request_started",
+            correlation_id=context.correlation_id,
+            user_id=context.user_id,
+            client=context.address,
+            query_hash=hashlib.blake2b(question.text.encode(errors="replace"), digest_size=8).hexdigest(),
+            query_length=len(question.text),
+            sources=len(question.sources),
+            model=question.model.path if question.model else None,
+        )
+
+    def happened(self, event: AnswerEvent, context: Context) -> None:
+        said = context.correlation_id
+        match event:
+            case Token():
+                pass
+            case RetrievalStarted():
+                self._log.info("chat_retrieval_started", correlation_id=said, sources=len(event.sources))
+                for path in event.sources:
+                    self._log.info("data_source_query_started", correlation_id=said, path=path)
+            case SourceReplied(reply=reply):
+                write = self._log.info if reply.status is Status.SUCCESS else self._log.warning
+                write(
+                    "data_source_query_completed",
+                    correlation_id=said,
+                    path=reply.path,
+                    status=reply.status,
+                    documents_count=len(reply.passages),
+                    latency_ms=reply.latency_ms,
+                )
+            case RetrievalFinished():
+                self._log.info(
+                    "chat_retrieval_completed",
+                    correlation_id=said,
+                    documents_count=event.passages,
+                    latency_ms=event.time_ms,
+                )
+            case GenerationStarted():
+                self._log.info("chat_generation_started", correlation_id=said, model=event.model)
+            case Answered(answer=answer):
+                if answer.model is not None:
+                    self._log.info(
+                        "model_query_completed",
+                        correlation_id=said,
+                        model=answer.model,
+                        status="success",
+                        latency_ms=answer.timings.generation_ms,
+                    )
+                self._log.info(
+                    "chat_request_completed",
+                    correlation_id=said,
+                    status="success",
+                    documents_count=sum(len(reply.passages) for reply in answer.replies),
+                    latency_ms=answer.timings.total_ms,
+                )
+            case Failed():
+                self._failed(event, said)
+
+    def _failed(self, event: Failed, said: str) -> None:
+        latency_ms = event.details.get("latency_ms")
+        if "model_path" in event.details:
+            model = event.details["model_path"]
+            self._log.warning(
+                "model_query_completed", correlation_id=said, model=model, status="error", latency_ms=latency_ms
+            )
+        write = self._log.info if event.code == "cancelled" else self._log.warning
+        write("chat_request_completed", correlation_id=said, status="error", code=event.code, latency_ms=latency_ms)
+
+    def crashed(self, error: BaseException, context: Context) -> None:
+        self._log.error("unexpected_error", correlation_id=context.correlation_id, exc_info=error)
+
+
+def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
+    """The log that the settings ask for; the standard library's loggers (the server's among them) go the same way."""
+    out = stream or sys.stderr
+    level = logging.getLevelNamesMapping()[settings.log_level]
+    shared: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if settings.log_format == "json":
+        rendering: list[Processor] = [structlog.processors.ExceptionRenderer(), _json]
+    else:
+        rendering = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    log: Log = structlog.wrap_logger(
+        structlog.WriteLogger(out),
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    return log
+
+
+def _json(_log: WrappedLogger, _method: str, event: EventDict) -> str:
+    return msgspec.json.encode(event, enc_hook=_text).decode()
+
+
+def _text(value: Any) -> str:
+    return str(value)

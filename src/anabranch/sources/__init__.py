@@ -1,0 +1,1 @@
+"""Where passages come from."""

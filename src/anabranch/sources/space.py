@@ -1,0 +1,113 @@
+"""A SyftAI-Space data source."""
+
+import math
+
+import msgspec
+
+from anabranch.domain.contracts import Outbound
+from anabranch.domain.errors import UpstreamError, UpstreamTimedOut
+from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
+from anabranch.runtime import space
+
+
+class Labels(Value):
+    title: str | int | float | None = None
+    file_name: str | int | float | None = None
+    filename: str | int | float | None = None
+
+
+class Document(Value):
+    content: str | None = None
+    document_id: str | int | None = None
+    metadata: Labels | None = None
+    similarity_score: float | None = None
+
+
+class References(Value):
+    documents: list[Document] | None = None
+
+
+class QueryReply(Value):
+    references: References | msgspec.UnsetType | None = msgspec.UNSET
+    summary: space.Summary | str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+decode = msgspec.json.Decoder(QueryReply).decode
+
+
+class SpaceSource:
+    """Asks one data source; what it returns becomes passages, what it refuses becomes a status and a sentence."""
+
+    def __init__(self, endpoint: Endpoint, outbound: Outbound) -> None:
+        self._endpoint = endpoint
+        self._outbound = outbound
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        payload = {
+            "messages": query.text,
+            "limit": query.limit,
+            "similarity_threshold": query.similarity_threshold,
+            "include_metadata": True,
+        }
+        try:
+            async with space.call(self._endpoint, payload, context, self._outbound) as exchange:
+                if exchange.status != 200:
+                    return self._failed(*await space.refusal(exchange))
+                body = await exchange.read()
+        except UpstreamTimedOut as error:
+            return self._failed(Status.TIMEOUT, error.message)
+        except UpstreamError as error:
+            return self._failed(Status.ERROR, error.message)
+        try:
+            reply = decode(body)
+        except msgspec.ValidationError as error:
+            return self._failed(Status.ERROR, f"The reply does not have the expected form: {error}.")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            what = "an HTML page" if exchange.content_type == "text/html" else "something else"
+            return self._failed(Status.ERROR, f"The reply should be JSON, but it is {what}.")
+        if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:
+            return self._failed(Status.ERROR, "The reply holds neither documents nor a summary.")
+        return SourceReply(path=self._endpoint.path, status=Status.SUCCESS, passages=self._passages(reply))
+
+    def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
+        path = self._endpoint.path
+        documents = (reply.references.documents if isinstance(reply.references, References) else None) or []
+        passages = [
+            Passage(
+                source=path,
+                title=_title(document, number),
+                text=document.content,
+                score=_score(document.similarity_score),
+                document_id=None if document.document_id is None else str(document.document_id),
+            )
+            for number, document in enumerate(documents, 1)
+            if document.content
+        ]
+        summary = _spoken(reply.summary)
+        if summary:
+            best = max((passage.score for passage in passages), default=1.0)
+            title = f"{self._endpoint.name or path}: summary"
+            passages.insert(0, Passage(source=path, title=title, text=summary, score=best))
+        return tuple(passages)
+
+    def _failed(self, status: Status, error: str) -> SourceReply:
+        return SourceReply(path=self._endpoint.path, status=status, error=error)
+
+
+def _title(document: Document, number: int) -> str:
+    labels = document.metadata
+    if labels is not None:
+        for label in (labels.title, labels.file_name, labels.filename):
+            if label is not None and str(label).strip():
+                return str(label).strip()
+    return f"Document {number}" if document.document_id is None else str(document.document_id)
+
+
+def _score(score: float | None) -> float:
+    return min(1.0, max(0.0, score)) if score is not None and math.isfinite(score) else 0.0
+
+
+def _spoken(summary: space.Summary | str | msgspec.UnsetType | None) -> str | None:
+    if isinstance(summary, space.Summary):
+        return summary.message.content if summary.message else None
+    return summary if isinstance(summary, str) else None

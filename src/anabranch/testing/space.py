@@ -1,0 +1,211 @@
+"""A small, real SyftAI-Space: data sources and models that answer, delay, refuse or break as a test wishes."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+from aiohttp import web
+
+from anabranch.domain.model import EndpointKind
+from anabranch.testing.failures import MIB, DroppedConnectionError, Failing, Failure
+from anabranch.testing.frames import Form
+from anabranch.testing.listener import Listener, bearer, json
+from anabranch.testing.model import Model, Reply
+from anabranch.testing.prose import RIVERS
+from anabranch.testing.scribe import scribe
+from anabranch.testing.source import DataSource, Document
+
+_QUERY = re.compile(r"/api/v1/endpoints/([^/]+)/query")
+_COMPLETIONS = "/v1/chat/completions"
+
+
+class Behaviour(Protocol):
+    @property
+    def token(self) -> str | None: ...
+
+    async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorded:
+    """A request as it came; `headers` ignore case. `disconnected`: the client left before the reply was finished."""
+
+    slug: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+    finished: bool = False
+    disconnected: bool = False
+
+    @property
+    def body(self) -> Any:
+        return msgspec.json.decode(self.raw)
+
+
+class Space:
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        everything: bool = False,
+        record: bool = True,
+    ) -> None:
+        self.requests: list[Recorded] = []
+        self._behaviours: dict[str, Behaviour] = {}
+        self._listener = Listener(self._recording if record else self._handle, host=host, port=port, tls=tls)
+        if everything:
+            self.source("docs", documents=RIVERS)
+            self.model("scribe")
+            for failure in Failure:
+                self.fails(failure.value, failure)
+
+    async def __aenter__(self) -> Self:
+        await self._listener.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._listener.stop()
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    @property
+    def open_connections(self) -> int:
+        return self._listener.connections
+
+    def source(
+        self,
+        slug: str,
+        *,
+        documents: Sequence[Document] = (),
+        delay_s: float = 0,
+        token: str | None = None,
+        summary: str | None = None,
+    ) -> None:
+        """A data source; with a `summary` it is a hybrid, as some are."""
+        self._behaviours[slug] = DataSource(slug, documents=documents, delay_s=delay_s, token=token, summary=summary)
+
+    def model(
+        self,
+        slug: str,
+        *,
+        reply: str | Reply | None = None,
+        delay_s: float = 0,
+        form: Form = "summary",
+        chunk_delay_s: float = 0,
+        done_mark: bool = True,
+        token: str | None = None,
+        usage: bool = True,
+    ) -> None:
+        """A model; without a `reply` it is the scribe, who cites the documents in the prompt."""
+        self._behaviours[slug] = Model(
+            slug,
+            reply=scribe if reply is None else reply,
+            delay_s=delay_s,
+            form=form,
+            chunk_delay_s=chunk_delay_s,
+            done_mark=done_mark,
+            token=token,
+            usage=usage,
+        )
+
+    def fails(
+        self,
+        slug: str,
+        failure: Failure,
+        *,
+        form: Form = "summary",
+        size_bytes: int = 32 * MIB,
+        location: str = "/api/v1/endpoints/docs/query",
+        retry_after_s: int = 1,
+        body: bytes | None = None,
+    ) -> None:
+        """An endpoint that fails: `form` is that of a STREAM_* failure, `size_bytes` is what HUGE exceeds,
+        `location` is where REDIRECT points, and `body` replaces the body of a failure that is a plain reply."""
+        self._behaviours[slug] = Failing(
+            failure=failure, form=form, size_bytes=size_bytes, location=location, retry_after_s=retry_after_s, body=body
+        )
+
+    async def wait_for(self, condition: Callable[[], object], timeout_s: float = 5) -> None:
+        """Return as soon as the condition holds; TimeoutError if it does not in time."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 (a condition may look at anything, so nothing can announce it)
+                await asyncio.sleep(0.002)
+
+    async def _recording(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method != "POST":
+            return self._look(request)
+        raw = await request.content.read()
+        slug, dialect = _address(request.path, raw)
+        recorded = Recorded(slug=slug, path=request.path, headers=request.headers, raw=raw)
+        self.requests.append(recorded)
+        try:
+            response = await self._answer(request, slug, raw, dialect)
+            await response.prepare(request)
+            await response.write_eof()
+        except (asyncio.CancelledError, ConnectionError) as error:
+            recorded.disconnected = not (self._listener.closing or isinstance(error, DroppedConnectionError))
+            raise
+        recorded.finished = True
+        return response
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method != "POST":
+            return self._look(request)
+        raw = await request.content.read()
+        slug, dialect = _address(request.path, raw)
+        return await self._answer(request, slug, raw, dialect)
+
+    async def _answer(
+        self, request: web.BaseRequest, slug: str, raw: bytes, dialect: EndpointKind
+    ) -> web.StreamResponse:
+        behaviour = self._behaviours.get(slug)
+        if behaviour is None:
+            return _refuse(404, "Endpoint not found", dialect)
+        if behaviour.token is not None and bearer(request) != behaviour.token:
+            return _refuse(401, "Invalid or missing token", dialect)
+        try:
+            return await behaviour.answer(request, raw, dialect)
+        except msgspec.DecodeError as error:
+            return _refuse(422, str(error), dialect)
+
+    def _look(self, request: web.BaseRequest) -> web.Response:
+        if request.path == "/health":
+            return json(b'{"status":"ok"}')
+        if request.path == "/v1/models":
+            slugs = [slug for slug, behaviour in self._behaviours.items() if isinstance(behaviour, Model)]
+            models = [{"id": slug, "object": "model", "created": 0, "owned_by": "space"} for slug in slugs]
+            return json(msgspec.json.encode({"object": "list", "data": models}))
+        return _refuse(404, "Not found", "space")
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+def _address(path: str, raw: bytes) -> tuple[str, EndpointKind]:
+    """The slug that a request is for, and in which dialect it was asked."""
+    if path == _COMPLETIONS:
+        try:
+            return msgspec.json.decode(raw, type=_Named).model, "openai"
+        except msgspec.DecodeError:
+            return "", "openai"
+    found = _QUERY.fullmatch(path)
+    return (found[1] if found else ""), "space"
+
+
+def _refuse(status: int, message: str, dialect: EndpointKind) -> web.Response:
+    detail = (
+        {"error": {"message": message, "type": "invalid_request_error"}} if dialect == "openai" else {"detail": message}
+    )
+    return json(msgspec.json.encode(detail), status)
