@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_s: float
 
 
-FULL = Plan(rounds=5, load_s=0.9, overhead_s=0.7, warm_up_s=1.0)
+FULL = Plan(rounds=5, load_s=0.8, overhead_s=0.6, warm_up_s=1.0)
 QUICK = Plan(rounds=2, load_s=0.2, overhead_s=0.2, warm_up_s=0.3)
 
 

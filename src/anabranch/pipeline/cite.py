@@ -1,16 +1,17 @@
 """Cite: each mark in the answer, and the words in a passage that carry the sentence before it."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Citation, Passage
 
 MARK = re.compile(r"\[([^\[\]\n]{1,500})\]")
-WORD = re.compile(r"\w{3,}")
-SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+|\n+")
-MAX_WORDS = 32
-MAX_HITS = 16
+WORD = re.compile(r"\d+|\w{4,}")
+SENTENCE = re.compile(r"[^\n]+?(?:[.!?][\"')\]]*(?=\s)|(?=\n)|$)", re.DOTALL)
+MAX_WORDS = 24
+CLOSEST = 3
 
 
 class Support(NamedTuple):
@@ -62,40 +63,34 @@ def _claim(text: str, mark_start: int) -> str:
 
 
 def _support(claim: str, candidates: Sequence[int], passages: Sequence[Passage], lowered: dict[int, str]) -> Support:
-    """The sentence that shares most with the claim; words that few of the candidates have count more."""
-    words = list(dict.fromkeys(WORD.findall(claim.lower())))[:MAX_WORDS]
-    hits: dict[int, dict[str, list[int]]] = {}
+    """The sentence that shares most with the claim, or the claim itself where a passage has it word for word."""
     for index in candidates:
         if index not in lowered:
-            low = passages[index].text.lower()
+            text = passages[index].text
+            low = text.lower()
             # Rarely, lowering changes the length and so the offsets; then case has to match.
-            lowered[index] = low if len(low) == len(passages[index].text) else passages[index].text
-        hits[index] = {word: places for word in words if (places := _places(word, lowered[index]))}
-    weight = {word: 1 / sum(word in found for found in hits.values()) for found in hits.values() for word in found}
-    best = Support(0.0, candidates[0], 0, len(passages[candidates[0]].text))
+            lowered[index] = low if len(low) == len(text) else text
+    claim = claim.strip().lower()
     for index in candidates:
-        if sum(weight[word] for word in hits[index]) > best.weight:
-            best = max(best, _best_sentence(index, passages[index].text, hits[index], weight), key=lambda s: s.weight)
-    return best
+        at = lowered[index].find(claim) if claim else -1
+        if at >= 0:
+            return Support(1.0, index, at, at + len(claim))
+    return _closest_sentence(claim, candidates, lowered)
 
 
-def _places(word: str, text: str) -> list[int]:
-    """Where words begin with this word: 'refund' is found in 'refunds', not in 'nonrefundable'."""
-    places: list[int] = []
-    at = text.find(word)
-    while at >= 0 and len(places) < MAX_HITS:
-        if at == 0 or not text[at - 1].isalnum():
-            places.append(at)
-        at = text.find(word, at + len(word))
-    return places
-
-
-def _best_sentence(index: int, text: str, hits: Mapping[str, list[int]], weight: Mapping[str, float]) -> Support:
-    best = Support(0.0, index, 0, len(text))
-    start = 0
-    for end, after in [*((match.end(), match.end()) for match in SENTENCE_END.finditer(text)), (len(text), len(text))]:
-        shared = sum(weight[word] for word, places in hits.items() if any(start <= at < end for at in places))
-        if shared > best.weight:
-            best = Support(shared, index, start, start + len(text[start:end].rstrip()))
-        start = after
+def _closest_sentence(claim: str, candidates: Sequence[int], lowered: Mapping[int, str]) -> Support:
+    """Words that few of the candidates have count more; only the closest candidates are read sentence by sentence."""
+    words = list(dict.fromkeys(WORD.findall(claim)))[:MAX_WORDS]
+    within = {index: [word for word in words if word in lowered[index]] for index in candidates}
+    spread = Counter(word for found in within.values() for word in found)
+    weight = {word: 1 / count for word, count in spread.items()}
+    closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
+    best = Support(0.0, candidates[0], 0, len(lowered[candidates[0]]))
+    for index in closest:
+        for match in SENTENCE.finditer(lowered[index]):
+            sentence = match[0]
+            shared = sum(weight[word] for word in within[index] if word in sentence)
+            if shared > best.weight:
+                start = match.start() + len(sentence) - len(sentence.lstrip())
+                best = Support(shared, index, start, start + len(sentence.strip()))
     return best

@@ -1,8 +1,11 @@
 """Structured logs: spec 1's event names and fields, as JSON lines or for a person's eyes."""
 
+import asyncio
+import atexit
 import hashlib
 import logging
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 import msgspec
@@ -21,6 +24,8 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Context, Question, Status
 from anabranch.runtime.settings import Settings
+
+FLUSH_AFTER_S = 0.05
 
 Log = structlog.typing.FilteringBoundLogger
 
@@ -114,6 +119,48 @@ class LoggedEvents:
         self._log.error("unexpected_error", correlation_id=context.correlation_id, exc_info=error)
 
 
+class LogWriter:
+    """Writes lines in batches: a system call per line would cost more than the rest of the telemetry. A line waits
+    at most FLUSH_AFTER_S; an error, and anything outside an event loop, is written at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lines: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        atexit.register(self.flush)
+
+    def msg(self, line: str) -> None:
+        self._lines.append(line)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.flush()
+            return
+        if loop is not self._loop:
+            self._loop = loop
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
+
+    def urgent(self, line: str) -> None:
+        self._lines.append(line)
+        self.flush()
+
+    debug = info = warning = msg
+    error = critical = exception = fatal = urgent
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines:
+            lines, self._lines = self._lines, []
+            with suppress(OSError, ValueError):
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+
+
 def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     """The log that the settings ask for; the standard library's loggers (the server's among them) go the same way."""
     out = stream or sys.stderr
@@ -137,7 +184,7 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     root.handlers[:] = [handler]
     root.setLevel(level)
     log: Log = structlog.wrap_logger(
-        structlog.WriteLogger(out),
+        LogWriter(out),
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
