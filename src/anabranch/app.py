@@ -1,7 +1,6 @@
 """The composition root: settings become a running Anabranch. Nothing else constructs."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.run import Run
 from anabranch.runtime.addresses import AddressGuard
 from anabranch.runtime.clock import SystemClock
+from anabranch.runtime.correlation import new_correlation_id
 from anabranch.runtime.hub import Hub
 from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings, load
@@ -104,7 +104,7 @@ class Anabranch:
     ) -> Context:
         """A context that begins now and ends with the total time-out."""
         return Context(
-            correlation_id=correlation_id or uuid.uuid4().hex,
+            correlation_id=correlation_id or new_correlation_id(),
             deadline=self._clock.monotonic() + self.settings.total_timeout,
             address=address,
             tokens=tokens or {},

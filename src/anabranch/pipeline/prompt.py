@@ -94,7 +94,8 @@ async def _within(budget_tokens: int, blocks: Sequence[str], counter: TokenCount
     A text never has more tokens than bytes, so only what could be over the budget is counted.
     """
     everything = range(len(blocks))
-    if sum(len(block.encode(errors="replace")) for block in blocks) <= budget_tokens:
+    whole = "".join(blocks)
+    if len(whole.encode(errors="replace")) <= budget_tokens or (await counter.count([whole]))[0] <= budget_tokens:
         return everything
     sizes = await counter.count(blocks)
     kept: list[int] = []

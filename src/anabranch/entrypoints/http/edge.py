@@ -1,15 +1,11 @@
 """The outermost layer: a correlation id for every request, and an answer in our own form to whatever goes wrong."""
 
-import re
-import uuid
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.exchange import header, send_json
+from anabranch.runtime.correlation import correlation_id
 from anabranch.runtime.telemetry import Log
-
-SENSIBLE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 
 class Edge:
@@ -23,10 +19,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-correlation-id") or ""
-        correlation_id = given if SENSIBLE.fullmatch(given) else uuid.uuid4().hex
-        scope["correlation_id"] = correlation_id
-        echo = (b"x-correlation-id", correlation_id.encode())
+        scope["correlation_id"] = said = correlation_id(header(scope, b"x-correlation-id"))
+        echo = (b"x-correlation-id", said.encode())
         begun = False
 
         async def send_marked(message: Message) -> None:
@@ -39,9 +33,9 @@ class Edge:
         try:
             await self._app(scope, receive, send_marked)
         except Exception as error:
-            self._log.error("unexpected_error", correlation_id=correlation_id, exc_info=error)
+            self._log.error("unexpected_error", correlation_id=said, exc_info=error)
             if begun:
                 raise
             message = "Something went wrong on our side; the log has the details under this correlation id."
-            body = errors.body("internal_error", message, correlation_id=correlation_id)
+            body = errors.body("internal_error", message, correlation_id=said)
             await send_json(send_marked, 500, body)

@@ -1,0 +1,103 @@
+"""What the tests share: a real Space, a real server, a real client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+import uvicorn
+
+from anabranch.entrypoints.http.app import Service
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import configured_log
+from anabranch.testing import Space
+
+LOCAL = ("127.0.0.0/8",)
+
+
+class SseEvent(NamedTuple):
+    name: str
+    data: dict[str, Any]
+
+
+class Server:
+    """A running Anabranch, as a client sees it."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, service: Service) -> None:
+        self.url = url
+        self.session = session
+        self.service = service
+
+    async def post(self, path: str, body: Any, **options: Any) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+        async with self.session.post(self.url + path, json=body, **options) as response:
+            return response.status, await response.json(), response.headers
+
+    async def chat(self, **body: Any) -> dict[str, Any]:
+        status, answer, _ = await self.post("/api/v1/chat", body)
+        assert status == 200, answer
+        return answer
+
+    async def stream(self, **body: Any) -> list[SseEvent]:
+        async with self.session.post(f"{self.url}/api/v1/chat/stream", json=body) as response:
+            assert response.status == 200, await response.text()
+            return parse_sse(await response.text())
+
+
+def parse_sse(text: str) -> list[SseEvent]:
+    """Each event must have its name, exactly one data line, and a blank line behind it."""
+    events = []
+    assert text.endswith("\n\n")
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        assert name.startswith("event: ")
+        assert data.startswith("data: ")
+        events.append(SseEvent(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Server]:
+    service = Service(settings, configured_log(settings))
+    config = uvicorn.Config(
+        service, host="127.0.0.1", port=0, log_config=None, access_log=False, proxy_headers=False, lifespan="on"
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    main = asyncio.create_task(server.main_loop())
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Server(f"http://127.0.0.1:{port}", session, service)
+    finally:
+        server.should_exit = True
+        await main
+        await server.shutdown()
+
+
+@pytest.fixture
+def serve() -> Callable[..., AbstractAsyncContextManager[Server]]:
+    """Serve with given settings; loopback endpoints are allowed unless the test says otherwise."""
+    return lambda **given: running(Settings(**{"endpoint_allowlist": LOCAL, "log_level": "ERROR", **given}))
+
+
+@pytest.fixture
+async def server(serve: Callable[..., AbstractAsyncContextManager[Server]]) -> AsyncIterator[Server]:
+    async with serve(retrieval_timeout=1.0, generation_timeout=2.0) as started:
+        yield started
+
+
+@pytest.fixture
+async def space() -> AsyncIterator[Space]:
+    async with Space(everything=True) as started:
+        yield started
+
+
+def ref(space: Space, slug: str, owner: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"url": space.url, "slug": slug, "owner_username": owner, **more}
