@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from conftest import Server, ref
 
 from anabranch.testing import Document, Space
+from conftest import Server, ref
 
 PROMPT = "What is the refund policy?"
 
@@ -79,7 +79,9 @@ async def test_stream_headers(server: Server, two_sources: dict[str, Any]) -> No
         assert response.headers["X-Accel-Buffering"] == "no"
 
 
-async def test_sources_are_asked_as_the_document_says(server: Server, space: Space, two_sources: dict[str, Any]) -> None:
+async def test_sources_are_asked_as_the_document_says(
+    server: Server, space: Space, two_sources: dict[str, Any]
+) -> None:
     two_sources["data_sources"][0]["tenant_name"] = "acme"
     await server.chat(**two_sources, top_k=3, similarity_threshold=0.25)
     policy = next(request for request in space.requests if request.slug == "policy")
@@ -121,9 +123,10 @@ async def test_a_token_goes_to_its_owner_and_nowhere_else(
     assert "Authorization" not in sent["faq"].headers
     assert "transaction_token" not in sent["faq"].body
     assert sent["scribe"].headers["Authorization"] == "Bearer sat-mia"
-    everything = b"".join(request.raw for request in space.requests) + repr(
-        [dict(request.headers) for request in space.requests]
-    ).encode()
+    everything = (
+        b"".join(request.raw for request in space.requests)
+        + repr([dict(request.headers) for request in space.requests]).encode()
+    )
     for secret in (b"sat-eve", b"tx-eve", b"hub-secret", b"peer-secret"):
         assert secret not in everything
 
@@ -232,7 +235,7 @@ async def test_documents_cannot_break_out_of_the_prompt(server: Server, space: S
 
 @pytest.mark.parametrize("form", ["summary", "openai", "content", "text", "plain"])
 @pytest.mark.parametrize("done_mark", [True, False])
-async def test_every_form_of_model_stream(serve: Any, space: Space, form: str, done_mark: bool) -> None:
+async def test_every_form_of_model_stream(serve: Any, space: Space, form: Any, done_mark: bool) -> None:
     said = "Tokens come one by one, as they are — naïve café 東京."
     space.model("talker", reply=said, form=form, done_mark=done_mark, chunk_delay_s=0.001)
     async with serve(model_streaming_enabled=True) as server:

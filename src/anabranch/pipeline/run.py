@@ -90,6 +90,7 @@ class Run:
         self._waiting = 0
         self._stop_reason: AnabranchError | None = None
         self._outcome: Answer | AnabranchError | None = None
+        self._end: Answered | Failed | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> Self:
@@ -98,9 +99,12 @@ class Run:
         return self
 
     def listen(self) -> Listener:
-        """Attach before the loop turns after `start`, or miss what came before."""
+        """What happens from now on; attached before the loop turns after `start`, that is everything. One who comes
+        after the end still gets the end."""
         listener = Listener(self._leave)
         self._listeners.add(listener)
+        if self._end is not None:
+            listener.put(self._end)
         return listener
 
     async def value(self) -> Answer:
@@ -139,7 +143,7 @@ class Run:
             listener.put(event)
 
     async def _main(self) -> None:
-        end: AnswerEvent
+        end: Answered | Failed
         try:
             self._outcome = await self._answer_in_time()
             end = Answered(answer=self._outcome)
@@ -150,6 +154,7 @@ class Run:
         except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
             self._telemetry.crashed(error, self._context)
             end = self._fail(InternalError("Something went wrong on our side; the log has the details."))
+        self._end = end
         self._telemetry.happened(end, self._context)
         for listener in self._listeners:
             listener.put(end)

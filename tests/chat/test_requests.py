@@ -1,0 +1,70 @@
+"""What is wrong with a request is said before anything is asked."""
+
+from typing import Any
+
+import pytest
+
+from anabranch.testing import Space
+from conftest import Server, ref
+
+
+@pytest.mark.parametrize("path", ["/api/v1/chat", "/api/v1/chat/stream"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "  \n "}, "prompt is empty"),
+        ({"prompt": None}, "prompt"),
+        ({"top_k": 21}, "from 1 to 20"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": "many"}, "top_k"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"similarity_threshold": -1}, "similarity_threshold"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"data_sources": [{"url": "http://x", "slug": "s"}] * 11}, "names 11 sources; at most 10"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+        ({"model": {"url": "", "slug": ""}}, "model needs a url"),
+        ({"model": None}, "model needs a url"),
+        ({"endpoint_tokens": {"a": 1}}, "endpoint_tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_wrong_request_is_422_and_says_why(
+    server: Server, space: Space, path: str, change: dict[str, Any], says: str
+) -> None:
+    request = {"prompt": "Why?", "model": ref(space, "scribe"), "data_sources": [ref(space, "docs")], **change}
+    status, body, _ = await server.post(path, request)
+    assert (status, body["error"]) == (422, "invalid_request")
+    assert says in body["message"]
+    assert set(body) == {"error", "message", "detail", "details"}
+    assert space.requests == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 200_000])
+async def test_what_is_not_json_is_422(server: Server, body: bytes) -> None:
+    async with server.session.post(f"{server.url}/api/v1/chat", data=body) as response:
+        assert response.status == 422
+        assert (await response.json())["error"] == "invalid_request"
+
+
+async def test_unknown_fields_and_nulls_are_accepted(server: Server, space: Space) -> None:
+    answer = await server.chat(
+        prompt="Why?",
+        model=ref(space, "scribe", name=None, tenant_name=None, colour="blue"),
+        data_sources=[ref(space, "docs", reranker={"a": 1})],
+        endpoint_tokens=None,
+        transaction_tokens=None,
+        top_k=None,
+        messages=None,
+        stream=False,
+        rerank=True,
+        future={"x": []},
+    )
+    assert answer["response"]
+
+
+async def test_other_addresses_and_methods_answer_in_the_same_form(server: Server) -> None:
+    async with server.session.get(f"{server.url}/nowhere") as response:
+        assert (response.status, (await response.json())["error"]) == (404, "not_found")
+    async with server.session.get(f"{server.url}/api/v1/chat") as response:
+        assert (response.status, (await response.json())["error"]) == (405, "method_not_allowed")
