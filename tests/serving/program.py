@@ -45,9 +45,20 @@ class Program:
         return "\n".join(self.lines)
 
     @property
+    def host(self) -> str:
+        return str(self._started["host"])
+
+    @property
+    def port(self) -> int:
+        return int(self._started["port"])
+
+    @property
     def url(self) -> str:
-        started = next(line for line in self.log if line["event"] == "server_started")
-        return f"http://127.0.0.1:{started['port']}"
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def _started(self) -> dict[str, Any]:
+        return next(line for line in self.log if line["event"] == "server_started")
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait for the log to fulfil a condition; an end of the process before that is a failure."""
@@ -59,6 +70,18 @@ class Program:
 
     async def logged(self, event: str, times: int = 1) -> None:
         await self.until(lambda: sum(line["event"] == event for line in self.log) >= times)
+
+    async def listens(self) -> None:
+        """Wait until a connection can be made: the log says that the server has started a moment before that."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(self.host, self.port)
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.005)
+                else:
+                    writer.close()
+                    return
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -109,4 +132,5 @@ async def serving(
     fixed = ("--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
     async with started(*fixed, *arguments, home=home, variables=variables) as program:
         await program.logged(READY, times=workers)
+        await program.listens()
         yield program

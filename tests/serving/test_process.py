@@ -77,6 +77,7 @@ async def test_host_and_port_from_the_environment(tmp_path: Path, session: aioht
     variables = {"AGGREGATOR_HOST": "127.0.0.2", "AGGREGATOR_PORT": str(port)}
     async with started(home=tmp_path, variables=variables) as program:
         await program.logged(READY)
+        await program.listens()
         async with session.get(f"http://127.0.0.2:{port}/health") as response:
             assert response.status == 200
         with pytest.raises(aiohttp.ClientConnectorError):
@@ -86,9 +87,8 @@ async def test_host_and_port_from_the_environment(tmp_path: Path, session: aioht
 async def test_options_win_over_the_environment(tmp_path: Path) -> None:
     variables = {"AGGREGATOR_HOST": "127.0.0.2", "AGGREGATOR_PORT": str(free_port())}
     async with serving(home=tmp_path, variables=variables) as program:
-        server_started = next(line for line in program.log if line["event"] == "server_started")
-    assert server_started["host"] == "127.0.0.1"
-    assert str(server_started["port"]) != variables["AGGREGATOR_PORT"]
+        assert program.host == "127.0.0.1"
+        assert str(program.port) != variables["AGGREGATOR_PORT"]
 
 
 async def test_the_config_option_reaches_the_workers(tmp_path: Path, session: aiohttp.ClientSession) -> None:

@@ -444,7 +444,7 @@ async def test_max_context_tokens_leaves_out_the_lowest(space: Space) -> None:
         Document(title=f"T{score}", content=f"{score}" + " river" * 60, score=score / 10) for score in (6, 9, 7, 8)
     ]
     space.source("shelf", documents=shelf)
-    async with served(MAX_CONTEXT_TOKENS="400") as server:
+    async with served(MAX_CONTEXT_TOKENS="300") as server:
         answer = await server.chat(**body(space, "shelf"))
     prompt = space.requests[-1].body["messages"][-1]["content"]
     kept = re.findall(r"<title>(\w+)</title>", prompt)

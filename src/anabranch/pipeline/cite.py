@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Citation, Passage
@@ -12,6 +12,9 @@ WORD = re.compile(r"\d+|\w{4,}")
 SENTENCE = re.compile(r"[^\n]+?(?:[.!?][\"')\]]*(?=\s)|(?=\n)|$)", re.DOTALL)
 MAX_WORDS = 24
 CLOSEST = 3
+MAX_CITATIONS = 500
+MAX_CLAIM = 1_000
+MAX_READ = 4_000_000
 
 
 class Support(NamedTuple):
@@ -26,11 +29,15 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
     by_source: dict[str, list[int]] = {}
     for index, passage in enumerate(passages):
         by_source.setdefault(passage.source, []).append(index)
-    lowered: dict[int, str] = {}
+    evidence = Evidence(passages)
     found: list[Citation] = []
     for mark in MARK.finditer(text):
-        for candidates in _named(mark[1], by_source, len(passages)):
-            support = _support(_claim(text, mark.start()), candidates, passages, lowered)
+        named = _named(mark[1], by_source, len(passages))
+        if not named:
+            continue
+        claim = _claim(text, mark.start())
+        for candidates in named:
+            support = evidence.behind(claim, candidates)
             found.append(
                 Citation(
                     start=mark.start(),
@@ -41,56 +48,73 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
                     passage_end=support.end,
                 )
             )
+            if len(found) == MAX_CITATIONS:
+                return tuple(found)
     return tuple(found)
 
 
-def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> Iterator[list[int]]:
+def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> list[list[int]]:
     """The passages that each name inside a mark can mean."""
+    meant: list[list[int]] = []
     for part in re.split(r"[,;]", inside):
         name = part.strip()
         if name in by_source:
-            yield by_source[name]
+            meant.append(by_source[name])
         elif name.isdecimal() and name.isascii() and len(name) < 6 and 0 < int(name) <= count:
-            yield [int(name) - 1]
+            meant.append([int(name) - 1])
+    return meant
 
 
 def _claim(text: str, mark_start: int) -> str:
     """The sentence that a mark stands behind, whether the mark comes before or after its full stop."""
-    before = text[max(0, mark_start - 2000) : mark_start]
+    before = text[max(0, mark_start - MAX_CLAIM) : mark_start]
     before = MARK.sub("", before).rstrip(" \t\r\n.!?,;:")
     begin = max(before.rfind(stop) for stop in (". ", "! ", "? ", "\n"))
-    return before[begin + 1 :]
+    return before[begin + 1 :].strip().lower()
 
 
-def _support(claim: str, candidates: Sequence[int], passages: Sequence[Passage], lowered: dict[int, str]) -> Support:
-    """The sentence that shares most with the claim, or the claim itself where a passage has it word for word."""
-    for index in candidates:
-        if index not in lowered:
-            text = passages[index].text
+class Evidence:
+    """Finds the words behind claims. What it reads in all is bounded, so that a hostile answer over a long context
+    costs little; past the bound it points at whole passages."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+        self._lowered: dict[int, str] = {}
+        self._left = MAX_READ
+
+    def behind(self, claim: str, candidates: Sequence[int]) -> Support:
+        """The claim itself where a passage has it word for word, else the sentence that shares most with it."""
+        first = candidates[0]
+        self._left -= sum(len(self._low(index)) for index in candidates)
+        if self._left < 0:
+            return Support(0.0, first, 0, len(self._passages[first].text))
+        for index in candidates:
+            at = self._low(index).find(claim) if claim else -1
+            if at >= 0:
+                return Support(1.0, index, at, at + len(claim))
+        return self._closest_sentence(claim, candidates)
+
+    def _closest_sentence(self, claim: str, candidates: Sequence[int]) -> Support:
+        """Words that few of the candidates have count more; only the closest are read sentence by sentence."""
+        words = list(dict.fromkeys(WORD.findall(claim)))[:MAX_WORDS]
+        within = {index: [word for word in words if word in self._low(index)] for index in candidates}
+        spread = Counter(word for found in within.values() for word in found)
+        weight = {word: 1 / count for word, count in spread.items()}
+        closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
+        best = Support(0.0, candidates[0], 0, len(self._low(candidates[0])))
+        for index in closest:
+            for match in SENTENCE.finditer(self._low(index)):
+                sentence = match[0]
+                shared = sum(weight[word] for word in within[index] if word in sentence)
+                if shared > best.weight:
+                    start = match.start() + len(sentence) - len(sentence.lstrip())
+                    best = Support(shared, index, start, start + len(sentence.strip()))
+        return best
+
+    def _low(self, index: int) -> str:
+        if index not in self._lowered:
+            text = self._passages[index].text
             low = text.lower()
             # Rarely, lowering changes the length and so the offsets; then case has to match.
-            lowered[index] = low if len(low) == len(text) else text
-    claim = claim.strip().lower()
-    for index in candidates:
-        at = lowered[index].find(claim) if claim else -1
-        if at >= 0:
-            return Support(1.0, index, at, at + len(claim))
-    return _closest_sentence(claim, candidates, lowered)
-
-
-def _closest_sentence(claim: str, candidates: Sequence[int], lowered: Mapping[int, str]) -> Support:
-    """Words that few of the candidates have count more; only the closest candidates are read sentence by sentence."""
-    words = list(dict.fromkeys(WORD.findall(claim)))[:MAX_WORDS]
-    within = {index: [word for word in words if word in lowered[index]] for index in candidates}
-    spread = Counter(word for found in within.values() for word in found)
-    weight = {word: 1 / count for word, count in spread.items()}
-    closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
-    best = Support(0.0, candidates[0], 0, len(lowered[candidates[0]]))
-    for index in closest:
-        for match in SENTENCE.finditer(lowered[index]):
-            sentence = match[0]
-            shared = sum(weight[word] for word in within[index] if word in sentence)
-            if shared > best.weight:
-                start = match.start() + len(sentence) - len(sentence.lstrip())
-                best = Support(shared, index, start, start + len(sentence.strip()))
-    return best
+            self._lowered[index] = low if len(low) == len(text) else text
+        return self._lowered[index]

@@ -1,0 +1,137 @@
+"""Anabranch as a library."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch import Anabranch, AnabranchError, Answered, Endpoint, GenerationStarted, Message, Settings, Token, Until
+from anabranch.testing import Document, Failure, Hub, Space
+from conftest import LOCAL
+
+
+@pytest.fixture
+async def ab() -> AsyncIterator[Anabranch]:
+    async with Anabranch.open(settings=Settings(retrieval_timeout=1)) as opened:
+        yield opened
+
+
+def urls(space: Space, *slugs: str) -> list[str]:
+    return [f"{space.url}/{slug}" for slug in slugs]
+
+
+async def test_ask(ab: Anabranch, space: Space) -> None:
+    answer = await ab.ask("Why?", sources=urls(space, "docs", "html"), model=f"{space.url}/scribe")
+    assert answer.text
+    assert [reply.status for reply in answer.replies] == ["success", "error"]
+    citation = answer.citations[0]
+    words = answer.passages[citation.passage].text[citation.passage_start : citation.passage_end]
+    assert words.rstrip(".") in answer.text
+
+
+async def test_stream(ab: Anabranch, space: Space) -> None:
+    async with ab.stream("Why?", sources=urls(space, "docs"), model=f"{space.url}/scribe") as events:
+        heard = [event async for event in events]
+    assert isinstance(heard[-1], Answered)
+    assert "".join(event.text for event in heard if isinstance(event, Token)) == heard[-1].answer.text
+
+
+async def test_leaving_a_stream_ends_everything_behind_it(ab: Anabranch, space: Space) -> None:
+    async with ab.stream("Why?", sources=urls(space, "docs"), model=f"{space.url}/hang") as events:
+        async for event in events:
+            if isinstance(event, GenerationStarted):
+                await space.wait_for(lambda: any(request.slug == "hang" for request in space.requests))
+                break
+    await space.wait_for(lambda: any(r.slug == "hang" and r.disconnected for r in space.requests), 1.0)
+
+
+async def test_retrieval_only_and_history(ab: Anabranch, space: Space) -> None:
+    answer = await ab.ask("Why?", sources=urls(space, "docs"), until=Until.MERGE)
+    assert len(answer.passages) == 3
+    await ab.ask(
+        "And?",
+        sources=urls(space, "docs"),
+        model=f"{space.url}/scribe",
+        history=[Message(role="user", content="Before.")],
+    )
+    assert space.requests[-1].body["messages"][1] == {"role": "user", "content": "Before."}
+
+
+async def test_nothing_found_is_an_answer_that_says_so(ab: Anabranch, space: Space) -> None:
+    space.source("nothing", documents=[])
+    answer = await ab.ask("Why?", sources=urls(space, "nothing"), model=f"{space.url}/scribe")
+    assert answer.refused
+    assert "Nothing that answers this was found" in answer.text
+    assert not any(request.slug == "scribe" for request in space.requests)
+
+
+async def test_names_come_from_the_configuration(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.source("secret", documents=[Document(title="S", content="Inside.")], token="t-1")
+    monkeypatch.setenv("SECRET_TOKEN", "t-1")
+    config = tmp_path / "anabranch.yaml"
+    config.write_text(f"""
+sources:
+  handbook: {{url: "{space.url}", slug: docs, owner: alice}}
+  vault: {{url: "{space.url}", slug: secret, owner: bob, token: "${{SECRET_TOKEN}}"}}
+models:
+  writer: {{url: "{space.url}", slug: scribe, kind: openai}}
+""")
+    async with Anabranch.open(config) as ab:
+        answer = await ab.ask("Why?")
+        assert [reply.path for reply in answer.replies] == ["alice/docs", "bob/secret"]
+        assert answer.model == "scribe"
+        one = await ab.ask("Why?", sources=["vault"], model="writer")
+        assert "Inside [bob/secret]" in one.text
+
+
+async def test_paths_are_looked_up_on_the_hub(space: Space) -> None:
+    async with Hub() as hub:
+        hub.publish(owner="alice", slug="docs", url=space.url, type="data_source")
+        hub.publish(owner="mia", slug="scribe", url=space.url, type="model")
+        async with Anabranch.open(settings=Settings(syfthub_url=hub.url, endpoint_allowlist=LOCAL)) as ab:
+            answer = await ab.ask("Why?", sources=["alice/docs"], model="mia/scribe", tokens={"alice": "t"})
+            assert "[alice/docs]" in answer.text
+            with pytest.raises(AnabranchError, match="knows no endpoint 'alice/nothing'"):
+                await ab.ask("Why?", sources=["alice/nothing"], model="mia/scribe")
+
+
+async def test_what_the_hub_names_is_guarded_like_any_other_address(space: Space) -> None:
+    async with Hub() as hub:
+        hub.publish(owner="eve", slug="docs", url=space.url, type="data_source")
+        async with Anabranch.open(settings=Settings(syfthub_url=hub.url)) as ab:
+            answer = await ab.ask("Why?", sources=["eve/docs"], until=Until.MERGE)
+    assert answer.replies[0].status == "error"
+    assert space.requests == []
+
+
+@pytest.mark.parametrize(
+    ("question", "sources", "says"),
+    [
+        (" ", [], "question is empty"),
+        ("Why?", ["nonsense"], "neither a configured name"),
+        ("Why?", ["http://host"], "names no endpoint"),
+        ("Why?", ["alice/docs"], "hub at"),
+    ],
+)
+async def test_wrong_use_is_one_sentence(ab: Anabranch, question: str, sources: list[str], says: str) -> None:
+    with pytest.raises(AnabranchError, match=says):
+        await ab.ask(question, sources=sources, model=Endpoint(slug="m", url="http://x"))
+
+
+async def test_without_a_model_it_says_how_to_name_one(ab: Anabranch) -> None:
+    with pytest.raises(AnabranchError, match="AGGREGATOR_MODEL_URL"):
+        await ab.ask("Why?", sources=[])
+
+
+async def test_a_failed_model_raises(ab: Anabranch, space: Space) -> None:
+    space.fails("broken", Failure.STATUS_500)
+    with pytest.raises(AnabranchError, match="500") as caught:
+        await ab.ask("Why?", sources=urls(space, "docs"), model=f"{space.url}/broken")
+    assert caught.value.code == "generation_failed"
+
+
+def test_the_public_names() -> None:
+    assert sorted(anabranch.__all__) == anabranch.__all__
+    for name in anabranch.__all__:
+        assert getattr(anabranch, name) is not None
