@@ -276,6 +276,14 @@ async def test_a_reader_that_leaves_is_no_traceback(cli: Cli, space: Space) -> N
     assert b"Exception ignored" not in err
 
 
+async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, space: Space) -> None:
+    """As a pipe on Windows, where the encoding is not UTF-8."""
+    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/scribe", PYTHONIOENCODING="ascii")
+    assert "Traceback" not in ran.err
+    assert ran.code == 0
+    assert ran.out.startswith("An anabranch is a section of a river")
+
+
 # --- mistakes
 
 
@@ -313,7 +321,7 @@ async def test_an_empty_question_is_one_sentence(cli: Cli, space: Space) -> None
 
 async def test_a_wrong_variable_is_one_sentence(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve", AGGREGATOR_TOTAL_TIMEOUT="soon")
-    assert said(ran) == "AGGREGATOR_TOTAL_TIMEOUT takes a number of seconds above 0, not 'soon'."
+    assert said(ran).startswith("AGGREGATOR_TOTAL_TIMEOUT takes a number of seconds above 0")
 
 
 async def test_a_port_in_use_is_one_sentence(cli: Cli) -> None:

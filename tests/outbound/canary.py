@@ -67,7 +67,7 @@ class Canary:
                 )
                 self.received.append(head + await reader.readexactly(length))
                 writer.write(self._says)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass
         finally:
             self._writers.discard(writer)

@@ -1,4 +1,4 @@
-"""Upstreams that mean harm: what they say may fail their own part, and never costs the server its time or its secrets."""
+"""Upstreams that mean harm: what they say may fail their own part, never cost the server its time or its secrets."""
 
 import io
 import time
@@ -86,8 +86,8 @@ async def test_thousands_of_documents_with_one_title(server: Server, space: Spac
     "answer",
     [
         "[1]" * 5000,
-        ("unmatched words here [" + ",".join(["1"] * 240) + "]\n") * 2,
-        "unmatched words here [1] " * 500,
+        ("unmatched words here [" + ",".join(["1"] * 240) + "]\n") * 20,
+        "unmatched words here [1] " * 5000,
         "[" * 1_000_000,
         ("[" + "a" * 499) * 2000,
     ],
@@ -95,7 +95,7 @@ async def test_thousands_of_documents_with_one_title(server: Server, space: Spac
 )
 def test_an_answer_full_of_marks_is_cheap_to_cite(answer: str) -> None:
     passages = [Passage(source="o/s", title="T", text="a. " * 10_000, score=1.0)]
-    with cpu_below(0.6):
+    with cpu_below(2):
         cite(answer, passages)
 
 

@@ -135,12 +135,13 @@ async def test_a_wrong_setting_is_one_sentence(
 # --- ending
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_sigterm_lets_a_running_stream_finish(
-    tmp_path: Path, space: Space, session: aiohttp.ClientSession
+    tmp_path: Path, space: Space, session: aiohttp.ClientSession, workers: int
 ) -> None:
     words = "word " * 20
     space.model("talker", reply=words, chunk_delay_s=0.05)
-    async with serving(home=tmp_path, variables=STREAMING) as program:
+    async with serving(home=tmp_path, workers=workers, variables=STREAMING) as program:
         async with session.post(f"{program.url}/api/v1/chat/stream", json=body(space, "talker")) as response:
             begun = await response.content.readuntil(b"event: token")
             program.send(signal.SIGTERM)

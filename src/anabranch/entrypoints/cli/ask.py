@@ -23,6 +23,7 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, SourceReply, Status, Until, Value
+from anabranch.entrypoints.cli.flow import Flow
 from anabranch.runtime.settings import Settings
 
 SNIPPET = 160
@@ -90,6 +91,7 @@ class Screen:
         self._replies: dict[int, SourceReply] = {}
         self._spinners: dict[int, Spinner] = {}
         self._writing: Spinner | None = None
+        self._flow = Flow(self._write, self._console.width if self._console.is_terminal else None)
         self._spoke = False
         self._end: Answered | Failed | None = None
 
@@ -122,6 +124,9 @@ class Screen:
         if not self._spoke:
             self._spoke = True
             self._live.stop()
+        self._flow.feed(text)
+
+    def _write(self, text: str) -> None:
         self._console.print(Text(text), end="", soft_wrap=True)
 
     def _progress(self) -> RenderableType:
@@ -136,6 +141,7 @@ class Screen:
 
     def finish(self) -> int:
         if self._spoke:
+            self._flow.end()
             self._console.print()
         match self._end:
             case Answered(answer=answer):

@@ -25,7 +25,8 @@ TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
 
 N = TypeVar("N", int, float)
 
-decode = msgspec.json.Decoder(wire.ChatRequest).decode
+# Lenient as the first implementation was: "5" and 5.0 are taken for 5.
+decode = msgspec.json.Decoder(wire.ChatRequest, strict=False).decode
 
 
 class ChatSurface:

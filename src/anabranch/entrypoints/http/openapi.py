@@ -35,9 +35,7 @@ STREAM = (
 def describe(settings: Settings) -> dict[str, Any]:
     types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values()]
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    request = schemas["ChatRequest"]["properties"]
-    _numbers(request["top_k"])["maximum"] = settings.max_top_k
-    request["data_sources"]["anyOf"][0]["maxItems"] = settings.max_data_sources
+    _limit(schemas["ChatRequest"], settings)
     schemas["ChatEvent"] = {
         "description": "The data of a stream's events, under their names.",
         "type": "object",
@@ -61,6 +59,20 @@ def describe(settings: Settings) -> dict[str, Any]:
         },
         "components": {"schemas": schemas},
     }
+
+
+def _limit(request: dict[str, Any], settings: Settings) -> None:
+    """What the types alone do not say: the settings' limits, and that a question needs words and a model."""
+    properties = request["properties"]
+    _branch(properties["top_k"], "integer")["maximum"] = settings.max_top_k
+    _branch(properties["data_sources"], "array")["maxItems"] = settings.max_data_sources
+    properties["prompt"]["pattern"] = r"\S"
+    filled = {"type": "string", "minLength": 1}
+    named = {"type": "object", "required": ["url", "slug"], "properties": {"url": filled, "slug": filled}}
+    request["anyOf"] = [
+        {"required": ["model"], "properties": {"model": named}},
+        {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
+    ]
 
 
 def _chat(name: str, summary: str, media_type: str, schema: str, description: str = "The answer.") -> dict[str, Any]:
@@ -91,6 +103,6 @@ def _content(media_type: str, schema: str) -> dict[str, Any]:
     return {media_type: {"schema": {"$ref": REF.format(name=schema)}}}
 
 
-def _numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """The branch of an optional number that holds the number."""
-    return next(branch for branch in schema.get("anyOf", [schema]) if branch.get("type") == "integer")
+def _branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The branch of an optional field that holds its value."""
+    return next(branch for branch in schema.get("anyOf", [schema]) if branch.get("type") == kind)

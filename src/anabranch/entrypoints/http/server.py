@@ -1,5 +1,6 @@
 """Serving: uvicorn, the sockets, the workers, and an orderly end."""
 
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -34,10 +35,13 @@ def serve(settings: Settings, workers: int, log: Log) -> None:
     bound = _bind(settings)
     host, port = bound.getsockname()[:2]
     log.info("server_started", host=host, port=port, workers=workers)
-    if workers > 1:
-        Multiprocess(config, sockets=[bound]).run()
-    else:
-        uvicorn.Server(config).run(sockets=[bound])
+    # The server raises a signal again once it has stopped; by then it has done its work, and the exit is a clean one.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with suppress(KeyboardInterrupt):
+        if workers > 1:
+            Multiprocess(config, sockets=[bound]).run()
+        else:
+            uvicorn.Server(config).run(sockets=[bound])
     log.info("server_stopped")
 
 

@@ -1,0 +1,56 @@
+"""Schemathesis over the OpenAPI description."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+CONFIG = """
+[checks]
+# A model that cannot be reached is the upstream's failure, and documented as such.
+not_a_server_error.expected-statuses = ["2xx", "4xx", "502", "504"]
+# Numbers are taken from strings too, as existing clients expect.
+negative_data_rejection.enabled = false
+"""
+
+
+async def test_no_request_breaks_the_server(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    async with serve(endpoint_allowlist=(), retrieval_timeout=0.3, generation_timeout=0.3) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "--config-file",
+            str(tmp_path / "schemathesis.toml"),
+            "run",
+            f"{server.url}/openapi.json",
+            "--max-examples=40",
+            "--continue-on-failure",
+            "--no-color",
+            "--suppress-health-check=all",
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-6000:]
+
+
+async def test_the_description_is_whole(server: Any) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/openapi.json") as response:
+        described = await response.json()
+    assert set(described["paths"]) == {"/api/v1/chat", "/api/v1/chat/stream", "/health", "/ready"}
+    stream = described["paths"]["/api/v1/chat/stream"]["post"]["responses"]["200"]
+    assert "text/event-stream" in stream["content"]
+    assert set(described["components"]["schemas"]["ChatEvent"]["properties"]) == {
+        "retrieval_start",
+        "source_complete",
+        "retrieval_complete",
+        "generation_start",
+        "token",
+        "done",
+        "error",
+    }
