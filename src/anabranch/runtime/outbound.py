@@ -20,6 +20,8 @@ AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
 
 REFUSED = "This address is not open to requests: it is not on the public internet and the operator has not allowed it."
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+# Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
+IDLE_S = 4.0
 EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
 SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 OWN_HEADERS = {
@@ -71,8 +73,11 @@ class AiohttpOutbound:
         self._max_reply_bytes = max_reply_bytes
         self._guard = guard
         guarded = GuardedResolver(guard, resolver())
-        self._guarded = _session(aiohttp.TCPConnector(limit=0, resolver=guarded, socket_factory=self._checked_socket))
-        self._open = _session(aiohttp.TCPConnector(limit=0, resolver=resolver()))
+        checked = self._checked_socket
+        self._guarded = _session(
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, resolver=guarded, socket_factory=checked)
+        )
+        self._open = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
 
     def _checked_socket(self, info: AddrInfo) -> socket.socket:
         """The last step before a connection, for names and literal addresses alike: the address itself is checked."""

@@ -8,20 +8,17 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.entrypoints.http import errors, openapi
+from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.chat import ChatSurface
 from anabranch.entrypoints.http.edge import Edge
 from anabranch.runtime.settings import Settings, load, unknown
@@ -42,24 +39,18 @@ class Service:
         self._chat: ChatSurface | None = None
         self._draining: asyncio.Task[None] | None = None
         self._description = msgspec.json.encode(openapi.describe(settings))
-        self._app = Starlette(
-            routes=self._routes(),
-            middleware=[
-                Middleware(Edge, log=log),
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=settings.cors_origins,
-                    allow_methods=["GET", "POST"],
-                    allow_headers=["*"],
-                    expose_headers=["X-Correlation-ID"],
-                ),
-            ],
-            exception_handlers={HTTPException: _http_error},
-            lifespan=self._lifespan,
+        cors = CORSMiddleware(
+            Router(self._routes(), lifespan=self._lifespan),
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Correlation-ID"],
         )
+        self._edge = Edge(cors, log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        scope["app"] = self  # so that the router raises what it cannot route, and the edge answers in our own form
+        await self._edge(scope, receive, send)
 
     def _drain(self) -> None:
         assert self._anabranch is not None
@@ -78,7 +69,7 @@ class Service:
         return routes
 
     @asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
         async with Anabranch.open(settings=self._settings, telemetry=LoggedEvents(self._log)) as anabranch:
             self._anabranch = anabranch
             self._chat = ChatSurface(anabranch)
@@ -154,13 +145,3 @@ def _json(content: dict[str, str], status: int = 200) -> Response:
 
 async def _docs(_request: Request) -> Response:
     return HTMLResponse(files("anabranch.web").joinpath("docs.html").read_text(encoding="utf-8"))
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    codes = {
-        404: ("not_found", "There is nothing at this address."),
-        405: ("method_not_allowed", "Use another method."),
-    }
-    code, message = codes.get(error.status_code, ("http_error", error.detail))
-    return Response(errors.body(code, message), error.status_code, error.headers, "application/json")

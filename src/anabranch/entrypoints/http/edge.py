@@ -1,11 +1,17 @@
 """The outermost layer: a correlation id for every request, and an answer in our own form to whatever goes wrong."""
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.exchange import header, send_json
 from anabranch.runtime.correlation import correlation_id
 from anabranch.runtime.telemetry import Log
+
+ROUTING = {
+    404: ("not_found", "There is nothing at this address."),
+    405: ("method_not_allowed", "This address does not take that method."),
+}
 
 
 class Edge:
@@ -32,6 +38,10 @@ class Edge:
 
         try:
             await self._app(scope, receive, send_marked)
+        except HTTPException as error:
+            code, message = ROUTING.get(error.status_code, ("http_error", error.detail))
+            headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+            await send_json(send_marked, error.status_code, errors.body(code, message), headers)
         except Exception as error:
             self._log.error("unexpected_error", correlation_id=said, exc_info=error)
             if begun:
