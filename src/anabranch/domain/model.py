@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, dataclass_transform
+from typing import Any, Literal, dataclass_transform
 
 import msgspec
 
@@ -64,6 +64,9 @@ class Endpoint(Value):
     def __repr__(self) -> str:
         return f"Endpoint({self.path!r}, kind={self.kind!r})"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("path", self.path)]
+
 
 class Message(Value):
     role: Literal["system", "user", "assistant"]
@@ -101,6 +104,9 @@ class Context(Value):
 
     def __repr__(self) -> str:
         return f"Context({self.correlation_id!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("correlation_id", self.correlation_id)]
 
 
 class Query(Value):

@@ -39,7 +39,7 @@ class OpenAIModel:
 
 def completions_url(base: str) -> str:
     """People configure the host, the host with /v1, or the whole address; all three work."""
-    base = base.rstrip("/")
+    base = space.base(base)
     if base.endswith("/chat/completions"):
         return base
     return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"

@@ -102,7 +102,7 @@ class Evidence:
         weight = {word: 1 / count for word, count in spread.items()}
         closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
         best = Support(0.0, candidates[0], 0, len(self._low(candidates[0])))
-        for index in closest:
+        for index in (index for index in closest if within[index]):
             for match in SENTENCE.finditer(self._low(index)):
                 sentence = match[0]
                 shared = sum(weight[word] for word in within[index] if word in sentence)

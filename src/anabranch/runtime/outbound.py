@@ -22,6 +22,7 @@ REFUSED = "This address is not open to requests: it is not on the public interne
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 # Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
 IDLE_S = 4.0
+MAX_URL = 4096
 EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
 SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 OWN_HEADERS = {
@@ -164,17 +165,23 @@ class AiohttpExchange:
         return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.")
 
 
-@lru_cache(maxsize=1024)
 def parse(url: str) -> tuple[URL, str]:
     """A URL that can be called, and its origin; anything else fails with a reason."""
+    if len(url) > MAX_URL:
+        raise UpstreamError("The endpoint's URL is not usable: it is too long.")
+    return _parsed(url)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> tuple[URL, str]:
     if url.startswith("tunneling:"):
         raise UpstreamError("Endpoints behind a tunnel (tunneling:) are not supported.")
     try:
         parsed = URL(url)
-        port = parsed.port
+        host, port = parsed.host, parsed.port
     except ValueError:
         raise UpstreamError("The endpoint's URL cannot be parsed.") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host or port is None:
+    if parsed.scheme not in ("http", "https") or not host or port is None:
         raise UpstreamError("The endpoint's URL is not usable: it must begin with http:// or https:// and name a host.")
     if parsed.user is not None or parsed.password is not None:
         raise UpstreamError("The endpoint's URL is not usable: it must not contain a user name or password.")

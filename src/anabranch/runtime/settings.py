@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_data_sources: Count = 10
     max_context_tokens: Count = 32_000
     max_request_bytes: Count = 4 * 1024 * 1024
-    max_reply_bytes: Count = 16 * 1024 * 1024
+    max_reply_bytes: Count = 4 * 1024 * 1024
     model_streaming_enabled: Flag = False
     heartbeat_interval: Seconds = 15.0
     drain_timeout: Seconds = 30.0
@@ -89,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Settings(host={self.host!r}, port={self.port!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("host", self.host), ("port", self.port)]
 
     @property
     def allowed_networks(self) -> tuple[Network, ...]:

@@ -1,7 +1,6 @@
 """The SyftAI-Space wire: how an endpoint is addressed, which tokens go along, and what its refusals mean."""
 
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -53,7 +52,7 @@ def call(
         payload["transaction_token"] = transaction
     return outbound.request(
         "POST",
-        _url(endpoint.url, endpoint.slug),
+        _url(endpoint),
         headers=headers(endpoint, context),
         body=msgspec.json.encode(payload),
         operator=endpoint.operator,
@@ -74,11 +73,17 @@ def headers(endpoint: Endpoint, context: Context) -> dict[str, str]:
     return sent
 
 
-@lru_cache(maxsize=1024)
-def _url(base: str, slug: str) -> str:
-    if "?" in base or "#" in base:
+def base(url: str) -> str:
+    """The part of a URL that paths are appended to."""
+    if "?" in url or "#" in url:
         raise UpstreamError("The endpoint's URL is not usable: it must end before any '?' or '#'.")
-    return f"{base.rstrip('/')}/api/v1/endpoints/{quote(slug, safe='')}/query"
+    return url.rstrip("/")
+
+
+def _url(endpoint: Endpoint) -> str:
+    if endpoint.slug in ("", ".", ".."):
+        raise UpstreamError("The endpoint's slug is not usable.")
+    return f"{base(endpoint.url)}/api/v1/endpoints/{quote(endpoint.slug, safe='')}/query"
 
 
 def _sendable(value: str, what: str) -> str:

@@ -9,28 +9,33 @@ MAX_EVENT_BYTES = 1024 * 1024
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """The `data` of each event, its lines joined. A last event without its blank line counts too."""
-    pending = b""
+    pending = bytearray()
     data: list[str] = []
     size = 0
+    after_return = False
     async for chunk in chunks:
-        *lines, pending = _lines(pending + chunk)
-        for line in lines:
+        # A carriage return ends a line at once; the line feed that comes with the next piece belongs to it.
+        fresh = chunk[1:] if after_return and chunk.startswith(b"\n") else chunk
+        after_return = chunk.endswith(b"\r")
+        *ends, rest = fresh.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for end in ends:
+            line = bytes(pending) + end if pending else end
+            pending.clear()
             size += len(line)
             if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" ").decode(errors="replace"))
-            elif not line and data:
-                yield "\n".join(data)
+                data.append(_value(line))
+            elif not line:
+                if data:
+                    yield "\n".join(data)
                 data, size = [], 0
+        pending += rest
         if size + len(pending) > MAX_EVENT_BYTES:
             raise UpstreamError("The stream holds an event that is too long.")
     if pending.startswith(b"data:"):
-        data.append(pending[5:].removeprefix(b" ").decode(errors="replace"))
+        data.append(_value(bytes(pending)))
     if data:
         yield "\n".join(data)
 
 
-def _lines(buffer: bytes) -> list[bytes]:
-    """Whole lines and, last, what is not a whole line yet; a carriage return at the very end may be half a line end."""
-    if buffer.endswith(b"\r"):
-        return [*_lines(buffer[:-1])[:-1], _lines(buffer[:-1])[-1] + b"\r"]
-    return buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+def _value(line: bytes) -> str:
+    return line[5:].removeprefix(b" ").decode(errors="replace")

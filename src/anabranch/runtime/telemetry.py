@@ -172,7 +172,9 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     if settings.log_format == "json":
         rendering: list[Processor] = [structlog.processors.ExceptionRenderer(), _json]
     else:
-        rendering = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        # A plain traceback: a rich one shows the values of variables, and tokens are among them.
+        plain = structlog.dev.plain_traceback
+        rendering = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

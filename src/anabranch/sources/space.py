@@ -9,6 +9,8 @@ from anabranch.domain.errors import UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.runtime import space
 
+MAX_DOCUMENTS = 1_000
+
 
 class Labels(Value):
     title: str | int | float | None = None
@@ -72,6 +74,7 @@ class SpaceSource:
     def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
         path = self._endpoint.path
         documents = (reply.references.documents if isinstance(reply.references, References) else None) or []
+        documents = documents[:MAX_DOCUMENTS]
         passages = [
             Passage(
                 source=path,

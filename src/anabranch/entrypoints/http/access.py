@@ -10,7 +10,8 @@ from anabranch.entrypoints.http.exchange import header
 from anabranch.runtime.addresses import Network
 from anabranch.runtime.settings import Settings
 
-FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host")
+# What proxies add. One that adds nothing looks like a caller on this machine: it must be told to add X-Forwarded-For.
+FORWARDING = (b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
 
 
 class Access:
@@ -32,16 +33,17 @@ class Access:
 
     def vouched(self, scope: Scope) -> bool:
         """Whether the caller may use what the operator has configured and pays for: always with `none`; with `auto`,
-        somebody at this very machine, and not a web page that a browser on it happens to show."""
+        somebody at this very machine: nobody behind a proxy, and no web page that a browser on it happens to show."""
         if self._auth == "none":
             return True
-        forwarded = any(key in FORWARDING for key, _ in scope["headers"])
-        origin = header(scope, b"origin")
+        peer = scope["client"][0] if scope.get("client") else ""
+        host, origin = header(scope, b"host") or "", header(scope, b"origin")
         return (
-            _is_loopback(self.address(scope) or "")
-            and (not forwarded or _within(scope["client"][0], self._proxies))
-            and _is_local_name(header(scope, b"host") or "")
-            and (origin is None or urlsplit(origin).netloc == header(scope, b"host"))
+            _is_loopback(peer)
+            and not _within(peer, self._proxies)
+            and not any(key in FORWARDING or key.startswith(b"x-forwarded-") for key, _ in scope["headers"])
+            and _is_local_name(host)
+            and (origin is None or origin.partition("://")[2] == host)
         )
 
 
@@ -67,5 +69,8 @@ def _is_loopback(text: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
     return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)

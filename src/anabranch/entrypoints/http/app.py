@@ -40,7 +40,7 @@ class Service:
         self._draining: asyncio.Task[None] | None = None
         self._description = msgspec.json.encode(openapi.describe(settings))
         cors = CORSMiddleware(
-            Router(self._routes(), lifespan=self._lifespan),
+            Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan),
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],

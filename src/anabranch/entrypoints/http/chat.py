@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +16,15 @@ from anabranch.domain.model import Context, Endpoint, Question, Until
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import EVENT_STREAM, TooLarge, header, read_body, send_error, send_json
+from anabranch.entrypoints.http.exchange import (
+    EVENT_STREAM,
+    TooLarge,
+    header,
+    read_body,
+    send_body,
+    send_error,
+    send_json,
+)
 from anabranch.pipeline.run import Run
 from anabranch.runtime.settings import Settings
 
@@ -47,7 +56,8 @@ class ChatSurface:
         except AnabranchError as error:
             await send_error(send, error)
         else:
-            await send_json(send, 200, wire.response(answer))
+            with suppress(TimeoutError):
+                await send_json(send, 200, wire.response(answer))
         finally:
             gone.cancel()
 
@@ -77,7 +87,7 @@ class ChatSurface:
                     continue
                 more = not isinstance(events[-1], TERMINAL)
                 frames = b"".join(map(wire.frame, events))
-                await send({"type": "http.response.body", "body": frames, "more_body": more})
+                await send_body(send, frames, more=more)
                 if not more:
                     return
 
@@ -91,6 +101,9 @@ class ChatSurface:
             request = decode(body)
             operator = self._access.vouched(scope)
             return self._anabranch.start(_question(request, self._settings, operator), self._context(scope, request))
+        except TimeoutError:
+            message = "The request took too long to arrive."
+            await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])
         except TooLarge:
             message = f"The request is larger than {limit:,} bytes."
             await send_json(send, 413, errors.body("request_too_large", message), [(b"connection", b"close")])

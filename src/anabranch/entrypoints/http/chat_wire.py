@@ -200,12 +200,14 @@ def _frame(name: bytes, data: Wire) -> bytes:
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
     """Every document as its source returned it; a second one with the same title is `Title (2)`."""
     sources: dict[str, DocumentSource] = {}
+    taken: dict[str, int] = {}
     for reply in replies:
         for passage in reply.passages:
-            title, count = passage.title, 1
+            title, count = passage.title, taken.get(passage.title, 1)
             while title in sources:
                 count += 1
                 title = f"{passage.title} ({count})"
+            taken[passage.title] = count
             sources[title] = DocumentSource(slug=passage.source, content=passage.text)
     return sources
 

@@ -1,5 +1,6 @@
 """The bytes of an HTTP exchange: reading a body within a cap, sending JSON, streaming events."""
 
+import asyncio
 from collections.abc import Iterable
 
 from starlette.types import Receive, Scope, Send
@@ -9,6 +10,9 @@ from anabranch.entrypoints.http import errors
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+BODY_S = 30.0
+PIECE_BYTES = 64 * 1024
+PIECE_S = 30.0
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,7 +27,12 @@ class TooLarge(Exception):
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """The whole body; None if the client left before it was through."""
+    """The whole body; None if the client left before it was through. A client that dawdles is a TimeoutError."""
+    async with asyncio.timeout(BODY_S):
+        return await _read(receive, max_bytes)
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes | None:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -42,7 +51,16 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    await send_body(send, body, more=False)
+
+
+async def send_body(send: Send, body: bytes, *, more: bool) -> None:
+    """Send in pieces, each of which the client must take in time: one that does not read cannot make us hold much."""
+    for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
+        async with asyncio.timeout(PIECE_S):
+            await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
+    sent = max(0, (len(body) - 1) // PIECE_BYTES) * PIECE_BYTES
+    await send({"type": "http.response.body", "body": body[sent:] if sent else body, "more_body": more})
 
 
 async def send_error(send: Send, error: AnabranchError) -> None:

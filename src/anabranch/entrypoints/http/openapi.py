@@ -11,6 +11,7 @@ from anabranch.runtime.settings import Settings
 
 REF = "#/components/schemas/{name}"
 ERRORS = {
+    "408": "The request took too long to arrive.",
     "413": "The request is too large.",
     "422": "The request cannot be understood or is over a limit; the message says which.",
     "500": "Something went wrong on our side.",

@@ -6,11 +6,36 @@ import sys
 from contextlib import suppress
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import Log
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class HeadCapped(HttpToolsProtocol):
+    """uvicorn's protocol, with a bound on what a request's head may take: the parser has none."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.abort()
 
 
 def serve(settings: Settings, workers: int, log: Log) -> None:
@@ -23,7 +48,7 @@ def serve(settings: Settings, workers: int, log: Log) -> None:
         port=settings.port,
         workers=workers,
         loop="auto",
-        http="httptools",
+        http=HeadCapped,
         ws="none",
         lifespan="on",
         log_config=None,
