@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import assert_never
 
+import msgspec
+
 from anabranch.domain.contracts import Answerer, Clock, Generator, Outbound, Source, Telemetry
 from anabranch.domain.errors import InvalidQuestion, ShuttingDown
 from anabranch.domain.events import AnswerEvent
@@ -185,8 +187,10 @@ class Anabranch:
         if not question.strip():
             raise InvalidQuestion("The question is empty.")
         named = list(self.settings.sources) if sources is None else list(sources)
-        chosen = [await self._resolved(name, self.settings.sources) for name in named]
-        writer = self.settings.default_model if model is None else await self._resolved(model, self.settings.models)
+        known = tokens or {}
+        chosen = [await self._resolved(name, self.settings.sources, known) for name in named]
+        default = self.settings.default_model
+        writer = default if model is None else await self._resolved(model, self.settings.models, known)
         if writer is None and until is Until.GENERATE:
             raise InvalidQuestion("No model is named. Name one, or set AGGREGATOR_MODEL_URL and AGGREGATOR_MODEL_NAME.")
         asked = Question(
@@ -200,7 +204,9 @@ class Anabranch:
         )
         return asked, self.context(tokens=tokens)
 
-    async def _resolved(self, name: str | Endpoint, configured: Mapping[str, Endpoint]) -> Endpoint:
+    async def _resolved(
+        self, name: str | Endpoint, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]
+    ) -> Endpoint:
         """A configured name, `URL/slug` (the person who types it vouches for it), or `owner/slug` on the hub."""
         if isinstance(name, Endpoint):
             return name
@@ -213,6 +219,8 @@ class Anabranch:
                 raise InvalidQuestion(f"{name!r} names no endpoint: write URL/slug.")
             return Endpoint(slug=slug, url=url, owner=owner or None, operator=True)
         if name.count("/") == 1:
-            return await self._hub.find(name)
-        known = ", ".join(configured) or "none"
-        raise InvalidQuestion(f"{name!r} is neither a configured name ({known}), nor owner/slug, nor URL/slug.")
+            found = await self._hub.find(name)
+            guest = None if found.owner in tokens else await self._hub.guest_token(found.owner or "")
+            return msgspec.structs.replace(found, token=guest)
+        names = ", ".join(configured) or "none"
+        raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")

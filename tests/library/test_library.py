@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,29 @@ async def test_paths_are_looked_up_on_the_hub(space: Space) -> None:
             assert "[alice/docs]" in answer.text
             with pytest.raises(AnabranchError, match="knows no endpoint 'alice/nothing'"):
                 await ab.ask("Why?", sources=["alice/nothing"], model="mia/scribe")
+
+
+async def test_without_a_token_the_hub_is_asked_for_a_guests(space: Space) -> None:
+    space.source("members", documents=[Document(title="M", content="Hello.")], token="guest-alice")
+    async with Hub() as hub:
+        hub.publish(owner="alice", slug="members", url=space.url, type="data_source")
+        async with Anabranch.open(settings=Settings(syfthub_url=hub.url, endpoint_allowlist=LOCAL)) as ab:
+            as_guest = await ab.ask("Why?", sources=["alice/members"], until=Until.MERGE)
+            as_self = await ab.ask("Why?", sources=["alice/members"], until=Until.MERGE, tokens={"alice": "mine"})
+    assert as_guest.replies[0].status == "success"
+    assert as_self.replies[0].status == "access_denied"
+
+
+async def test_the_readmes_example_runs(space: Space, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    code = readme.split("```python\n")[1].split("```")[0].replace("asyncio.run(main())", "")
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days.")])
+    space.model("writer")
+    code = code.replace("https://space.example", space.url).replace("https://models.example", space.url)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    await names["main"]()
+    assert capsys.readouterr().out == "Refunds take 30 days [policies].\n policies Refunds take 30 days\n"
 
 
 async def test_what_the_hub_names_is_guarded_like_any_other_address(space: Space) -> None:

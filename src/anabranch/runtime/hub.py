@@ -48,8 +48,12 @@ class Hub:
                 break
         raise InvalidQuestion(f"The hub at {self._url} knows no endpoint {path!r}.")
 
-    async def guest_token(self, owner: str) -> str:
-        return (await self._get(f"token/guest?aud={quote(owner, safe='')}", GuestToken)).target_token
+    async def guest_token(self, owner: str) -> str | None:
+        """A token with which anybody may ask this owner's endpoints, if the hub gives one."""
+        try:
+            return (await self._get(f"token/guest?aud={quote(owner, safe='')}", GuestToken)).target_token
+        except InvalidQuestion:
+            return None
 
     async def _get(self, what: str, kind: type[T]) -> T:
         try:

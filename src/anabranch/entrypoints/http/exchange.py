@@ -26,9 +26,9 @@ class TooLarge(Exception):
     """The request's body is over the cap."""
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
+async def read_body(receive: Receive, max_bytes: int, within_s: float = BODY_S) -> bytes | None:
     """The whole body; None if the client left before it was through. A client that dawdles is a TimeoutError."""
-    async with asyncio.timeout(BODY_S):
+    async with asyncio.timeout(within_s):
         return await _read(receive, max_bytes)
 
 
@@ -54,10 +54,10 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
     await send_body(send, body, more=False)
 
 
-async def send_body(send: Send, body: bytes, *, more: bool) -> None:
+async def send_body(send: Send, body: bytes, *, more: bool, within_s: float = PIECE_S) -> None:
     """Send in pieces, each of which the client must take in time: one that does not read cannot make us hold much."""
     for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
-        async with asyncio.timeout(PIECE_S):
+        async with asyncio.timeout(within_s):
             await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
     sent = max(0, (len(body) - 1) // PIECE_BYTES) * PIECE_BYTES
     await send({"type": "http.response.body", "body": body[sent:] if sent else body, "more_body": more})
