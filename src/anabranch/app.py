@@ -9,7 +9,7 @@ from typing import assert_never
 import msgspec
 
 from anabranch.domain.contracts import Answerer, Clock, Generator, Outbound, Source, Telemetry
-from anabranch.domain.errors import InvalidQuestion, ShuttingDown
+from anabranch.domain.errors import InvalidQuestion, ShuttingDown, UpstreamError
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, Until
 from anabranch.models.openai import OpenAIModel
@@ -20,7 +20,7 @@ from anabranch.runtime.addresses import AddressGuard
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.correlation import new_correlation_id
 from anabranch.runtime.hub import Hub
-from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.outbound import AiohttpOutbound, parse
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Silent
 from anabranch.runtime.tokens import EstimatedTokens
@@ -119,10 +119,21 @@ class Anabranch:
         """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
         if self.draining:
             raise ShuttingDown("The server is shutting down; ask again in a moment.")
+        self._admit(question)
         run = Run(self._answerer, question, context, self._telemetry, ended=self._forget)
         self._runs.add(run)
         self._idle.clear()
         return run.start()
+
+    def _admit(self, question: Question) -> None:
+        """The limits, the same for every surface."""
+        if not question.text.strip():
+            raise InvalidQuestion("The prompt is empty: ask something.")
+        asked, most = len(question.sources), self.settings.max_data_sources
+        if asked > most:
+            raise InvalidQuestion(f"The question names {asked} sources; at most {most} can be asked at once.")
+        if not 1 <= question.top_k <= self.settings.max_top_k:
+            raise InvalidQuestion(f"top_k is {question.top_k}; it must be from 1 to {self.settings.max_top_k}.")
 
     async def ask(
         self,
@@ -184,8 +195,6 @@ class Anabranch:
         top_k: int | None,
         until: Until,
     ) -> tuple[Question, Context]:
-        if not question.strip():
-            raise InvalidQuestion("The question is empty.")
         named = list(self.settings.sources) if sources is None else list(sources)
         known = tokens or {}
         chosen = [await self._resolved(name, self.settings.sources, known) for name in named]
@@ -217,6 +226,10 @@ class Anabranch:
             url, _, slug = address.rstrip("/").rpartition("/")
             if not slug or url.endswith(":/"):
                 raise InvalidQuestion(f"{name!r} names no endpoint: write URL/slug.")
+            try:
+                parse(url)
+            except UpstreamError as error:
+                raise InvalidQuestion(f"{name!r} cannot be asked. {error.message}") from None
             return Endpoint(slug=slug, url=url, owner=owner or None, operator=True)
         if name.count("/") == 1:
             found = await self._hub.find(name)

@@ -13,7 +13,7 @@ from conftest import Server, ref
     ("change", "says"),
     [
         ({"prompt": ""}, "prompt"),
-        ({"prompt": "  \n "}, "prompt is empty"),
+        ({"prompt": "  \n "}, "The prompt is empty"),
         ({"prompt": None}, "prompt"),
         ({"top_k": 21}, "from 1 to 20"),
         ({"top_k": 0}, "top_k"),

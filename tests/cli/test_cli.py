@@ -113,8 +113,10 @@ async def test_a_broken_source_shows_its_reason_and_costs_nothing(cli: Cli, spac
     table = rows(ran.out)
     assert table["docs"][3] == "success"
     assert table["status-403"][:2] == ["✗", "0"]
-    assert table["status-403"][3] == "It denied access (403): Forbidden"
-    assert table["nobody"][3].startswith("There is no such endpoint (404)")
+    assert table["status-403"][3] == "access_denied"
+    assert table["nobody"][3] == "error"
+    assert "status-403: It denied access (403): Forbidden" in ran.out
+    assert "nobody: There is no such endpoint (404)" in ran.out
 
 
 async def test_json_is_one_document(cli: Cli, space: Space) -> None:

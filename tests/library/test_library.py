@@ -132,7 +132,7 @@ async def test_what_the_hub_names_is_guarded_like_any_other_address(space: Space
 @pytest.mark.parametrize(
     ("question", "sources", "says"),
     [
-        (" ", [], "question is empty"),
+        (" ", [], "prompt is empty"),
         ("Why?", ["nonsense"], "neither a configured name"),
         ("Why?", ["http://host"], "names no endpoint"),
         ("Why?", ["alice/docs"], "hub at"),

@@ -99,7 +99,6 @@ DOCUMENTED = [
     "MODEL_STREAMING_ENABLED",
     "CORS_ORIGINS",
     "SYFTHUB_URL",
-    "SYFTHUB_JWKS_CACHE_TTL",
 ]
 
 NO_SECONDS = ["garbage", "-1", "0", "nan", "inf", "-inf", "1e400", "999999999", "[1]", "null"]

@@ -43,11 +43,12 @@ class Answered(Event):
 
 
 class Failed(Event):
-    """The end, badly: an error's code, its sentence, and its details."""
+    """The end, badly: an error's code, its sentence, its details, and when it came."""
 
     code: str
     message: str
     details: dict[str, str | int] = {}
+    time_ms: int = 0
 
 
 AnswerEvent = RetrievalStarted | SourceReplied | RetrievalFinished | GenerationStarted | Token | Answered | Failed

@@ -88,6 +88,7 @@ class Run:
         self._ended = ended
         self._listeners: set[Listener] = set()
         self._waiting = 0
+        self._began = 0.0
         self._stop_reason: AnabranchError | None = None
         self._outcome: Answer | AnabranchError | None = None
         self._end: Answered | Failed | None = None
@@ -95,6 +96,7 @@ class Run:
 
     def start(self) -> Self:
         self._telemetry.asked(self._question, self._context)
+        self._began = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._main())
         return self
 
@@ -153,7 +155,7 @@ class Run:
             end = self._fail(error)
         except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
             self._telemetry.crashed(error, self._context)
-            end = self._fail(InternalError("Something went wrong on our side; the log has the details."))
+            end = self._fail(_internal(self._context))
         self._end = end
         self._telemetry.happened(end, self._context)
         for listener in self._listeners:
@@ -173,7 +175,13 @@ class Run:
 
     def _fail(self, error: AnabranchError) -> Failed:
         self._outcome = error
-        return Failed(code=error.code, message=error.message, details=error.details)
+        time_ms = round((asyncio.get_running_loop().time() - self._began) * 1000)
+        return Failed(code=error.code, message=error.message, details=error.details, time_ms=time_ms)
+
+
+def _internal(context: Context) -> InternalError:
+    message = "Something went wrong on our side; the log has the details under this correlation id."
+    return InternalError(message, correlation_id=context.correlation_id)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -1,6 +1,7 @@
 """Settings: the environment, the optional file, their defaults, and what is wrong with them, in a sentence."""
 
 import os
+import re
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
@@ -17,10 +18,12 @@ from anabranch.runtime.addresses import Network
 from anabranch.runtime.outbound import parse
 
 PREFIX = "AGGREGATOR_"
+SECRET = ("model_api_key",)
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 DEFAULT_FILE = Path("anabranch.yaml")
 
-Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0")]
-Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number above 0")]
+Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 (any free one) to 65535")]
 Flag = Annotated[bool, Meta(description="true or false")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
@@ -121,19 +124,21 @@ VARIABLES = {PREFIX + name.upper(): name for name in TYPES if name not in ("sour
 def load(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from the environment and the file; the environment wins. A wrong value is a ConfigurationError."""
     environment = os.environ if environment is None else environment
-    chosen = _read(file, environment)
+    path, chosen = _read(file, environment)
     values: dict[str, Any] = {}
     for name, value in chosen.settings.items():
         if name not in VARIABLES.values():
-            raise ConfigurationError(f"anabranch.yaml: settings has no {name!r}.")
-        values[name] = _converted(name, value, f"anabranch.yaml: settings.{name}")
+            raise ConfigurationError(f"{path}: settings has no {name!r}.")
+        values[name] = _converted(name, value, f"{path}: settings.{name}")
     for variable, name in VARIABLES.items():
-        if variable in environment and (environment[variable] or name == "endpoint_allowlist"):
+        if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
             values[name] = _converted(name, environment[variable], variable)
     settings = Settings(
         **values,
-        sources={name: _endpoint(entry, environment) for name, entry in chosen.sources.items()},
-        models={name: _endpoint(entry, environment) for name, entry in chosen.models.items()},
+        sources={
+            name: _endpoint(entry, environment, f"{path}: sources.{name}") for name, entry in chosen.sources.items()
+        },
+        models={name: _endpoint(entry, environment, f"{path}: models.{name}") for name, entry in chosen.models.items()},
     )
     _check(settings)
     return settings
@@ -147,30 +152,37 @@ def unknown(environment: Mapping[str, str] | None = None) -> list[str]:
     )
 
 
-def _read(file: Path | None, environment: Mapping[str, str]) -> File:
+def _read(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, File]:
     named = file or (Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None)
     if named is None and not DEFAULT_FILE.is_file():
-        return File()
+        return DEFAULT_FILE, File()
     path = named or DEFAULT_FILE
     try:
-        return msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, File)
+        return path, msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, File)
     except OSError as error:
         raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: this is not YAML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: this is not a text file.") from None
+    except yaml.YAMLError as error:
+        # Not the whole error: it quotes the line, and there may be a secret on it.
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        raise ConfigurationError(f"{path}: this is not YAML{where}.") from None
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}.") from None
 
 
-def _endpoint(entry: NamedEndpoint, environment: Mapping[str, str]) -> Endpoint:
+def _endpoint(entry: NamedEndpoint, environment: Mapping[str, str], where: str) -> Endpoint:
+    try:
+        parse(entry.url)
+    except UpstreamError:
+        raise ConfigurationError(f"{where}.url takes {_takes(TYPES['syfthub_url'])}{_instead_of(entry.url)}.") from None
     token = entry.token
     if token is not None and token.startswith("${") and token.endswith("}"):
         variable = token[2:-1]
         token = environment.get(variable)
         if not token:
-            raise ConfigurationError(
-                f"anabranch.yaml: the token of {entry.slug!r} is taken from {variable}, which is not set."
-            )
+            raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
     return Endpoint(
         slug=entry.slug,
         url=entry.url,
@@ -187,9 +199,16 @@ def _converted(name: str, value: object, where: str) -> Any:
     try:
         if _is_list(kind) and isinstance(value, str):
             value = _listed(value)
-        return msgspec.convert(value.strip() if isinstance(value, str) else value, kind, strict=False)
+        text = value.strip() if isinstance(value, str) else value
+        return msgspec.convert(text.upper() if kind is LogLevel and isinstance(text, str) else text, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError):
-        raise ConfigurationError(f"{where} takes {_takes(kind)}, not {value!r}.") from None
+        shown = "" if name in SECRET else _instead_of(value)
+        raise ConfigurationError(f"{where} takes {_takes(kind)}{shown}.") from None
+
+
+def _instead_of(value: object) -> str:
+    """The value that was given, unless a password may be in it."""
+    return "" if "@" in str(value) else f", not {value!r}"
 
 
 def _listed(text: str) -> list[object]:
@@ -223,18 +242,28 @@ def _check(settings: Settings) -> None:
                 parse(entry) if "://" in entry and name == "endpoint_allowlist" else ip_network(entry, strict=False)
             except (ValueError, UpstreamError):
                 raise ConfigurationError(
-                    f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}, not {entry!r}."
+                    f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}{_instead_of(entry)}."
                 ) from None
+    for origin in settings.cors_origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                f"{PREFIX}CORS_ORIGINS takes {_takes(TYPES['cors_origins'])}{_instead_of(origin)}."
+            )
     for name in ("syfthub_url", "model_url"):
         if (url := getattr(settings, name)) is not None:
             try:
                 parse(url)
             except UpstreamError:
-                raise ConfigurationError(f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}, not {url!r}.") from None
+                raise ConfigurationError(
+                    f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}{_instead_of(url)}."
+                ) from None
     if settings.default_top_k > settings.max_top_k:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
+    for name in ("model_name", "model_api_key"):
+        if getattr(settings, name) is not None and settings.model_url is None:
+            raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}MODEL_URL, which is not set.")
     folder = Path(settings.data_dir).expanduser()
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"{PREFIX}DATA_DIR takes a folder, and {settings.data_dir!r} is a file.")

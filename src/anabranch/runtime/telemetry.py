@@ -106,14 +106,16 @@ class LoggedEvents:
                 self._failed(event, said)
 
     def _failed(self, event: Failed, said: str) -> None:
-        latency_ms = event.details.get("latency_ms")
         if "model_path" in event.details:
-            model = event.details["model_path"]
             self._log.warning(
-                "model_query_completed", correlation_id=said, model=model, status="error", latency_ms=latency_ms
+                "model_query_completed",
+                correlation_id=said,
+                model=event.details["model_path"],
+                status="error",
+                latency_ms=event.details.get("latency_ms"),
             )
         write = self._log.info if event.code == "cancelled" else self._log.warning
-        write("chat_request_completed", correlation_id=said, status="error", code=event.code, latency_ms=latency_ms)
+        write("chat_request_completed", correlation_id=said, status="error", code=event.code, latency_ms=event.time_ms)
 
     def crashed(self, error: BaseException, context: Context) -> None:
         self._log.error("unexpected_error", correlation_id=context.correlation_id, exc_info=error)
@@ -159,6 +161,11 @@ class LogWriter:
             with suppress(OSError, ValueError):
                 self._stream.write("\n".join(lines) + "\n")
                 self._stream.flush()
+
+
+def flush(log: Log) -> None:
+    """Write what still waits: a worker may be ended by a signal, and then nothing runs at its exit."""
+    log.new()._logger.flush()  # type: ignore[attr-defined]
 
 
 def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:

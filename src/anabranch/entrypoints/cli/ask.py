@@ -1,5 +1,6 @@
 """`anabranch ask`: progress per source, the answer as it streams, and the sources with what they gave."""
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +8,7 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -84,6 +86,9 @@ class Screen:
     """A terminal: sources with spinners, then the answer word by word, then the table."""
 
     def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a ✓ that the encoding lacks is no reason to fail
         self._console = Console(highlight=False)
         self._notes = Console(stderr=True, highlight=False)
         self._live = Live(console=self._notes, transient=True, refresh_per_second=12)
@@ -124,7 +129,7 @@ class Screen:
         if not self._spoke:
             self._spoke = True
             self._live.stop()
-        self._flow.feed(text)
+        self._flow.feed(_printable(text))
 
     def _write(self, text: str) -> None:
         self._console.print(Text(text), end="", soft_wrap=True)
@@ -145,20 +150,29 @@ class Screen:
             self._console.print()
         match self._end:
             case Answered(answer=answer):
-                self._console.print()
-                self._console.print(_table(answer.replies))
+                self._sources(self._console, answer.replies)
                 self._evidence(answer)
-                self._console.print(_summary(answer))
+                self._console.print("\n", _summary(answer), sep="")
             case Failed(message=message):
-                if self._replies:
-                    self._notes.print(_table([self._replies[index] for index in sorted(self._replies)]))
-                self._notes.print(f"[red]✗[/red] {escape(message)}")
+                self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
+                self._notes.print(f"[red]✗[/red] {escape(_printable(message))}")
             case None:
                 pass
         return _exit_status(self._end)
 
+    def _sources(self, console: Console, replies: Sequence[SourceReply]) -> None:
+        if not replies:
+            return
+        console.print("\n", _table(replies), sep="")
+        for reply in replies:
+            if reply.error is not None:
+                reason = Text.assemble((_printable(reply.path), "bold"), ": ", (_printable(reply.error), "yellow"))
+                console.print(Padding(reason, (0, 0, 0, 3)))
+
     def _evidence(self, answer: Answer) -> None:
         """The words behind each mark, or, without an answer, what was found."""
+        if answer.citations or answer.passages:
+            self._console.print()
         if answer.citations:
             seen: dict[tuple[int, int], None] = {}
             for citation in answer.citations:
@@ -176,7 +190,15 @@ class Screen:
     def _quote(self, title: str, source: str, text: str) -> None:
         flat = " ".join(text.split())
         shown = flat if len(flat) <= SNIPPET else flat[: SNIPPET - 1] + "…"
-        self._console.print(Text.assemble((f"[{source}] ", "cyan"), (title, "bold"), "\n  ", (f"“{shown}”", "dim")))
+        self._console.print(
+            Text.assemble((f"[{_printable(source)}] ", "cyan"), (_printable(title), "bold")),
+            Padding(Text(f"“{_printable(shown)}”", style="dim"), (0, 0, 0, 2)),
+        )
+
+
+def _printable(text: str) -> str:
+    """Text of others as it is safe on a terminal: a control character other than a line's end is shown, not obeyed."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _exit_status(end: Answered | Failed | None) -> int:
@@ -191,10 +213,12 @@ def _table(replies: Sequence[SourceReply]) -> Table:
     table.add_column("source")
     table.add_column("documents", justify="right")
     table.add_column("ms", justify="right")
-    table.add_column("status", overflow="fold")
+    table.add_column("status")
     for reply in replies:
-        status = Text(reply.error or reply.status.value, style="" if reply.error is None else "yellow")
-        table.add_row(_sign(reply), Text(reply.path), str(len(reply.passages)), str(reply.latency_ms), status)
+        status = Text(reply.status.value, style="" if reply.error is None else "yellow")
+        table.add_row(
+            _sign(reply), Text(_printable(reply.path)), str(len(reply.passages)), str(reply.latency_ms), status
+        )
     return table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.runtime.settings import PREFIX, Settings, load
+from anabranch.runtime.settings import PREFIX, load, unknown
 
 config_option = click.option(
     "--config",
@@ -36,8 +36,11 @@ def serve(host: str | None, port: int | None, workers: int, config: Path | None)
     # The workers read their settings from the environment, so that is where the options go.
     given = {"HOST": host, "PORT": port, "CONFIG": config.resolve() if config else None}
     os.environ.update({PREFIX + name: str(value) for name, value in given.items() if value is not None})
-    settings = _settings(config)
-    run(settings, workers, configured_log(settings))
+    settings = load(file=config)
+    log = configured_log(settings)
+    for name in unknown():
+        log.warning("unknown_setting", variable=name)
+    run(settings, workers, log)
 
 
 @commands.command()
@@ -81,6 +84,11 @@ def ask(
     """Ask a QUESTION; the answer streams in, with its sources below it."""
     from anabranch.entrypoints.cli import ask as asking  # noqa: PLC0415
 
+    settings = load(file=config)
+    for name in unknown():
+        click.echo(f"anabranch: {name} is not a setting; it is passed over.", err=True)
+    if not sources and not settings.sources:
+        raise ConfigurationError("No source is named. Name one with --source, or configure some in anabranch.yaml.")
     inquiry = asking.Inquiry(
         question=question,
         sources=sources or None,
@@ -89,20 +97,21 @@ def ask(
         top_k=top_k,
         retrieve=retrieve,
     )
-    sys.exit(asyncio.run(asking.ask(_settings(config), inquiry, as_json=as_json)))
+    sys.exit(asyncio.run(asking.ask(settings, inquiry, as_json=as_json)))
 
 
 def main() -> None:
     """Run a command. What a person did wrong is one sentence on standard error, not a traceback."""
     try:
-        commands(prog_name="anabranch")
+        sys.exit(commands(prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:
         click.echo(f"anabranch: {error.message}", err=True)
         sys.exit(2)
-
-
-def _settings(config: Path | None) -> Settings:
-    return load(file=config)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
 
 
 def _token(entry: str) -> tuple[str, str]:
@@ -114,4 +123,6 @@ def _token(entry: str) -> tuple[str, str]:
             token = Path(token[1:]).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ConfigurationError(f"--token: {token[1:]} cannot be read ({error.strerror}).") from None
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"--token: {token[1:]} is not a text file.") from None
     return owner, token

@@ -21,8 +21,8 @@ from anabranch.app import Anabranch
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.chat import ChatSurface
 from anabranch.entrypoints.http.edge import Edge
-from anabranch.runtime.settings import Settings, load, unknown
-from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log
+from anabranch.runtime.settings import Settings, load
+from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log, flush
 
 
 class Handler(Protocol):
@@ -39,18 +39,17 @@ class Service:
         self._chat: ChatSurface | None = None
         self._draining: asyncio.Task[None] | None = None
         self._description = msgspec.json.encode(openapi.describe(settings))
-        cors = CORSMiddleware(
-            Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan),
+        self._app = CORSMiddleware(
+            Edge(Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan), log),
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["X-Correlation-ID"],
         )
-        self._edge = Edge(cors, log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it cannot route, and the edge answers in our own form
-        await self._edge(scope, receive, send)
+        await self._app(scope, receive, send)
 
     def _drain(self) -> None:
         assert self._anabranch is not None
@@ -75,6 +74,7 @@ class Service:
             self._chat = ChatSurface(anabranch)
             with _on_exit(self._drain):
                 yield
+        flush(self._log)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._chat is not None
@@ -109,10 +109,7 @@ class _Asgi:
 def create() -> Service:
     """What the server's workers call: the environment has everything."""
     settings = load()
-    log = configured_log(settings)
-    for name in unknown():
-        log.warning("unknown_setting", variable=name)
-    return Service(settings, log)
+    return Service(settings, configured_log(settings))
 
 
 @contextmanager

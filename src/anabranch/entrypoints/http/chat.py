@@ -134,16 +134,7 @@ async def _stop_when_gone(receive: Receive, run: Run) -> None:
 
 
 def _question(request: wire.ChatRequest, settings: Settings, operator: bool) -> Question:
-    if not request.prompt.strip():
-        raise InvalidQuestion("prompt is empty: ask something.")
     references = request.data_sources or []
-    if len(references) > settings.max_data_sources:
-        raise InvalidQuestion(
-            f"data_sources names {len(references)} sources; at most {settings.max_data_sources} can be asked at once."
-        )
-    top_k = settings.default_top_k if request.top_k is None else request.top_k
-    if top_k > settings.max_top_k:
-        raise InvalidQuestion(f"top_k is {top_k}; it must be from 1 to {settings.max_top_k}.")
     named_sources, named_models = (settings.sources, settings.models) if operator else ({}, {})
     until = Until.MERGE if request.retrieval_only else Until.GENERATE
     model = _endpoint(request.model or wire.EndpointRef(), named_models)
@@ -155,7 +146,7 @@ def _question(request: wire.ChatRequest, settings: Settings, operator: bool) -> 
         sources=tuple(_endpoint(reference, named_sources) for reference in references),
         model=model if until is Until.GENERATE else None,
         history=wire.history(request.messages),
-        top_k=top_k,
+        top_k=_or(request.top_k, settings.default_top_k),
         similarity_threshold=_or(request.similarity_threshold, defaults.similarity_threshold),
         max_tokens=_or(request.max_tokens, defaults.max_tokens),
         temperature=_or(request.temperature, defaults.temperature),

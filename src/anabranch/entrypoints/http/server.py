@@ -82,6 +82,7 @@ def _bind(settings: Settings) -> socket.socket:
         raise ConfigurationError(
             f"Cannot listen on {settings.host}:{settings.port} ({reason}); choose another with --host and --port."
         ) from None
+    bound.listen(2048)  # from here on a connection waits in the queue, so `server_started` is true
     bound.set_inheritable(True)
     return bound
 
