@@ -1,11 +1,11 @@
 """What the rooms promise each other."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from anabranch.domain.events import AnswerEvent
-from anabranch.domain.model import Answer, Context, Delta, Endpoint, Prompt, Query, Question, SourceReply
+from anabranch.domain.events import AnswerEvent, StepEvent
+from anabranch.domain.model import Answer, Context, Delta, Endpoint, Passage, Prompt, Query, Question, SourceReply
 
 Emit = Callable[[AnswerEvent], Awaitable[None]]
 
@@ -25,7 +25,53 @@ class Source(Protocol):
 class Generator(Protocol):
     """Who writes. Always a stream: one that cannot stream yields one delta. A failure is a GenerationFailed."""
 
-    def generate(self, prompt: Prompt, context: Context) -> AsyncIterator[Delta]: ...
+    def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]: ...
+
+
+class Subagent(Protocol):
+    """One of a planner's helpers: takes its part of a step and yields what becomes of it."""
+
+    def work(self, payload: bytes, context: Context) -> AsyncIterator[StepEvent]: ...
+
+
+class Embedder(Protocol):
+    """Texts to vectors of one length, float32 in one flat buffer each."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dimensions(self) -> int: ...
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[bytes]: ...
+
+
+class Reranker(Protocol):
+    """A score for each passage, in their order; higher is better."""
+
+    async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]: ...
+
+
+class EventLog(Protocol):
+    """What happened on a stream, in one order. Appending the same key and revision again changes nothing."""
+
+    async def append(self, stream: str, key: str, revision: int, event: bytes) -> int: ...
+
+    async def read(self, stream: str, after: int, limit: int) -> Sequence[tuple[int, bytes]]: ...
+
+
+class Cache(Protocol):
+    """Bytes for a while. A cache that fails is a miss."""
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None: ...
+
+
+class Limiter(Protocol):
+    """Never more than the limit in any window; 0 admits, anything else is how many seconds to wait."""
+
+    async def admit(self, key: str) -> float: ...
 
 
 class Directory(Protocol):

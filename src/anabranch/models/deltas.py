@@ -1,6 +1,6 @@
 """What a model's reply says, whole or piece by piece, in any of the forms that models answer in."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -13,7 +13,7 @@ from anabranch.runtime import space, sse
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncIterator[Delta]:
+async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncGenerator[Delta, None]:
     """Ask a model and yield what it says; every way in which that can fail is a GenerationFailed."""
     try:
         async with ask() as exchange:

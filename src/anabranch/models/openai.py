@@ -1,6 +1,6 @@
 """Any server that speaks OpenAI's /v1/chat/completions."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -17,7 +17,7 @@ class OpenAIModel:
         self._endpoint = endpoint
         self._outbound = outbound
 
-    def generate(self, prompt: Prompt, context: Context) -> AsyncIterator[Delta]:
+    def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         payload = {
             "model": self._endpoint.slug,
             "messages": prompt.messages,

@@ -1,6 +1,6 @@
 """A SyftAI-Space model, answering at once or as a stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt
@@ -14,7 +14,7 @@ class SpaceModel:
         self._outbound = outbound
         self._streaming = streaming
 
-    def generate(self, prompt: Prompt, context: Context) -> AsyncIterator[Delta]:
+    def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         payload = {
             "messages": prompt.messages,
             "max_tokens": prompt.max_tokens,

@@ -27,7 +27,7 @@ async def generate(
     limit = asyncio.timeout(timeout_s) if own else nullcontext()
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
-        async with limit, aclosing(generator.generate(prompt, context)) as deltas:  # type: ignore[type-var]
+        async with limit, aclosing(generator.generate(prompt, context)) as deltas:
             async for delta in deltas:
                 usage = delta.usage or usage
                 if delta.text:

@@ -3,7 +3,7 @@
 # ruff: noqa: ARG002
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from anabranch.domain.contracts import Generator, Source
 from anabranch.domain.errors import GenerationFailed
@@ -35,7 +35,7 @@ class FakeGenerator:
         self._delay_s = delay_s
         self._usage = usage
 
-    async def generate(self, prompt: Prompt, context: Context) -> AsyncIterator[Delta]:
+    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         self.prompts.append(prompt)
         for word in self._words[: self._fail_after]:
             await asyncio.sleep(self._delay_s)
