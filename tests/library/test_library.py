@@ -1,5 +1,6 @@
 """Anabranch as a library."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ async def test_leaving_a_stream_ends_everything_behind_it(ab: Anabranch, space: 
                 await space.wait_for(lambda: any(request.slug == "hang" for request in space.requests))
                 break
     await space.wait_for(lambda: any(r.slug == "hang" and r.disconnected for r in space.requests), 1.0)
+
+
+async def test_leaving_a_stream_at_once_leaves_nothing_to_wait_for(space: Space) -> None:
+    async with (
+        asyncio.timeout(5),
+        Anabranch.open(settings=Settings()) as ab,
+        ab.stream("Why?", sources=urls(space, "docs"), model=f"{space.url}/scribe"),
+    ):
+        pass
+    assert space.requests == []
 
 
 async def test_retrieval_only_and_history(ab: Anabranch, space: Space) -> None:

@@ -168,6 +168,33 @@ async def test_it_is_cancelled_when_the_last_listener_leaves() -> None:
     assert isinstance(recorder.events[-1], Failed)
 
 
+async def test_one_who_leaves_before_it_has_begun_ends_it_too() -> None:
+    ended: list[Run] = []
+    recorder = Recorder()
+    run = Run(Scripted(hangs=True), QUESTION, context(), recorder, ended=ended.append).start()
+    async with run.listen():
+        pass
+    with pytest.raises(Cancelled):
+        await run.value()
+    assert ended == [run]
+    assert [type(event) for event in recorder.events] == [Failed]
+
+
+async def test_many_who_emit_at_once_are_all_held_back_and_let_go() -> None:
+    class Crowd(Scripted):
+        async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
+            async def speak() -> None:
+                for _ in range(PENDING_EVENTS):
+                    await emit(Token(text="x"))
+
+            await asyncio.gather(*(speak() for _ in range(5)))
+            return ANSWER
+
+    run, _ = started(Crowd())
+    async with asyncio.timeout(5):
+        assert len(await heard(run.listen())) == 5 * PENDING_EVENTS + 1
+
+
 async def test_one_listener_leaving_does_not_end_it_for_the_other() -> None:
     answerer = Scripted(tokens=1, hangs=True)
     run, _ = started(answerer)

@@ -17,7 +17,7 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
     """Ask a model and yield what it says; every way in which that can fail is a GenerationFailed."""
     try:
         async with ask() as exchange:
-            if exchange.status != 200:
+            if not 200 <= exchange.status < 300:
                 _, sentence = await space.refusal(exchange)
                 raise GenerationFailed(sentence, upstream_status=exchange.status)
             if exchange.content_type != "text/event-stream":

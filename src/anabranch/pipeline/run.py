@@ -23,7 +23,7 @@ class Listener:
         self._events: deque[AnswerEvent] = deque()
         self._leave = leave
         self._ready: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -35,7 +35,8 @@ class Listener:
 
     def put(self, event: AnswerEvent) -> None:
         self._events.append(event)
-        _wake(self._ready)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
 
     @property
     def full(self) -> bool:
@@ -43,13 +44,13 @@ class Listener:
 
     async def room(self) -> None:
         while self.full:
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
+            self._room.clear()
+            await self._room.wait()
 
     def release(self) -> None:
-        """Let go of an emitter that waits for room: the reader has gone."""
+        """Let go of those who wait for room to emit: the reader has gone."""
         self._events.clear()
-        _wake(self._room)
+        self._room.set()
 
     async def ready(self) -> list[AnswerEvent]:
         """Everything that has happened since the last call, waiting for the first of it."""
@@ -58,7 +59,7 @@ class Listener:
             await self._ready
         events = list(self._events)
         self._events.clear()
-        _wake(self._room)
+        self._room.set()
         return events
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
@@ -98,6 +99,7 @@ class Run:
         self._telemetry.asked(self._question, self._context)
         self._began = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._main())
+        self._task.add_done_callback(self._settle)
         return self
 
     def listen(self) -> Listener:
@@ -114,7 +116,7 @@ class Run:
         assert self._task is not None, "a Run must be started first"
         self._waiting += 1
         try:
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
         finally:
             self._waiting -= 1
             self._abandon_if_alone()
@@ -156,10 +158,18 @@ class Run:
         except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
             self._telemetry.crashed(error, self._context)
             end = self._fail(_internal(self._context))
+        self._finish(end)
+
+    def _finish(self, end: Answered | Failed) -> None:
         self._end = end
         self._telemetry.happened(end, self._context)
         for listener in self._listeners:
             listener.put(end)
+
+    def _settle(self, _task: asyncio.Task[None]) -> None:
+        """The task is over. One that was cancelled before its first step has not even begun to end well."""
+        if self._end is None:
+            self._finish(self._fail(self._stop_reason or Cancelled("The run was cancelled.")))
         if self._ended is not None:
             self._ended(self)
 
@@ -182,8 +192,3 @@ class Run:
 def _internal(context: Context) -> InternalError:
     message = "Something went wrong on our side; the log has the details under this correlation id."
     return InternalError(message, correlation_id=context.correlation_id)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -1,6 +1,5 @@
 """The one HTTP client: guarded addresses, capped bodies, no redirects, no cookies, no proxies."""
 
-import asyncio
 import socket
 import ssl
 import zlib
@@ -210,7 +209,7 @@ def _translated(error: Exception) -> UpstreamError:
             return UpstreamError(f"The certificate could not be verified{_certificate_reason(cause)}.")
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
             return UpstreamError("A secure connection could not be made (TLS failed).")
-        case TimeoutError() | asyncio.TimeoutError():
+        case TimeoutError():
             return UpstreamTimedOut("The connection timed out.")
         case aiohttp.ClientConnectorError():
             return UpstreamError("No connection could be made.")

@@ -53,7 +53,7 @@ class SpaceSource:
         }
         try:
             async with space.call(self._endpoint, payload, context, self._outbound) as exchange:
-                if exchange.status != 200:
+                if not 200 <= exchange.status < 300:
                     return self._failed(*await space.refusal(exchange))
                 body = await exchange.read()
         except UpstreamTimedOut as error:

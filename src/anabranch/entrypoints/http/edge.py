@@ -8,6 +8,7 @@ from anabranch.entrypoints.http.exchange import header, send_json
 from anabranch.runtime.correlation import correlation_id
 from anabranch.runtime.telemetry import Log
 
+MAX_LOGGED_PATH = 200
 ROUTING = {
     404: ("not_found", "There is nothing at this address."),
     405: ("method_not_allowed", "This address does not take that method."),
@@ -34,6 +35,9 @@ class Edge:
             if message["type"] == "http.response.start":
                 begun = True
                 message["headers"] = [*message["headers"], echo]
+                if 400 <= message["status"] < 500:
+                    path = scope["path"][:MAX_LOGGED_PATH]
+                    self._log.info("request_refused", correlation_id=said, status=message["status"], path=path)
             await send(message)
 
         try:
