@@ -5,7 +5,9 @@ import atexit
 import hashlib
 import logging
 import sys
+import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TextIO
 
 import msgspec
@@ -26,6 +28,7 @@ from anabranch.domain.model import Context, Question, Status
 from anabranch.runtime.settings import Settings
 
 FLUSH_AFTER_S = 0.05
+EXCEPTION = structlog.processors.ExceptionRenderer()
 
 Log = structlog.typing.FilteringBoundLogger
 
@@ -172,12 +175,9 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     """The log that the settings ask for; the standard library's loggers (the server's among them) go the same way."""
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[settings.log_level]
-    shared: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
+    shared: list[Processor] = [_stamped]
     if settings.log_format == "json":
-        rendering: list[Processor] = [structlog.processors.ExceptionRenderer(), _json]
+        rendering: list[Processor] = [_json]
     else:
         # A plain traceback: a rich one shows the values of variables, and tokens are among them.
         plain = structlog.dev.plain_traceback
@@ -201,9 +201,27 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     return log
 
 
-def _json(_log: WrappedLogger, _method: str, event: EventDict) -> str:
-    return msgspec.json.encode(event, enc_hook=_text).decode()
-
-
 def _text(value: Any) -> str:
     return str(value)
+
+
+encode = msgspec.json.Encoder(enc_hook=_text).encode
+
+
+def _stamped(_log: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Level and time. A line is written a dozen times per question, so the date is formatted once a second."""
+    now = time.time()
+    event["level"] = method
+    event["timestamp"] = f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"
+    return event
+
+
+@lru_cache(maxsize=2)
+def _second(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+
+
+def _json(log: WrappedLogger, method: str, event: EventDict) -> str:
+    if "exc_info" in event:
+        event = EXCEPTION(log, method, event)
+    return encode(event).decode()

@@ -14,17 +14,17 @@ INLINE_CHARACTERS = 500_000
 
 def estimate(text: str) -> int:
     """An estimate that leans high: 1.2 to 1.4 times what OpenAI's tokenizers count in English prose, German or code,
-    1.0 to 1.5 times in Chinese, Japanese or Russian; only dense digits and base64 come out too low.
+    1.0 to 1.9 times in Chinese, Japanese or Russian; only dense digits and base64 come out too low.
 
-    It takes about 60 µs for 50 KB, where counting takes 16 ms and knows the tokens of one model only.
+    It takes some 40 µs for 50 KB, where counting takes 16 ms and knows the tokens of one model only.
     """
     data = text.encode(errors="replace")
-    letters = len(data) - len(data.translate(None, LETTERS))
-    rest = data.translate(None, LETTERS + SPACES + CONTINUATIONS)
+    no_letters = data.translate(None, LETTERS)
+    rest = no_letters.translate(None, SPACES + CONTINUATIONS)
     no_digits = rest.translate(None, DIGITS)
     others = no_digits.translate(None, TWO_BYTE_LEADS)
-    digits, two_byte = len(rest) - len(no_digits), len(no_digits) - len(others)
-    return (letters * 2) // 7 + (digits * 3) // 5 + two_byte // 2 + len(others)
+    letters, digits = len(data) - len(no_letters), len(rest) - len(no_digits)
+    return (letters * 2) // 7 + (digits * 3) // 5 + (len(no_digits) - len(others)) // 2 + len(others)
 
 
 class EstimatedTokens:
