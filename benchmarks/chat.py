@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", default=",".join(COMMANDS), help="which to measure, separated by commas")
     parser.add_argument("--quick", action="store_true", help="about 15 s instead of 90, with more noise")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for chat.json and chat.png")
+    parser.add_argument("--results", type=Path, help="folder for chat.json and chat.png; a full run has its own")
     options = parser.parse_args()
     names = options.servers.split(",")
     if unknown := set(names) - set(COMMANDS):
@@ -85,10 +85,13 @@ def main() -> None:
         found = uvloop.run(measure(servers, instant, slow, QUICK if options.quick else FULL, console))
 
     report.show(found, console)
-    options.results.mkdir(parents=True, exist_ok=True)
-    written = msgspec.json.format(msgspec.json.encode(found), indent=2)
-    (options.results / "chat.json").write_bytes(written + b"\n")
-    plot.draw(found, options.results / "chat.png")
+    is_full = not options.quick and len(names) == len(COMMANDS)
+    results = options.results or (RESULTS if is_full else None)
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        written = msgspec.json.format(msgspec.json.encode(found), indent=2)
+        (results / "chat.json").write_bytes(written + b"\n")
+        plot.draw(found, results / "chat.png")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -89,6 +90,16 @@ def configuration(url: str) -> str:
     )
 
 
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 def main() -> None:
     console = Console(highlight=False)
     with running_space() as url, TemporaryDirectory() as folder:
@@ -99,6 +110,8 @@ def main() -> None:
         os.environ.setdefault("AGGREGATOR_DEBUG", "true")
         os.environ.setdefault("AGGREGATOR_LOG_FORMAT", "console")
         settings = load()
+        if not is_free(settings.host, settings.port):
+            sys.exit(f"demo: port {settings.port} is taken; choose another: AGGREGATOR_PORT=8005 make demo")
 
         console.print("Three owners' sources and a model now run on this machine. One question to all of them:\n")
         console.print(f"[cyan]?[/cyan] [bold]{escape(QUESTION)}[/bold]\n")
@@ -121,3 +134,5 @@ if __name__ == "__main__":
         main()
     except AnabranchError as error:
         sys.exit(f"demo: {error.message}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -201,7 +201,9 @@ class Anabranch:
         default = self.settings.default_model
         writer = default if model is None else await self._resolved(model, self.settings.models, known)
         if writer is None and until is Until.GENERATE:
-            raise InvalidQuestion("No model is named. Name one, or set AGGREGATOR_MODEL_URL and AGGREGATOR_MODEL_NAME.")
+            raise InvalidQuestion(
+                "No model is named. Name one, configure one in anabranch.yaml, or set AGGREGATOR_MODEL_URL."
+            )
         asked = Question(
             text=question,
             sources=tuple(chosen),

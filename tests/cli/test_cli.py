@@ -41,6 +41,8 @@ async def started(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
+        # Whoever runs the tests in the background may have it ignored, and a child inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -206,7 +208,8 @@ async def test_nothing_found_is_3_and_says_so(cli: Cli, space: Space) -> None:
 async def test_all_sources_failed_is_3_and_says_why(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/status-500", "-m", f"{space.url}/scribe")
     assert ran.code == 3
-    assert "None of the sources could be reached" in ran.out
+    assert "The source did not answer, so there is nothing to answer from." in ran.out
+    assert "status-500: It answered with an error (500)" in ran.out
     assert rows(ran.out)["status-500"][0] == "✗"
 
 
@@ -301,7 +304,6 @@ async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, spa
         pytest.param(["-s", "http:///", "--retrieve"], "http:///", id="no host"),
         pytest.param(["-s", "http://host", "--retrieve"], "URL/slug", id="no slug"),
         pytest.param(["-s", "URL/docs", "-m", "http://[::1/x"], "http://[::1/x", id="unparsable model URL"),
-        pytest.param(["-s", "alice/docs", "--retrieve"], "hub", id="no hub"),
         pytest.param(["-s", "URL/docs", "-t", "alice", "--retrieve"], "--token", id="token without owner"),
         pytest.param(["-s", "URL/docs", "-t", "a=@missing", "--retrieve"], "missing", id="token file missing"),
         pytest.param(["-s", "URL/docs", "-t", "a=@binary", "--retrieve"], "binary", id="token file not text"),
@@ -315,6 +317,12 @@ async def test_a_mistake_is_one_sentence(cli: Cli, space: Space, arguments: list
     given = [argument.replace("URL/", f"{space.url}/") for argument in arguments]
     ran = await cli("ask", QUESTION, *given, AGGREGATOR_SYFTHUB_URL="http://127.0.0.1:1")
     assert words in said(ran)
+
+
+async def test_a_hub_that_is_down_is_a_failure_not_a_mistake(cli: Cli) -> None:
+    ran = await cli("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL="http://127.0.0.1:1")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "anabranch: The hub at http://127.0.0.1:1 cannot be asked. No connection could be made.\n"
 
 
 async def test_an_empty_question_is_one_sentence(cli: Cli, space: Space) -> None:

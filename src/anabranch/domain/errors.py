@@ -5,6 +5,7 @@ AnabranchError
 ├── InvalidQuestion         the request cannot be understood or is over a limit
 ├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
 ├── Cancelled               everybody who listened has gone
+├── HubFailed               the hub cannot be asked, so a name stays unknown
 ├── DeadlineExceeded        the question's total time ran out
 ├── GenerationFailed        the model refused, failed, or said something unusable
 │   └── GenerationTimedOut  the model took too long
@@ -37,6 +38,10 @@ class ShuttingDown(AnabranchError):
 
 class Cancelled(AnabranchError):
     code = "cancelled"
+
+
+class HubFailed(AnabranchError):
+    code = "hub_failed"
 
 
 class DeadlineExceeded(AnabranchError):

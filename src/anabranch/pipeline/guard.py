@@ -21,7 +21,7 @@ def refusal(missing: Ground, replies: Sequence[SourceReply]) -> str:
         return "No source was asked, so there is nothing to answer from. Name at least one source."
     failed = [reply for reply in replies if reply.status is not Status.SUCCESS]
     if missing is Ground.ALL_FAILED:
-        reasons = "; ".join(f"{reply.path}: {reply.error or reply.status}" for reply in failed)
-        return f"None of the sources could be reached, so there is nothing to answer from. {reasons}"
+        none = "The source did not answer" if len(replies) == 1 else f"None of the {len(replies)} sources answered"
+        return f"{none}, so there is nothing to answer from."
     searched = f"{len(replies) - len(failed)} of {len(replies)} sources" if failed else f"all {len(replies)} sources"
     return f"Nothing that answers this was found in {searched if len(replies) > 1 else 'the source'}."

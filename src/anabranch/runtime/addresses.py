@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
+LOOPBACK = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -34,10 +36,13 @@ def is_public(address: Address) -> bool:
 
 
 class AddressGuard:
-    """Public addresses, and the private blocks that the operator has named."""
+    """Public addresses, and the private blocks that the operator has named. `localhost` has two addresses, so that who
+    allows 127.0.0.1 means ::1 as well."""
 
     def __init__(self, allowed: Iterable[Network] = ()) -> None:
-        self._allowed = tuple(allowed)
+        named = tuple(allowed)
+        loopback = any(block.version == 4 and LOOPBACK[0] in block for block in named)
+        self._allowed = (*named, ip_network(LOOPBACK[1])) if loopback else named
 
     def permits(self, text: str) -> bool:
         try:

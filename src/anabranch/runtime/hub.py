@@ -6,7 +6,7 @@ from urllib.parse import quote
 import msgspec
 
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import InvalidQuestion, UpstreamError
+from anabranch.domain.errors import HubFailed, InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint, Value
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Hub:
         """A token with which anybody may ask this owner's endpoints, if the hub gives one."""
         try:
             return (await self._get(f"token/guest?aud={quote(owner, safe='')}", GuestToken)).target_token
-        except InvalidQuestion:
+        except HubFailed:
             return None
 
     async def _get(self, what: str, kind: type[T]) -> T:
@@ -62,9 +62,9 @@ class Hub:
                     raise UpstreamError(f"It answered with {reply.status}.")
                 return msgspec.json.decode(await reply.read(), type=kind)
         except UpstreamError as error:
-            raise InvalidQuestion(f"The hub at {self._url} cannot be asked. {error.message}") from error
+            raise HubFailed(f"The hub at {self._url} cannot be asked. {error.message}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidQuestion(f"The hub at {self._url} answered in a form that is not understood.") from error
+            raise HubFailed(f"The hub at {self._url} answered in a form that is not understood.") from error
 
 
 def _endpoint(entry: Published) -> Endpoint:

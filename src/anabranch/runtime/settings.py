@@ -54,8 +54,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """anabranch.yaml."""
 
     settings: dict[str, Any] = {}
-    sources: dict[str, NamedEndpoint] = {}
-    models: dict[str, NamedEndpoint] = {}
+    sources: dict[str, Any] = {}
+    models: dict[str, Any] = {}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +172,13 @@ def _read(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, File
         raise ConfigurationError(f"{path}: {error}.") from None
 
 
-def _endpoint(entry: NamedEndpoint, environment: Mapping[str, str], where: str) -> Endpoint:
+def _endpoint(given: object, environment: Mapping[str, str], where: str) -> Endpoint:
+    try:
+        entry = msgspec.convert(given, NamedEndpoint)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where}: {error}.") from None
+    if entry.kind != "space" and ": sources." in where:
+        raise ConfigurationError(f"{where}.kind takes space, not {entry.kind!r}.")
     try:
         parse(entry.url)
     except UpstreamError:

@@ -75,6 +75,8 @@ def headers(endpoint: Endpoint, context: Context) -> dict[str, str]:
 
 def base(url: str) -> str:
     """The part of a URL that paths are appended to."""
+    if not url:
+        raise UpstreamError("The endpoint has no URL, and no endpoint of its name is configured for this caller.")
     if "?" in url or "#" in url:
         raise UpstreamError("The endpoint's URL is not usable: it must end before any '?' or '#'.")
     return url.rstrip("/")

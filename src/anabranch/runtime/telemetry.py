@@ -79,6 +79,8 @@ class LoggedEvents:
                     status=reply.status,
                     documents_count=len(reply.passages),
                     latency_ms=reply.latency_ms,
+                    # Our own words only: what stands behind the colon may be the upstream's.
+                    reason=reply.error.partition(":")[0] if reply.error else None,
                 )
             case RetrievalFinished():
                 self._log.info(

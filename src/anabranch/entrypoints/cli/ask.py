@@ -152,7 +152,8 @@ class Screen:
             case Answered(answer=answer):
                 self._sources(self._console, answer.replies)
                 self._evidence(answer)
-                self._console.print("\n", _summary(answer), sep="")
+                self._console.print()
+                self._console.print(_summary(answer))
             case Failed(message=message):
                 self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
                 self._notes.print(f"[red]✗[/red] {escape(_printable(message))}")
@@ -163,7 +164,8 @@ class Screen:
     def _sources(self, console: Console, replies: Sequence[SourceReply]) -> None:
         if not replies:
             return
-        console.print("\n", _table(replies), sep="")
+        console.print()
+        console.print(_table(replies))
         for reply in replies:
             if reply.error is not None:
                 reason = Text.assemble((_printable(reply.path), "bold"), ": ", (_printable(reply.error), "yellow"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
 from anabranch.runtime.settings import PREFIX, load, unknown
 
 config_option = click.option(
@@ -106,7 +106,7 @@ def main() -> None:
         sys.exit(commands(prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:
         click.echo(f"anabranch: {error.message}", err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, ConfigurationError | InvalidQuestion) else 1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -139,7 +139,10 @@ def _question(request: wire.ChatRequest, settings: Settings, operator: bool) -> 
     until = Until.MERGE if request.retrieval_only else Until.GENERATE
     model = _endpoint(request.model or wire.EndpointRef(), named_models)
     if until is Until.GENERATE and not (model.url and model.slug):
-        raise InvalidQuestion("model needs a url and a slug, or retrieval_only must be true.")
+        raise InvalidQuestion(
+            "model needs a url and a slug (or, for callers on this machine, the slug of a configured model), "
+            "unless retrieval_only is true."
+        )
     defaults = Question(text="")
     return Question(
         text=request.prompt,

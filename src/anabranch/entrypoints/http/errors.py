@@ -8,6 +8,7 @@ from anabranch.domain.errors import (
     DeadlineExceeded,
     GenerationFailed,
     GenerationTimedOut,
+    HubFailed,
     InvalidQuestion,
     ShuttingDown,
 )
@@ -18,6 +19,7 @@ STATUSES: dict[type[AnabranchError], int] = {
     GenerationTimedOut: 504,
     GenerationFailed: 502,
     DeadlineExceeded: 504,
+    HubFailed: 502,
     ShuttingDown: 503,
 }
 

@@ -19,6 +19,8 @@ ERRORS = {
     "503": "The server is shutting down or overloaded; `Retry-After` says when to come back.",
     "504": "The model, or the whole question, took too long.",
 }
+# By the time a model fails, a stream has begun: it says so in an event.
+LATE = ("502", "504")
 CORRELATION = {
     "name": "X-Correlation-ID",
     "in": "header",
@@ -87,6 +89,7 @@ def _chat(name: str, summary: str, media_type: str, schema: str, description: st
             **{
                 code: {"description": text, "content": _content("application/json", "ErrorBody")}
                 for code, text in ERRORS.items()
+                if media_type == "application/json" or code not in LATE
             },
         },
     }

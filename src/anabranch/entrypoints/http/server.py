@@ -1,5 +1,6 @@
 """Serving: uvicorn, the sockets, the workers, and an orderly end."""
 
+import asyncio
 import signal
 import socket
 import sys
@@ -14,28 +15,44 @@ from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import Log
 
 MAX_HEAD_BYTES = 64 * 1024
+HEAD_S = 30.0
 
 
 class HeadCapped(HttpToolsProtocol):
-    """uvicorn's protocol, with a bound on what a request's head may take: the parser has none."""
+    """uvicorn's protocol, with bounds on a request's head: the parser has none, and a head may never end."""
 
-    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_over()
+        super().connection_lost(exc)
+
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._head_is_over()
+        self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._head_is_over()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head:
+        if self._head_timer is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.abort()
+
+    def _head_is_over(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def serve(settings: Settings, workers: int, log: Log) -> None:
