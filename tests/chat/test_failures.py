@@ -268,6 +268,83 @@ async def test_odd_documents_are_taken_as_well_as_they_can_be(
     assert "Text" in answer["response"]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"content": "Odd.", "metadata": "text"}',
+        b'{"content": "Odd.", "metadata": {"title": ["a"]}}',
+        b'{"content": "Odd.", "similarity_score": "0.5"}',
+        b'{"content": "Odd.", "similarity_score": 1e400}',
+        b'{"content": "Odd.", "similarity_score": NaN}',
+        b'{"content": "Odd half \\ud800."}',
+        b'{"content": {}}',
+        b"null",
+        b"[]",
+    ],
+    ids=str,
+)
+async def test_an_odd_document_does_not_cost_the_others(server: Server, space: Space, odd: bytes) -> None:
+    good = b'{"content": "Good.", "similarity_score": 0.9, "metadata": {"title": "G"}}'
+    body = b'\xef\xbb\xbf{"summary": null, "references": {"documents": [' + odd + b", " + good + b"]}}"
+    space.fails("mixed", Failure.BAD_JSON, body=body)
+    answer = await server.chat(**question(space, "mixed"))
+    info = answer["retrieval_info"][0]
+    assert info["status"] == "success"
+    assert info["documents_retrieved"] == 1 + (b"Odd" in odd)
+    assert answer["sources"]["G"]["content"] == "Good."
+
+
+async def test_documents_none_of_which_can_be_read_are_a_failure(server: Server, space: Space) -> None:
+    space.fails("unreadable", Failure.BAD_JSON, body=b'{"references": {"documents": [{"content": 5}, 7]}}')
+    info = (await server.chat(**question(space, "unreadable")))["retrieval_info"][0]
+    assert info["status"] == "error"
+    assert "none of its documents can be read" in info["error_message"]
+
+
+async def test_an_empty_answer_is_a_failure(server: Server, space: Space) -> None:
+    space.model("mute", reply="")
+    code, body, _ = await server.post("/api/v1/chat", question(space, "docs", model="mute"))
+    assert (code, body["message"]) == (502, "Model generation failed: The model's reply holds no answer.")
+
+
+async def test_a_connection_closed_while_idle_costs_no_answer(server: Server) -> None:
+    """An upstream that closes a used connection the moment it is written to again."""
+    served = 0
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"references": {"documents": [{"content": "Once."}]}}'
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        served += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(once, "127.0.0.1", 0) as upstream:
+        url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+        for _ in range(4):
+            answer = await server.chat(prompt="?", retrieval_only=True, data_sources=[{"url": url, "slug": "s"}])
+            assert answer["retrieval_info"][0]["status"] == "success"
+    assert served == 4
+
+
+async def test_a_fresh_connection_that_is_dropped_is_not_tried_again(server: Server, space: Space) -> None:
+    await server.chat(**question(space, "docs", "reset"))
+    assert len([request for request in space.requests if request.slug == "reset"]) == 1
+
+
+async def test_line_separators_do_not_break_the_stream(server: Server, space: Space) -> None:
+    said = "one\u2028two\u2029three\u0085four"
+    space.model("separator", reply=said)
+    request = question(space, "docs", model="separator")
+    async with server.session.post(f"{server.url}/api/v1/chat/stream", json=request) as response:
+        text = await response.text()
+    assert all(line.startswith(("event: ", "data: ")) for line in text.splitlines() if line)
+    assert [event.data["content"] for event in parse_sse(text) if event.name == "token"] == [said]
+
+
 @pytest.mark.parametrize("slug", ["hang", "trickle"])
 @pytest.mark.parametrize("path", ["/api/v1/chat", "/api/v1/chat/stream"])
 @pytest.mark.parametrize("role", ["source", "model"])

@@ -53,7 +53,9 @@ def _piece(data: str) -> Delta:
         return Delta(text=data)
     if isinstance(piece, dict):
         if piece.get("error"):
-            raise GenerationFailed("The model reported an error in the middle of its answer.")
+            why = space.reason(piece)
+            reported = "The model reported an error in the middle of its answer"
+            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.")
         return Delta(text=_text(piece) or "", usage=_usage(piece))
     return Delta(text=piece if isinstance(piece, str) else data)
 

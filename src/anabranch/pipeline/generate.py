@@ -33,6 +33,8 @@ async def generate(
                 if delta.text:
                     text.append(delta.text)
                     await emit(Token(text=delta.text))
+            if not text:
+                raise GenerationFailed("The model's reply holds no answer.")
     except TimeoutError:
         raise GenerationTimedOut(
             f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds.",

@@ -1,14 +1,19 @@
 """The one HTTP client: guarded addresses, capped bodies, no redirects, no cookies, no proxies."""
 
+import errno
 import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from types import TracebackType
+from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
 from yarl import URL
 
 from anabranch.domain.errors import UpstreamError, UpstreamTimedOut
@@ -22,6 +27,8 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, 
 # Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
 IDLE_S = 4.0
 MAX_URL = 4096
+RESENDS = 2
+DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
 SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 OWN_HEADERS = {
@@ -29,6 +36,9 @@ OWN_HEADERS = {
     "Accept": "application/json, text/event-stream",
     "Accept-Encoding": "gzip, deflate",
 }
+
+
+on_used_connection: ContextVar[bool] = ContextVar("on_used_connection", default=False)
 
 
 class AddressRefused(OSError):
@@ -74,10 +84,8 @@ class AiohttpOutbound:
         self._guard = guard
         guarded = GuardedResolver(guard, resolver())
         checked = self._checked_socket
-        self._guarded = _session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, resolver=guarded, socket_factory=checked)
-        )
-        self._open = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
+        self._guarded = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=guarded, socket_factory=checked))
+        self._open = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
 
     def _checked_socket(self, info: AddrInfo) -> socket.socket:
         """The last step before a connection, for names and literal addresses alike: the address itself is checked."""
@@ -95,28 +103,49 @@ class AiohttpOutbound:
     ) -> "Call":
         target, origin = parse(url)
         session = self._open if operator or origin in self._allowed_origins else self._guarded
+        sent = {**OWN_HEADERS, **headers}
         return Call(
-            session.request(
-                method, target, data=body, headers={**OWN_HEADERS, **headers}, allow_redirects=False, timeout=NO_TIMEOUT
-            ),
+            lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
             self._max_reply_bytes,
         )
+
+
+class Connector(aiohttp.TCPConnector):
+    """Notes whether the connection that a request was given had been used before."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._used: WeakSet[object] = WeakSet()
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        on_used_connection.set(connection.protocol in self._used)
+        self._used.add(connection.protocol)
+        return connection
 
 
 class Call:
     """One request under way: entering it waits for the reply's head, leaving it closes what was not read."""
 
-    __slots__ = ("_max_bytes", "_pending", "_response")
+    __slots__ = ("_ask", "_max_bytes", "_response")
 
-    def __init__(self, pending: Awaitable[aiohttp.ClientResponse], max_bytes: int) -> None:
-        self._pending = pending
+    def __init__(self, ask: Callable[[], Awaitable[aiohttp.ClientResponse]], max_bytes: int) -> None:
+        self._ask = ask
         self._max_bytes = max_bytes
 
     async def __aenter__(self) -> "AiohttpExchange":
-        try:
-            self._response = await self._pending
-        except EXPECTED as error:
-            raise _translated(error) from error
+        """A connection that had been used before, and is closed without a byte in reply, was closed because it was
+        idle, at the moment when we wrote: the request has not been heard, and is sent again."""
+        for left in reversed(range(RESENDS + 1)):
+            on_used_connection.set(False)
+            try:
+                self._response = await self._ask()
+                break
+            except EXPECTED as error:
+                if not (left and on_used_connection.get() and isinstance(error, DROPPED)):
+                    raise _translated(error) from error
         return AiohttpExchange(self._response, self._max_bytes)
 
     async def __aexit__(
@@ -211,6 +240,8 @@ def _translated(error: Exception) -> UpstreamError:
             return UpstreamError("A secure connection could not be made (TLS failed).")
         case TimeoutError():
             return UpstreamTimedOut("The connection timed out.")
+        case aiohttp.ClientConnectorError() if error.os_error.errno in (errno.EMFILE, errno.ENFILE):
+            return UpstreamError("We have too many connections open at the moment.")
         case aiohttp.ClientConnectorError():
             return UpstreamError("No connection could be made.")
         case aiohttp.InvalidURL() | aiohttp.InvalidUrlClientError():

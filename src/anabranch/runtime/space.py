@@ -110,11 +110,12 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
     )
     if outcome is not None:
         status, sentence = outcome, SENTENCES[outcome]
-    reason = _reason(body)
-    return status, f"{sentence}: {reason}" if reason else f"{sentence}."
+    why = reason(body)
+    return status, f"{sentence}: {why}" if why else f"{sentence}."
 
 
-def _reason(body: object) -> str:
+def reason(body: object) -> str:
+    """The upstream's own words for what went wrong, if they are plain: one line, not too long, no markup."""
     for candidate in (_field(body, "detail"), _field(body, "message"), _field(body, "error")):
         text = candidate if isinstance(candidate, str) else _field(candidate, "message")
         if isinstance(text, str) and text.strip() and "<" not in text:

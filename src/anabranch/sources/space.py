@@ -1,6 +1,8 @@
 """A SyftAI-Space data source."""
 
+import json
 import math
+from typing import Any
 
 import msgspec
 
@@ -34,7 +36,59 @@ class QueryReply(Value):
     summary: space.Summary | str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-decode = msgspec.json.Decoder(QueryReply).decode
+decode_strictly = msgspec.json.Decoder(QueryReply).decode
+
+
+def decode(body: bytes) -> QueryReply:
+    """A reply in its documented form; or, where that fails, what can be made of it: documents that cannot be read are
+    passed over, and so are odd numbers, halves of characters and byte-order marks that JSON proper does not have."""
+    try:
+        return decode_strictly(body)
+    except msgspec.DecodeError:
+        return _salvaged(json.loads(body.decode("utf-8-sig")))
+
+
+def _salvaged(reply: Any) -> QueryReply:
+    found = _of(reply, "references", dict)
+    documents = _of(found, "documents", list)
+    if documents is None:
+        # Nothing to salvage: say what is wrong with the form.
+        return msgspec.convert(reply, QueryReply)
+    read = [document for given in documents if (document := _document(given)) is not None]
+    if documents and not read:
+        raise msgspec.ValidationError("none of its documents can be read")
+    spoken = _of(_of(_of(reply, "summary", dict), "message", dict), "content", str)
+    summary = space.Summary(message=space.Spoken(content=_whole(spoken))) if spoken else None
+    return QueryReply(references=References(documents=read), summary=summary)
+
+
+def _document(given: object) -> Document | None:
+    content = _of(given, "content", str)
+    if not content:
+        return None
+    labels = _of(given, "metadata", dict) or {}
+    named = {name: _whole(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
+    score = _of(given, "similarity_score", int | float)
+    identity = _of(given, "document_id", str | int)
+    return Document(
+        content=_whole(content),
+        document_id=None if identity is None else _whole(str(identity)),
+        metadata=Labels(**named),
+        similarity_score=None if score is None else float(min(score, 1)),
+    )
+
+
+def _of(holder: object, name: str, kind: Any) -> Any:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if isinstance(value, kind) else None
+
+
+def _is_label(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _whole(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 class SpaceSource:
@@ -64,7 +118,7 @@ class SpaceSource:
             reply = decode(body)
         except msgspec.ValidationError as error:
             return self._failed(Status.ERROR, f"The reply does not have the expected form: {error}.")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             what = "an HTML page" if exchange.content_type == "text/html" else "something else"
             return self._failed(Status.ERROR, f"The reply should be JSON, but it is {what}.")
         if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:

@@ -10,7 +10,8 @@ from anabranch.entrypoints.http.exchange import header
 from anabranch.runtime.addresses import Network
 from anabranch.runtime.settings import Settings
 
-# What proxies add. One that adds nothing looks like a caller on this machine: it must be told to add X-Forwarded-For.
+# What proxies add. One that adds nothing looks like a caller on this machine (unless it speaks HTTP/1.0, as older
+# proxies do to us): it must be told to add X-Forwarded-For, or be named in AGGREGATOR_TRUSTED_PROXIES.
 FORWARDING = (b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
 
 
@@ -39,7 +40,8 @@ class Access:
         peer = scope["client"][0] if scope.get("client") else ""
         host, origin = header(scope, b"host") or "", header(scope, b"origin")
         return (
-            _is_loopback(peer)
+            scope["http_version"] != "1.0"
+            and _is_loopback(peer)
             and not _within(peer, self._proxies)
             and not any(key in FORWARDING or key.startswith(b"x-forwarded-") for key, _ in scope["headers"])
             and _is_local_name(host)

@@ -98,6 +98,8 @@ class ChatSurface:
             body = await read_body(receive, limit)
             if body is None:
                 return None
+            if not body:
+                raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
             operator = self._access.vouched(scope)
             return self._anabranch.start(_question(request, self._settings, operator), self._context(scope, request))
@@ -107,7 +109,9 @@ class ChatSurface:
         except TooLarge:
             message = f"The request is larger than {limit:,} bytes."
             await send_json(send, 413, errors.body("request_too_large", message), [(b"connection", b"close")])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UnicodeDecodeError:
+            await send_error(send, InvalidQuestion("The body is not UTF-8."))
+        except (msgspec.MsgspecError, RecursionError) as error:
             await send_error(send, InvalidQuestion(f"The request is not valid: {error}"))
         except AnabranchError as error:
             await send_error(send, error)

@@ -152,6 +152,9 @@ STATUSES: dict[Status, WireStatus] = {
     Status.SKIPPED: "error",
 }
 
+# Characters that JSON may hold as they are, but at which many clients break lines (U+2028, U+2029, U+0085).
+LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -194,7 +197,11 @@ def history(turns: list[Turn] | None) -> tuple[Message, ...]:
 
 
 def _frame(name: bytes, data: Wire) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name, encode(data))
+    body = encode(data)
+    for raw, escaped in LINE_ENDS:
+        if raw in body:
+            body = body.replace(raw, escaped)
+    return b"event: %b\ndata: %b\n\n" % (name, body)
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:

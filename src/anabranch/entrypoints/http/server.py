@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -24,9 +25,9 @@ class HeadCapped(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_S, transport.abort)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
