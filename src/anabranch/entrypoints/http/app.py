@@ -25,6 +25,9 @@ from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log, flush
 
 
+VERSION = version("anabranch")
+
+
 class Handler(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -85,7 +88,7 @@ class Service:
         await self._chat.stream(scope, receive, send)
 
     async def _health(self, _request: Request) -> Response:
-        return _json({"status": "healthy", "service": "anabranch", "version": version("anabranch")})
+        return _json({"status": "healthy", "service": "anabranch", "version": VERSION})
 
     async def _ready(self, _request: Request) -> Response:
         if self._anabranch is None or self._anabranch.draining:
