@@ -25,9 +25,6 @@ from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log, flush
 
 
-VERSION = version("anabranch")
-
-
 class Handler(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -41,6 +38,7 @@ class Service:
         self._anabranch: Anabranch | None = None
         self._chat: ChatSurface | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._healthy = {"status": "healthy", "service": "anabranch", "version": version("anabranch")}
         self._description = msgspec.json.encode(openapi.describe(settings))
         self._app = CORSMiddleware(
             Edge(Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan), log),
@@ -88,7 +86,7 @@ class Service:
         await self._chat.stream(scope, receive, send)
 
     async def _health(self, _request: Request) -> Response:
-        return _json({"status": "healthy", "service": "anabranch", "version": VERSION})
+        return _json(self._healthy)
 
     async def _ready(self, _request: Request) -> Response:
         if self._anabranch is None or self._anabranch.draining:
