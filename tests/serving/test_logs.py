@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -297,10 +297,10 @@ async def test_a_bug_ends_a_stream_in_an_error_without_detail(serve: Serve, spac
 
 @pytest.fixture
 def broken_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: str) -> str:
+    def fail(*_: object) -> Never:
         raise ZeroDivisionError("a detail that is nobody's business")
 
-    monkeypatch.setattr("anabranch.entrypoints.http.app.version", fail)
+    monkeypatch.setattr("anabranch.entrypoints.http.app._json", fail)
 
 
 @pytest.mark.usefixtures("broken_health")
