@@ -1,6 +1,7 @@
 """The composition root: settings become a running Anabranch. Nothing else constructs."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -206,7 +207,7 @@ class Anabranch:
             )
         asked = Question(
             text=question,
-            sources=tuple(chosen),
+            sources=_told_apart(chosen),
             model=writer,
             history=tuple(history),
             top_k=top_k or self.settings.default_top_k,
@@ -239,3 +240,14 @@ class Anabranch:
             return msgspec.structs.replace(found, token=guest)
         names = ", ".join(configured) or "none"
         raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")
+
+
+def _told_apart(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Where two without an owner have the same slug, their hosts tell them apart in answers and citations."""
+    count = Counter(endpoint.path for endpoint in endpoints)
+    return tuple(
+        msgspec.structs.replace(endpoint, owner=endpoint.url.partition("://")[2])
+        if count[endpoint.path] > 1 and endpoint.owner is None
+        else endpoint
+        for endpoint in endpoints
+    )

@@ -224,7 +224,7 @@ async def test_without_a_token_the_source_is_asked_and_its_own_refusal_shown(ser
     ("slugs", "instruction"),
     [
         ([], "No documents were provided"),
-        (["status-500", "html"], "No relevant documents were retrieved"),
+        (["status-500", "html"], "No relevant documents retrieved"),
         (["nothing"], "returned no documents"),
     ],
     ids=["no sources", "all failed", "nothing found"],

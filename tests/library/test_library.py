@@ -70,6 +70,14 @@ async def test_retrieval_only_and_history(ab: Anabranch, space: Space) -> None:
     assert space.requests[-1].body["messages"][1] == {"role": "user", "content": "Before."}
 
 
+async def test_two_sources_of_one_name_are_told_apart(ab: Anabranch, space: Space) -> None:
+    async with Space(everything=True) as other:
+        sources = [f"{space.url}/docs", f"{other.url}/docs"]
+        answer = await ab.ask("Why?", sources=sources, until=Until.MERGE)
+    hosts = [url.removeprefix("http://") for url in (space.url, other.url)]
+    assert [reply.path for reply in answer.replies] == [f"{host}/docs" for host in hosts]
+
+
 async def test_nothing_found_is_an_answer_that_says_so(ab: Anabranch, space: Space) -> None:
     space.source("nothing", documents=[])
     answer = await ab.ask("Why?", sources=urls(space, "nothing"), model=f"{space.url}/scribe")

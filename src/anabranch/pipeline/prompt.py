@@ -39,7 +39,7 @@ INSTRUCTIONS = {
         "answer from your own knowledge."
     ),
     Ground.ALL_FAILED: (
-        "No relevant documents were retrieved: the sources could not be reached or refused. Say that the documents "
+        "No relevant documents retrieved: the sources could not be reached, or refused. Say that the documents "
         "could not be retrieved at this time, and do not answer from your own knowledge."
     ),
     Ground.NOTHING_FOUND: (
