@@ -307,6 +307,20 @@ async def test_an_empty_answer_is_a_failure(server: Server, space: Space) -> Non
     assert (code, body["message"]) == (502, "Model generation failed: The model's reply holds no answer.")
 
 
+@pytest.mark.parametrize("kind", ["space", "openai"])
+async def test_an_answer_that_was_cut_off_says_so(server: Server, space: Space, kind: str) -> None:
+    reply = {
+        "summary": {"message": {"content": "Half a sen"}, "finish_reason": "length"},
+        "choices": [{"message": {"content": "Half a sen"}, "finish_reason": "length"}],
+    }
+    space.fails("short", Failure.BAD_JSON, body=json.dumps(reply).encode())
+    request = question(space, "docs", model="short")
+    request["model"]["kind"] = kind
+    answer = await server.chat(**request)
+    assert answer["response"] == "Half a sen"
+    assert answer["metadata"]["finish_reason"] == "length"
+
+
 async def test_a_connection_closed_while_idle_costs_no_answer(server: Server) -> None:
     """An upstream that closes a used connection the moment it is written to again."""
     served = 0

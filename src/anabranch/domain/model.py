@@ -153,10 +153,11 @@ class Usage(Value, gc=False):
 
 
 class Delta(Value, gc=False):
-    """What a generator yields: a piece of text, and with one of them the usage, if it is known."""
+    """What a generator yields: a piece of text, and with one of them the usage and why it ended, if they are known."""
 
     text: str
     usage: Usage | None = None
+    finish_reason: str | None = None
 
 
 class Citation(Value, gc=False):
@@ -187,6 +188,7 @@ class Answer(Value):
     citations: tuple[Citation, ...] = ()
     timings: Timings = Timings()
     usage: Usage | None = None
+    finish_reason: str | None = None
     model: str | None = None
     prompt_version: str | None = None
     omitted: int = 0

@@ -10,6 +10,7 @@ from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Upstre
 from anabranch.domain.model import Delta, Usage
 from anabranch.runtime import space, sse
 
+MAX_FINISH_REASON = 50
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -42,7 +43,7 @@ def _whole(body: bytes, content_type: str) -> Delta:
     text = _text(reply)
     if text is None:
         raise GenerationFailed("The model's reply holds no answer.")
-    return Delta(text=text, usage=_usage(reply))
+    return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
 
 
 def _piece(data: str) -> Delta:
@@ -56,14 +57,13 @@ def _piece(data: str) -> Delta:
             why = space.reason(piece)
             reported = "The model reported an error in the middle of its answer"
             raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.")
-        return Delta(text=_text(piece) or "", usage=_usage(piece))
+        return Delta(text=_text(piece) or "", usage=_usage(piece), finish_reason=_finish_reason(piece))
     return Delta(text=piece if isinstance(piece, str) else data)
 
 
 def _text(reply: object) -> str | None:
     """SyftAI-Space's summary, OpenAI's choices, `content` or `text`."""
-    choices = _field(reply, "choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice = _choice(reply)
     candidates = (
         _field(_field(_field(reply, "summary"), "message"), "content"),
         _field(_field(choice, "delta"), "content"),
@@ -72,6 +72,17 @@ def _text(reply: object) -> str | None:
         _field(reply, "text"),
     )
     return next((text for text in candidates if isinstance(text, str)), None)
+
+
+def _choice(reply: object) -> object:
+    choices = _field(reply, "choices")
+    return choices[0] if isinstance(choices, list) and choices else None
+
+
+def _finish_reason(reply: object) -> str | None:
+    """Why it ended: `stop` is well, anything else (`length`, `content_filter`) is worth telling."""
+    told = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
+    return told[:MAX_FINISH_REASON] if isinstance(told, str) else None
 
 
 def _usage(reply: object) -> Usage | None:

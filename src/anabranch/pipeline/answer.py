@@ -65,6 +65,7 @@ class Pipeline:
             passages=prompt.passages,
             citations=cite(written.text, prompt.passages),
             usage=written.usage,
+            finish_reason=written.finish_reason,
             model=model,
             prompt_version=prompt.version,
             omitted=prompt.omitted,

@@ -13,6 +13,7 @@ from anabranch.domain.model import Context, Prompt, Usage
 class Generated(NamedTuple):
     text: str
     usage: Usage | None
+    finish_reason: str | None
     time_ms: int
 
 
@@ -23,6 +24,7 @@ async def generate(
     began = clock.monotonic()
     text: list[str] = []
     usage: Usage | None = None
+    finish_reason: str | None = None
     own = timeout_s < context.deadline - began
     limit = asyncio.timeout(timeout_s) if own else nullcontext()
     try:
@@ -30,11 +32,13 @@ async def generate(
         async with limit, aclosing(generator.generate(prompt, context)) as deltas:
             async for delta in deltas:
                 usage = delta.usage or usage
+                finish_reason = delta.finish_reason or finish_reason
                 if delta.text:
                     text.append(delta.text)
                     await emit(Token(text=delta.text))
             if not text:
-                raise GenerationFailed("The model's reply holds no answer.")
+                ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
+                raise GenerationFailed(f"The model's reply holds no answer{ended}.")
     except TimeoutError:
         raise GenerationTimedOut(
             f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds.",
@@ -44,7 +48,7 @@ async def generate(
     except GenerationFailed as error:
         details = {**error.details, "model_path": model, "latency_ms": _since(began, clock)}
         raise type(error)(f"Model generation failed: {error.message}", **details) from error
-    return Generated("".join(text), usage, _since(began, clock))
+    return Generated("".join(text), usage, finish_reason, _since(began, clock))
 
 
 def _since(began: float, clock: Clock) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
 from types import UnionType
@@ -136,9 +136,13 @@ def load(environment: Mapping[str, str] | None = None, file: Path | None = None)
     settings = Settings(
         **values,
         sources={
-            name: _endpoint(entry, environment, f"{path}: sources.{name}") for name, entry in chosen.sources.items()
+            name: _endpoint(entry, ("space",), environment, f"{path}: sources.{name}")
+            for name, entry in chosen.sources.items()
         },
-        models={name: _endpoint(entry, environment, f"{path}: models.{name}") for name, entry in chosen.models.items()},
+        models={
+            name: _endpoint(entry, ("space", "openai"), environment, f"{path}: models.{name}")
+            for name, entry in chosen.models.items()
+        },
     )
     _check(settings)
     return settings
@@ -172,13 +176,13 @@ def _read(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, File
         raise ConfigurationError(f"{path}: {error}.") from None
 
 
-def _endpoint(given: object, environment: Mapping[str, str], where: str) -> Endpoint:
+def _endpoint(given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
     try:
         entry = msgspec.convert(given, NamedEndpoint)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {error}.") from None
-    if entry.kind != "space" and ": sources." in where:
-        raise ConfigurationError(f"{where}.kind takes space, not {entry.kind!r}.")
+    if entry.kind not in kinds:
+        raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
     try:
         parse(entry.url)
     except UpstreamError:

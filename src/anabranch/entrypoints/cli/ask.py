@@ -241,6 +241,8 @@ def _summary(answer: Answer) -> Text:
         parts.append(f"{times.generation_ms} ms {answer.model}")
     if answer.usage:
         parts.append(f"{answer.usage.total_tokens} tokens")
+    if answer.finish_reason not in (None, "stop"):
+        parts.append(f"the model did not finish ({_printable(answer.finish_reason or '')})")
     if answer.omitted:
         parts.append(f"{answer.omitted} documents had no room")
     return Text(" · ".join(parts), style="dim")

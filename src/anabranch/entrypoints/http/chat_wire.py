@@ -81,6 +81,9 @@ class Metadata(Wire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     generation_time_ms: int
     total_time_ms: int
     documents_omitted: Annotated[int, Meta(description="Documents that had no room in the model's context")] = 0
+    finish_reason: (
+        Annotated[str, Meta(description="Why the model ended, where it was not done: `length`, …")] | None
+    ) = None
 
 
 class Done(Wire, frozen=True, kw_only=True):
@@ -238,6 +241,7 @@ def _done(answer: Answer) -> Done:
             generation_time_ms=answer.timings.generation_ms,
             total_time_ms=answer.timings.total_ms,
             documents_omitted=answer.omitted,
+            finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
         ),
         usage=answer.usage,
     )
