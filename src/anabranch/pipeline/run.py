@@ -93,6 +93,7 @@ class Run:
         self._stop_reason: AnabranchError | None = None
         self._outcome: Answer | AnabranchError | None = None
         self._end: Answered | Failed | None = None
+        self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> Self:
@@ -116,7 +117,7 @@ class Run:
         assert self._task is not None, "a Run must be started first"
         self._waiting += 1
         try:
-            await asyncio.wait([self._task])
+            await self._over.wait()
         finally:
             self._waiting -= 1
             self._abandon_if_alone()
@@ -170,6 +171,7 @@ class Run:
         """The task is over. One that was cancelled before its first step has not even begun to end well."""
         if self._end is None:
             self._finish(self._fail(self._stop_reason or Cancelled("The run was cancelled.")))
+        self._over.set()
         if self._ended is not None:
             self._ended(self)
 

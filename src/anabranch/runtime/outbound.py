@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -28,9 +27,9 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, 
 IDLE_S = 4.0
 MAX_URL = 4096
 RESENDS = 2
+USED = "anabranch_used"
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
-SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 OWN_HEADERS = {
     "User-Agent": "anabranch",
     "Accept": "application/json, text/event-stream",
@@ -113,16 +112,13 @@ class AiohttpOutbound:
 class Connector(aiohttp.TCPConnector):
     """Notes whether the connection that a request was given had been used before."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._used: WeakSet[object] = WeakSet()
-
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
-        on_used_connection.set(connection.protocol in self._used)
-        self._used.add(connection.protocol)
+        protocol = connection.protocol
+        on_used_connection.set(hasattr(protocol, USED))
+        setattr(protocol, USED, True)
         return connection
 
 
@@ -221,7 +217,6 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        skip_auto_headers=SKIPPED_HEADERS,
         timeout=NO_TIMEOUT,
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -101,8 +101,8 @@ class ChatSurface:
             if not body:
                 raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
-            operator = self._access.vouched(scope)
-            return self._anabranch.start(_question(request, self._settings, operator), self._context(scope, request))
+            question = _question(request, self._settings, lambda: self._access.vouched(scope))
+            return self._anabranch.start(question, self._context(scope, request))
         except TimeoutError:
             message = "The request took too long to arrive."
             await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])
@@ -137,9 +137,10 @@ async def _stop_when_gone(receive: Receive, run: Run) -> None:
     run.stop(Cancelled("The client has gone."))
 
 
-def _question(request: wire.ChatRequest, settings: Settings, operator: bool) -> Question:
+def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:
     references = request.data_sources or []
-    named_sources, named_models = (settings.sources, settings.models) if operator else ({}, {})
+    named = any(not reference.url for reference in (*references, request.model or wire.EndpointRef(url="-")))
+    named_sources, named_models = (settings.sources, settings.models) if named and vouched() else ({}, {})
     until = Until.MERGE if request.retrieval_only else Until.GENERATE
     model = _endpoint(request.model or wire.EndpointRef(), named_models)
     if until is Until.GENERATE and not (model.url and model.slug):
