@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from anabranch.entrypoints.http.app import Service
+from anabranch.entrypoints.http.server import HeadCapped
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import configured_log
 from anabranch.testing import Space
@@ -61,10 +62,17 @@ def parse_sse(text: str) -> list[SseEvent]:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Server]:
+async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -> AsyncIterator[Server]:
     service = Service(settings, configured_log(settings))
     config = uvicorn.Config(
-        service, host="127.0.0.1", port=0, log_config=None, access_log=False, proxy_headers=False, lifespan="on"
+        service,
+        host="127.0.0.1",
+        port=0,
+        http=protocol,
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        lifespan="on",
     )
     config.load()
     server = uvicorn.Server(config)

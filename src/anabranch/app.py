@@ -210,7 +210,7 @@ class Anabranch:
             sources=_told_apart(chosen),
             model=writer,
             history=tuple(history),
-            top_k=top_k or self.settings.default_top_k,
+            top_k=self.settings.default_top_k if top_k is None else top_k,
             until=until,
             refuse=True,
         )

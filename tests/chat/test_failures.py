@@ -276,6 +276,7 @@ async def test_odd_documents_are_taken_as_well_as_they_can_be(
         b'{"content": "Odd.", "similarity_score": "0.5"}',
         b'{"content": "Odd.", "similarity_score": 1e400}',
         b'{"content": "Odd.", "similarity_score": NaN}',
+        b'{"content": "Odd.", "similarity_score": -1' + b"0" * 400 + b"}",
         b'{"content": "Odd half \\ud800."}',
         b'{"content": {}}',
         b"null",

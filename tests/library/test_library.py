@@ -162,6 +162,11 @@ async def test_wrong_use_is_one_sentence(ab: Anabranch, question: str, sources: 
         await ab.ask(question, sources=sources, model=Endpoint(slug="m", url="http://x"))
 
 
+async def test_none_is_not_a_number_of_documents(ab: Anabranch, space: Space) -> None:
+    with pytest.raises(AnabranchError, match="top_k is 0"):
+        await ab.ask("Why?", sources=urls(space, "docs"), until=Until.MERGE, top_k=0)
+
+
 async def test_without_a_model_it_says_how_to_name_one(ab: Anabranch) -> None:
     with pytest.raises(AnabranchError, match="AGGREGATOR_MODEL_URL"):
         await ab.ask("Why?", sources=[])

@@ -74,7 +74,7 @@ def _document(given: object) -> Document | None:
         content=_whole(content),
         document_id=None if identity is None else _whole(str(identity)),
         metadata=Labels(**named),
-        similarity_score=None if score is None else float(min(score, 1)),
+        similarity_score=score if score is None or isinstance(score, float) else float(max(0, min(score, 1))),
     )
 
 

@@ -139,7 +139,7 @@ async def _stop_when_gone(receive: Receive, run: Run) -> None:
 
 def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:
     references = request.data_sources or []
-    named = any(not reference.url for reference in (*references, request.model or wire.EndpointRef(url="-")))
+    named = any(reference is not None and not reference.url for reference in (request.model, *references))
     named_sources, named_models = (settings.sources, settings.models) if named and vouched() else ({}, {})
     until = Until.MERGE if request.retrieval_only else Until.GENERATE
     model = _endpoint(request.model or wire.EndpointRef(), named_models)

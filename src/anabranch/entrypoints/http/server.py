@@ -15,27 +15,25 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import Log
 
-MAX_HEAD_BYTES = 64 * 1024
-HEAD_S = 30.0
-
 
 class HeadCapped(HttpToolsProtocol):
     """uvicorn's protocol, with bounds on a request's head: the parser has none, and a head may never end."""
 
+    max_head_bytes = 64 * 1024
+    head_s = 30.0
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._head_begins()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._head_is_over()
-        self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._head_begins()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -46,8 +44,12 @@ class HeadCapped(HttpToolsProtocol):
         super().data_received(data)
         if self._head_timer is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
+            if self._head_bytes > self.max_head_bytes:
                 self.transport.abort()
+
+    def _head_begins(self) -> None:
+        self._head_is_over()
+        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
 
     def _head_is_over(self) -> None:
         self._head_bytes = 0
