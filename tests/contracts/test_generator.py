@@ -17,7 +17,12 @@ from anabranch.testing import Failure, FakeGenerator, Space
 
 SAID = "Streams leave the river and rejoin it, naïvely — 東京."
 PROMPT = Prompt(
-    messages=(Message(role="user", content="Why?"),), max_tokens=50, temperature=0.1, passages=(), version="test"
+    question="Why?",
+    messages=(Message(role="user", content="Why?"),),
+    max_tokens=50,
+    temperature=0.1,
+    passages=(),
+    version="test",
 )
 Make = Callable[[str], Generator]
 

@@ -11,7 +11,7 @@ from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, Ques
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
 
 CONTEXT = Context(correlation_id="c", deadline=1.0)
-PROMPT = Prompt(messages=(), max_tokens=1, temperature=0, passages=(), version="1")
+PROMPT = Prompt(question="", messages=(), max_tokens=1, temperature=0, passages=(), version="1")
 QUERY = Query(text="?", limit=1, similarity_threshold=0)
 REPLY = SourceReply(path="alice/docs", status=Status.SUCCESS)
 

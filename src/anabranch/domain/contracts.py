@@ -5,7 +5,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from anabranch.domain.events import AnswerEvent, StepEvent
-from anabranch.domain.model import Answer, Context, Delta, Endpoint, Passage, Prompt, Query, Question, SourceReply
+from anabranch.domain.model import (
+    Answer,
+    Context,
+    Delta,
+    Embedding,
+    Endpoint,
+    Passage,
+    Prompt,
+    Query,
+    Question,
+    SourceReply,
+)
 
 Emit = Callable[[AnswerEvent], Awaitable[None]]
 
@@ -35,7 +46,7 @@ class Subagent(Protocol):
 
 
 class Embedder(Protocol):
-    """Texts to vectors of one length, float32 in one flat buffer each."""
+    """Texts to vectors of one length. `window` is how many tokens of a text it takes in."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +54,14 @@ class Embedder(Protocol):
     @property
     def dimensions(self) -> int: ...
 
-    async def embed(self, texts: Sequence[str]) -> Sequence[bytes]: ...
+    @property
+    def window(self) -> int: ...
+
+    def tokens(self, text: str) -> Sequence[tuple[int, int]]:
+        """Where each token of the text begins and ends, in characters."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]: ...
 
 
 class Reranker(Protocol):

@@ -73,6 +73,17 @@ class Message(Value):
     content: str
 
 
+class Filters(Value):
+    """What a document must be to be found at all. `collections` None is every one; dates are ISO 8601 days, inclusive,
+    compared with the document's own date, else with the day it was ingested."""
+
+    collections: tuple[str, ...] | None = None
+    start: str | None = None
+    end: str | None = None
+    metadata: Mapping[str, str | int | float | bool] = {}
+    tags: tuple[str, ...] = ()
+
+
 class Question(Value):
     """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found."""
 
@@ -88,14 +99,19 @@ class Question(Value):
     until: Until = Until.GENERATE
     profile: str = "chat"
     refuse: bool = False
+    filters: Filters = Filters()
+    rerank: bool = True
 
 
 class Context(Value):
-    """What varies per request: who asks, with which tokens, until when (`deadline` is monotonic), under which trace."""
+    """What varies per request: who asks, with which tokens, until when (`deadline` is monotonic), under which trace.
+    An `operator` owns the machine or its key: nothing in its collections is hidden from them."""
 
     correlation_id: str
     deadline: float
     user_id: str | None = None
+    groups: tuple[str, ...] = ()
+    operator: bool = False
     address: str | None = None
     tokens: Mapping[str, str] = {}
     transactions: Mapping[str, str] = {}
@@ -115,9 +131,37 @@ class Query(Value):
     text: str
     limit: int
     similarity_threshold: float
+    filters: Filters = Filters()
+    rerank: bool = True
+    variants: tuple[str, ...] = ()
+    hypothetical: str | None = None
 
 
-class Passage(Value, gc=False):
+class Scores(Value, gc=False):
+    """How a chunk came to its place: None is a list that it was not on."""
+
+    dense: float | None = None
+    sparse: float | None = None
+    fused: float | None = None
+    rerank: float | None = None
+
+
+class Place(Value):
+    """Where a passage stands in a collection: `start` and `end` are character offsets in the document's content."""
+
+    chunk_id: str
+    collection: str
+    start: int
+    end: int
+    tokens: int
+    page: int | None = None
+    headers: tuple[str, ...] = ()
+    url: str | None = None
+    metadata: Mapping[str, Any] = {}
+    scores: Scores = Scores()
+
+
+class Passage(Value):
     """A piece of a source's material, as it returned it."""
 
     source: str
@@ -125,6 +169,7 @@ class Passage(Value, gc=False):
     text: str
     score: float
     document_id: str | None = None
+    place: Place | None = None
 
 
 class SourceReply(Value):
@@ -138,6 +183,7 @@ class SourceReply(Value):
 class Prompt(Value):
     """What a model is asked; `passages` are the ones that found room in it."""
 
+    question: str
     messages: tuple[Message, ...]
     max_tokens: int
     temperature: float
@@ -158,6 +204,14 @@ class Delta(Value, gc=False):
     text: str
     usage: Usage | None = None
     finish_reason: str | None = None
+
+
+class Embedding(Value, gc=False):
+    """A text as its embedder sees it: one vector of unit length (float32), and, where the embedder knows them, the sign
+    bits of its tokens' vectors, one row of dimensions / 8 bytes for each token that carries meaning."""
+
+    vector: bytes
+    tokens: bytes = b""
 
 
 class Citation(Value, gc=False):

@@ -64,6 +64,7 @@ async def compose(
     else:
         told = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
     return Prompt(
+        question=question.text,
         messages=(
             Message(role="system", content=question.system_prompt or SYSTEM),
             *question.history,
