@@ -6,10 +6,10 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PIN    := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench fix pins wheel clean
+.PHONY: help setup demo test soak check bench bench-search fix pins wheel clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Anabranch needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -24,16 +24,25 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 
-setup: $(VENV)/.dev  ## everything a developer needs, in .venv
+# The embedding model, into AGGREGATOR_MODELS_DIR: fetched once, then only checked.
+$(VENV)/.models: $(VENV)/.runtime
+	$(BIN)/anabranch models install
+	@touch $@
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
+	$(PIP) --require-hashes -r requirements/bench.txt
+	@touch $@
+
+setup: $(VENV)/.dev $(VENV)/.models  ## everything a developer needs, in .venv, and the embedding model
 	@echo "Ready: $(BIN)/anabranch --help"
 
-demo: $(VENV)/.runtime  ## ask a question of three sources in the terminal, then serve on 127.0.0.1:8001
+demo: $(VENV)/.runtime $(VENV)/.models  ## three owners' documents, one question to all of them, then serve on 127.0.0.1:8001
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev  ## the tests, real servers included
+test: $(VENV)/.dev $(VENV)/.models  ## the tests, real servers included
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup
 
-soak: $(VENV)/.dev  ## the long load and fault runs
+soak: $(VENV)/.dev $(VENV)/.models  ## the long load and fault runs
 	$(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.dev  ## style, types, and who may import whom
@@ -45,6 +54,9 @@ check: $(VENV)/.dev  ## style, types, and who may import whom
 bench: $(VENV)/.dev  ## our server, the floor and a classic server, side by side in one run
 	$(BIN)/python -m benchmarks.chat
 
+bench-search: $(VENV)/.bench $(VENV)/.models  ## our search beside LanceDB, Chroma and bm25s, at 100,000 chunks
+	$(BIN)/python -m benchmarks.search
+
 fix: $(VENV)/.dev  ## what can be put right automatically
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -53,6 +65,7 @@ pins: $(VENV)/.dev  ## newest versions into requirements/*.txt
 	$(PIN) --upgrade pyproject.toml --output-file requirements/runtime.txt
 	$(PIN) --upgrade requirements/build.in --output-file requirements/build.txt
 	$(PIN) --upgrade requirements/dev.in pyproject.toml --output-file requirements/dev.txt
+	$(PIN) --upgrade requirements/bench.in --output-file requirements/bench.txt
 
 wheel: $(VENV)/.dev  ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

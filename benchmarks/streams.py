@@ -38,7 +38,7 @@ class Stream(asyncio.Protocol):
         if not self.generating.done() and b"event: generation_start" in self._received:
             self.generating.set_result(None)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         for future in (self.generating, self.ended):
             if not future.done():
                 future.set_result(None)

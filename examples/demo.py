@@ -1,93 +1,91 @@
-"""`make demo`: three owners' documents and a model on this machine, one question across them, then the server."""
+"""`make demo`: three owners publish what is in docs/, one question goes to all three, then the server stays."""
 
-import asyncio
-import json
 import os
+import shlex
+import signal
 import socket
+import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
 from rich.console import Console
-from rich.markup import escape
 
-from anabranch.domain.errors import AnabranchError
-from anabranch.entrypoints.cli import ask as asking
-from anabranch.entrypoints.http.server import serve
-from anabranch.runtime.settings import load
-from anabranch.runtime.telemetry import configured_log
-from anabranch.testing import Document, Space
-
-QUESTION = "How long do customers have to return something, and who pays for it?"
-
+HERE = Path(__file__).resolve().parent.parent
+ANABRANCH = str(Path(sys.executable).with_name("anabranch"))
+QUESTION = "What happens when one of the sources is slow or hangs?"
 LIBRARY = {
-    "shop/policies": [
-        Document(
-            title="Returns",
-            content="Customers may return any item within 30 days of delivery. Items must be unused. The refund is "
-            "paid to the original means of payment within five working days.",
-            score=0.91,
-        ),
-        Document(title="Gift cards", content="Gift cards cannot be exchanged for money.", score=0.58),
-    ],
-    "carrier/faq": [
-        Document(
-            title="Return labels",
-            content="The shop pays for the return label. Print it at home or show the code at any parcel counter.",
-            score=0.84,
-        )
-    ],
-    "lawyer/notes": [
-        Document(
-            title="Consumer law",
-            content="By law a distance purchase can be withdrawn from within 14 days. A shop may grant more.",
-            score=0.77,
-        )
-    ],
+    "writers/guide": ["README.md", *sorted(f"docs/{path.name}" for path in (HERE / "docs").glob("*.md"))],
+    "architects/decisions": ["docs/adr"],
+    "makers/workshop": ["CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"],
 }
+READY_S = 30.0
 
 
-@contextmanager
-def running_space() -> Iterator[str]:
-    """The data sources and the model, in a thread of their own; gives their address."""
-    started, address, stop = threading.Event(), [""], asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
+class Demo:
+    """Runs the commands that a person would type, and shows them."""
 
-    async def live() -> None:
-        async with Space() as space:
-            for path, documents in LIBRARY.items():
-                space.source(path.partition("/")[2], documents=documents, delay_s=0.2)
-            space.model("scribe", delay_s=0.3)
-            address[0] = space.url
-            loops.append(asyncio.get_running_loop())
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
-    thread.start()
-    started.wait()
-    try:
-        yield address[0]
-    finally:
-        loops[0].call_soon_threadsafe(stop.set)
-        thread.join(2)
-
-
-def configuration(url: str) -> str:
-    """An anabranch.yaml that gives the sources and the model names."""
-    endpoints = {
-        path: {"url": url, "owner": path.partition("/")[0], "slug": path.partition("/")[2]} for path in LIBRARY
-    }
-    return yaml.safe_dump(
-        {
-            "sources": {entry["slug"]: entry for entry in endpoints.values()},
-            "models": {"scribe": {"url": url, "owner": "writer", "slug": "scribe"}},
+    def __init__(self, folder: Path, host: str, port: int) -> None:
+        self._console = Console(highlight=False)
+        self._url = f"http://{host}:{port}"
+        self._environment = {
+            **os.environ,
+            "AGGREGATOR_DATA_DIR": str(folder),
+            "AGGREGATOR_HOST": host,
+            "AGGREGATOR_PORT": str(port),
+            "AGGREGATOR_DEBUG": os.environ.get("AGGREGATOR_DEBUG", "true"),
+            "AGGREGATOR_LOG_FORMAT": os.environ.get("AGGREGATOR_LOG_FORMAT", "console"),
+            "AGGREGATOR_LOG_LEVEL": os.environ.get("AGGREGATOR_LOG_LEVEL", "WARNING"),
         }
-    )
+
+    def run(self) -> None:
+        self.say("Three owners put their documents in. Each collection is read, cut, embedded and indexed here.")
+        for path, files in LIBRARY.items():
+            collection = path.partition("/")[2]
+            self.do("ingest", *files, "--collection", collection)
+            self.do("publish", collection, "--as", path)
+        with self.serving() as server:
+            self.say(f"They are served at {self._url}. One question to all three, each asked over HTTP as its owner's:")
+            sources = [f"--source={path.partition('/')[0]}@{self._url}/{path.partition('/')[2]}" for path in LIBRARY]
+            self.do("ask", QUESTION, *sources)
+            self.say(f"It goes on serving; its interface: {self._url}/docs. In another terminal:")
+            body = '{"query": "How is a chunk kept within the window of the embedder?"}'
+            self._console.print(f"curl {self._url}/v1/query -d '{body}'\n", soft_wrap=True, markup=False)
+            self._console.print("Ctrl-C ends it.\n", style="dim")
+            server.wait()
+
+    def say(self, text: str) -> None:
+        self._console.print(f"\n{text}\n", markup=False)
+
+    def do(self, *command: str) -> None:
+        shown = shlex.join(["anabranch", *command])
+        self._console.print(f"$ {shown}", style="bold cyan", markup=False, soft_wrap=True)
+        ran = subprocess.run([ANABRANCH, *command], cwd=HERE, env=self._environment, check=False)
+        if ran.returncode:
+            sys.exit(f"demo: `{shown}` ended with {ran.returncode}.")
+
+    def serving(self) -> subprocess.Popen[bytes]:
+        """The server, once it answers."""
+        server = subprocess.Popen([ANABRANCH, "serve"], cwd=HERE, env=self._environment, start_new_session=True)
+        until = time.monotonic() + READY_S
+        while not self._is_ready():
+            if server.poll() is not None or time.monotonic() > until:
+                server.terminate()
+                sys.exit("demo: the server did not start.")
+            time.sleep(0.05)
+        signal.signal(signal.SIGINT, lambda *_: server.terminate())
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        return server
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/ready", timeout=1) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
 
 
 def is_free(host: str, port: int) -> bool:
@@ -101,38 +99,15 @@ def is_free(host: str, port: int) -> bool:
 
 
 def main() -> None:
-    console = Console(highlight=False)
-    with running_space() as url, TemporaryDirectory() as folder:
-        config = Path(folder) / "anabranch.yaml"
-        config.write_text(configuration(url), encoding="utf-8")
-        os.environ["AGGREGATOR_CONFIG"] = str(config)
-        os.environ.setdefault("AGGREGATOR_HOST", "127.0.0.1")
-        os.environ.setdefault("AGGREGATOR_DEBUG", "true")
-        os.environ.setdefault("AGGREGATOR_LOG_FORMAT", "console")
-        settings = load()
-        if not is_free(settings.host, settings.port):
-            sys.exit(f"demo: port {settings.port} is taken; choose another: AGGREGATOR_PORT=8005 make demo")
-
-        console.print("Three owners' sources and a model now run on this machine. One question to all of them:\n")
-        console.print(f"[cyan]?[/cyan] [bold]{escape(QUESTION)}[/bold]\n")
-        inquiry = asking.Inquiry(question=QUESTION, sources=None, model=None, tokens={}, top_k=None, retrieve=False)
-        asyncio.run(asking.ask(settings, inquiry, as_json=False))
-
-        here = f"http://{settings.host}:{settings.port}"
-        names = [{"slug": slug} for slug in settings.sources]
-        body = {"prompt": QUESTION, "model": {"slug": "scribe"}, "data_sources": names}
-        console.print(
-            f"\nNow it serves at {here} (its interface: {here}/docs). In another terminal, follow the stream:\n"
-        )
-        console.print(f"curl -N {here}/api/v1/chat/stream -d '{json.dumps(body)}'\n", soft_wrap=True, markup=False)
-        console.print("Ctrl-C ends it.\n", style="dim")
-        serve(settings, 1, configured_log(settings))
+    host, port = os.environ.get("AGGREGATOR_HOST", "127.0.0.1"), int(os.environ.get("AGGREGATOR_PORT", "8001"))
+    if not is_free(host, port):
+        sys.exit(f"demo: port {port} is taken; choose another: AGGREGATOR_PORT=8005 make demo")
+    with TemporaryDirectory() as folder:
+        Demo(Path(folder), host, port).run()
 
 
 if __name__ == "__main__":
     try:
         main()
-    except AnabranchError as error:
-        sys.exit(f"demo: {error.message}")
     except KeyboardInterrupt:
         sys.exit(130)

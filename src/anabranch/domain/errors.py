@@ -3,12 +3,18 @@
 AnabranchError
 ├── ConfigurationError      a setting or the configuration file is wrong; the start stops
 ├── InvalidQuestion         the request cannot be understood or is over a limit
+├── Unauthorized            no key, or one that is not known
+├── Forbidden               the caller sees it but may not change it
+├── NotFound                it is not there, or not for this caller
+├── Conflict                something of that name is there already
 ├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
 ├── Cancelled               everybody who listened has gone
 ├── HubFailed               the hub cannot be asked, so a name stays unknown
 ├── DeadlineExceeded        the question's total time ran out
 ├── GenerationFailed        the model refused, failed, or said something unusable
 │   └── GenerationTimedOut  the model took too long
+├── EmbeddingFailed         the embedding model's server refused, failed, or said something unusable
+├── RerankFailed            the same of a reranker; a search goes on without it
 ├── InternalError           our own fault
 └── UpstreamError           a call to another machine failed; sources and models turn it into their own words
     └── UpstreamTimedOut    it did not answer in time
@@ -30,6 +36,22 @@ class ConfigurationError(AnabranchError):
 
 class InvalidQuestion(AnabranchError):
     code = "invalid_request"
+
+
+class Unauthorized(AnabranchError):
+    code = "unauthorized"
+
+
+class Forbidden(AnabranchError):
+    code = "forbidden"
+
+
+class NotFound(AnabranchError):
+    code = "not_found"
+
+
+class Conflict(AnabranchError):
+    code = "conflict"
 
 
 class ShuttingDown(AnabranchError):
@@ -54,6 +76,14 @@ class GenerationFailed(AnabranchError):
 
 class GenerationTimedOut(GenerationFailed):
     pass
+
+
+class EmbeddingFailed(AnabranchError):
+    code = "embedding_failed"
+
+
+class RerankFailed(AnabranchError):
+    code = "rerank_failed"
 
 
 class InternalError(AnabranchError):

@@ -41,7 +41,8 @@ class Ground(StrEnum):
     NOTHING_FOUND = "nothing_found"
 
 
-EndpointKind = Literal["space", "openai"]
+# A collection is asked in this process; an extractive model answers in the documents' own sentences.
+EndpointKind = Literal["space", "openai", "collection", "extractive"]
 
 
 class Endpoint(Value):
@@ -85,7 +86,8 @@ class Filters(Value):
 
 
 class Question(Value):
-    """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found."""
+    """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found;
+    `rewrite` lets the model put the question in other words before it is searched for."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -101,6 +103,7 @@ class Question(Value):
     refuse: bool = False
     filters: Filters = Filters()
     rerank: bool = True
+    rewrite: bool = False
 
 
 class Context(Value):
@@ -138,7 +141,7 @@ class Query(Value):
 
 
 class Scores(Value, gc=False):
-    """How a chunk came to its place: None is a list that it was not on."""
+    """How a chunk came to its place; None is a score that it does not have."""
 
     dense: float | None = None
     sparse: float | None = None
@@ -247,3 +250,5 @@ class Answer(Value):
     prompt_version: str | None = None
     omitted: int = 0
     refused: bool = False
+    rewritten: str | None = None
+    variants: tuple[str, ...] = ()

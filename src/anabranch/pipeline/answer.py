@@ -12,17 +12,24 @@ from anabranch.pipeline.generate import generate
 from anabranch.pipeline.guard import ground, refusal
 from anabranch.pipeline.merge import merge
 from anabranch.pipeline.prompt import compose
+from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
+
+ABSTAINED = "abstained"
+# A question is put in other words only as long as there is time for the rest.
+REWRITE_SHARE = 0.2
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retrieval_timeout_s: float
     generation_timeout_s: float
     context_tokens: int
+    query_context_tokens: int = 4_000
+    rewrite_timeout_s: float = 10.0
 
 
 class Pipeline:
-    """The Answerer: route, fan out, merge, guard, prompt, generate, cite."""
+    """The Answerer: rewrite where asked to, route, fan out, merge, guard, prompt, generate, cite."""
 
     def __init__(
         self, *, directory: Directory, counter: TokenCounter, clock: Clock, telemetry: Telemetry, limits: Limits
@@ -35,7 +42,8 @@ class Pipeline:
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         began = self._clock.monotonic()
-        leads = route(question, self._directory)
+        words = await self._in_other_words(question, context, began)
+        leads = route(question, self._directory, *words)
         await emit(RetrievalStarted(sources=tuple(lead.path for lead in leads)))
         budget_s = self._retrieval_budget_s(question, context, began)
         replies = await fan_out(leads, context, emit, self._clock, self._telemetry, budget_s)
@@ -45,7 +53,14 @@ class Pipeline:
 
         passages = merge(replies, question.profile)
         basis = ground(replies, passages)
-        answer = Answer(text="", ground=basis, replies=replies, passages=passages)
+        answer = Answer(
+            text="",
+            ground=basis,
+            replies=replies,
+            passages=passages,
+            rewritten=words.text if words.text != question.text else None,
+            variants=words.variants,
+        )
         if question.until is Until.MERGE:
             return self._timed(answer, began, retrieval_ms)
         if question.refuse and basis is not Ground.DOCUMENTS:
@@ -55,7 +70,9 @@ class Pipeline:
         if question.model is None:
             raise InvalidQuestion("No model is named, and none is configured.")
 
-        prompt = await compose(question, passages, basis, self._counter, self._limits.context_tokens)
+        chat = question.profile == "chat"
+        budget = self._limits.context_tokens if chat else self._limits.query_context_tokens
+        prompt = await compose(question, passages, basis, self._counter, budget)
         generator = self._directory.generator(question.model)
         model, timeout_s = question.model.path, self._limits.generation_timeout_s
         written = await generate(generator, model, prompt, context, emit, self._clock, timeout_s)
@@ -69,8 +86,16 @@ class Pipeline:
             model=model,
             prompt_version=prompt.version,
             omitted=prompt.omitted,
+            refused=written.finish_reason == ABSTAINED,
         )
         return self._timed(answer, began, retrieval_ms, written.time_ms)
+
+    async def _in_other_words(self, question: Question, context: Context, now: float) -> Rewritten:
+        if not question.rewrite or question.model is None:
+            return Rewritten(question.text)
+        budget_s = min(self._limits.rewrite_timeout_s, (context.deadline - now) * REWRITE_SHARE)
+        generator = self._directory.generator(question.model)
+        return await rewrite(question.text, question.history, generator, context, budget_s)
 
     def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
         """A source's time; where a model still has to write, never more than half of what is left."""

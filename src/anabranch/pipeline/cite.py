@@ -31,13 +31,16 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
         by_source.setdefault(passage.source, []).append(index)
     evidence = Evidence(passages)
     found: list[Citation] = []
+    last = 0
     for mark in MARK.finditer(text):
         named = _named(mark[1], by_source, len(passages))
         if not named:
             continue
         claim = _claim(text, mark.start())
+        since = text[max(last, mark.start() - MAX_CLAIM) : mark.start()].strip().lower()
+        last = mark.end()
         for candidates in named:
-            support = evidence.behind(claim, candidates)
+            support = evidence.behind(claim, candidates, since)
             found.append(
                 Citation(
                     start=mark.start(),
@@ -82,16 +85,18 @@ class Evidence:
         self._lowered: dict[int, str] = {}
         self._left = MAX_READ
 
-    def behind(self, claim: str, candidates: Sequence[int]) -> Support:
-        """The claim itself where a passage has it word for word, else the sentence that shares most with it."""
+    def behind(self, claim: str, candidates: Sequence[int], since: str = "") -> Support:
+        """All that was said since the last mark, or the claim, where a passage has it word for word; else the sentence
+        that shares most with the claim."""
         first = candidates[0]
         self._left -= sum(len(self._low(index)) for index in candidates)
         if self._left < 0:
             return Support(0.0, first, 0, len(self._passages[first].text))
-        for index in candidates:
-            at = self._low(index).find(claim) if claim else -1
-            if at >= 0:
-                return Support(1.0, index, at, at + len(claim))
+        for said in dict.fromkeys(filter(None, (since, claim))):
+            for index in candidates:
+                at = self._low(index).find(said)
+                if at >= 0:
+                    return Support(1.0, index, at, at + len(said))
         return self._closest_sentence(claim, candidates)
 
     def _closest_sentence(self, claim: str, candidates: Sequence[int]) -> Support:

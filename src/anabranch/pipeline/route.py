@@ -5,6 +5,8 @@ from typing import NamedTuple
 from anabranch.domain.contracts import Directory, Source
 from anabranch.domain.model import Query, Question
 
+NO_VARIANTS: tuple[str, ...] = ()
+
 
 class Lead(NamedTuple):
     path: str
@@ -12,15 +14,25 @@ class Lead(NamedTuple):
     query: Query
 
 
-def route(question: Question, directory: Directory) -> tuple[Lead, ...]:
+def route(
+    question: Question,
+    directory: Directory,
+    text: str | None = None,
+    variants: tuple[str, ...] = NO_VARIANTS,
+    hypothetical: str | None = None,
+) -> tuple[Lead, ...]:
     return tuple(
         Lead(
             path=endpoint.path,
             source=directory.source(endpoint),
             query=Query(
-                text=endpoint.query or question.text,
+                text=endpoint.query or text or question.text,
                 limit=question.top_k,
                 similarity_threshold=question.similarity_threshold,
+                filters=question.filters,
+                rerank=question.rerank,
+                variants=variants,
+                hypothetical=hypothetical,
             ),
         )
         for endpoint in question.sources

@@ -164,6 +164,11 @@ class AiohttpExchange:
         self.status = response.status
         self.content_type = response.content_type
 
+    @property
+    def retry_after(self) -> str:
+        """The header of that name, empty if there is none."""
+        return self._response.headers.get("Retry-After", "")
+
     async def read(self) -> bytes:
         if (self._response.content_length or 0) > self._max_bytes:
             raise self._too_large()

@@ -2,25 +2,24 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
-from anabranch.domain.model import Endpoint, EndpointKind
+from anabranch.domain.model import Endpoint
+from anabranch.runtime import configuration
 from anabranch.runtime.addresses import Network
 from anabranch.runtime.outbound import parse
 
 PREFIX = "AGGREGATOR_"
-SECRET = ("model_api_key",)
+SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
-DEFAULT_FILE = Path("anabranch.yaml")
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
@@ -28,7 +27,13 @@ Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 (any free 
 Flag = Annotated[bool, Meta(description="true or false")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
 LogFormat = Annotated[Literal["json", "console"], Meta(description="json or console")]
-Auth = Annotated[Literal["auto", "none"], Meta(description="auto or none")]
+Auth = Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")]
+RerankerForm = Annotated[Literal["cohere", "tei"], Meta(description="cohere or tei")]
+QueryTokens = Annotated[
+    int,
+    Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
+]
+Days = Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")]
 Origins = Annotated[tuple[str, ...], Meta(description='a list such as ["https://app.example.com"], or ["*"] for all')]
 Allowlist = Annotated[
     tuple[str, ...], Meta(description="a list of origins (http://host:port) and address blocks (10.0.0.0/8)")
@@ -37,25 +42,6 @@ Proxies = Annotated[tuple[str, ...], Meta(description="a list of addresses and a
 Address = Annotated[str, Meta(description="a URL that begins with http:// or https://")]
 Text = Annotated[str, Meta(description="a text")]
 Folder = Annotated[str, Meta(min_length=1, description="a folder")]
-
-
-class NamedEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of `sources:` or `models:`. `token` may name a variable: `${VARIABLE}`."""
-
-    url: str
-    slug: str
-    kind: EndpointKind = "space"
-    owner: str | None = None
-    tenant: str | None = None
-    token: str | None = None
-
-
-class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """anabranch.yaml."""
-
-    settings: dict[str, Any] = {}
-    sources: dict[str, Any] = {}
-    models: dict[str, Any] = {}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +69,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     auth: Auth = "auto"
     endpoint_allowlist: Allowlist = ()
     trusted_proxies: Proxies = ()
+    syfthub_jwks_cache_ttl: Seconds = 3600.0
+    jwt_audience: Text | None = None
     data_dir: Folder = "~/.local/share/anabranch"
+    models_dir: Folder = "~/.cache/anabranch/models"
+    max_document_bytes: Count = 50 * 1024 * 1024
+    max_document_pages: Count = 2_000
+    max_document_expansion: Count = 200 * 1024 * 1024
+    parse_timeout: Seconds = 120.0
+    query_context_tokens: QueryTokens = 4_000
+    query_rewriting: Flag = True
+    query_log_days: Days = 30
+    embedding_url: Address | None = None
+    embedding_model: Text | None = None
+    embedding_api_key: Text | None = None
+    embedding_window: Count = 8_000
+    embedding_threads: Count = 2
+    reranker_path: Text | None = None
+    reranker_url: Address | None = None
+    reranker_model: Text | None = None
+    reranker_api_key: Text | None = None
+    reranker_form: RerankerForm = "cohere"
     model_url: Address | None = None
     model_name: Text | None = None
     model_api_key: Text | None = None
     sources: dict[str, Endpoint] = {}
     models: dict[str, Endpoint] = {}
+    published_models: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Settings(host={self.host!r}, port={self.port!r})"
@@ -117,14 +124,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return next(iter(self.models.values()), None)
 
 
+NEEDS = {
+    "model_name": "model_url",
+    "model_api_key": "model_url",
+    "embedding_url": "embedding_model",
+    "embedding_model": "embedding_url",
+    "embedding_api_key": "embedding_url",
+    "reranker_model": "reranker_url",
+    "reranker_api_key": "reranker_url",
+}
 TYPES = get_type_hints(Settings, include_extras=True)
-VARIABLES = {PREFIX + name.upper(): name for name in TYPES if name not in ("sources", "models")}
+VARIABLES = {PREFIX + name.upper(): name for name in TYPES if name not in ("sources", "models", "published_models")}
 
 
 def load(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from the environment and the file; the environment wins. A wrong value is a ConfigurationError."""
     environment = os.environ if environment is None else environment
-    path, chosen = _read(file, environment)
+    path, chosen = configuration.read(file or _named(environment))
     values: dict[str, Any] = {}
     for name, value in chosen.settings.items():
         if name not in VARIABLES.values():
@@ -133,17 +149,8 @@ def load(environment: Mapping[str, str] | None = None, file: Path | None = None)
     for variable, name in VARIABLES.items():
         if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
             values[name] = _converted(name, environment[variable], variable)
-    settings = Settings(
-        **values,
-        sources={
-            name: _endpoint(entry, ("space",), environment, f"{path}: sources.{name}")
-            for name, entry in chosen.sources.items()
-        },
-        models={
-            name: _endpoint(entry, ("space", "openai"), environment, f"{path}: models.{name}")
-            for name, entry in chosen.models.items()
-        },
-    )
+    sources, models, published = configuration.endpoints(chosen, environment, str(path))
+    settings = Settings(**values, sources=sources, models=models, published_models=published)
     _check(settings)
     return settings
 
@@ -156,52 +163,8 @@ def unknown(environment: Mapping[str, str] | None = None) -> list[str]:
     )
 
 
-def _read(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, File]:
-    named = file or (Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None)
-    if named is None and not DEFAULT_FILE.is_file():
-        return DEFAULT_FILE, File()
-    path = named or DEFAULT_FILE
-    try:
-        return path, msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, File)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: this is not a text file.") from None
-    except yaml.YAMLError as error:
-        # Not the whole error: it quotes the line, and there may be a secret on it.
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
-        raise ConfigurationError(f"{path}: this is not YAML{where}.") from None
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path}: {error}.") from None
-
-
-def _endpoint(given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
-    try:
-        entry = msgspec.convert(given, NamedEndpoint)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where}: {error}.") from None
-    if entry.kind not in kinds:
-        raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
-    try:
-        parse(entry.url)
-    except UpstreamError:
-        raise ConfigurationError(f"{where}.url takes {_takes(TYPES['syfthub_url'])}{_instead_of(entry.url)}.") from None
-    token = entry.token
-    if token is not None and token.startswith("${") and token.endswith("}"):
-        variable = token[2:-1]
-        token = environment.get(variable)
-        if not token:
-            raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
-    return Endpoint(
-        slug=entry.slug,
-        url=entry.url,
-        owner=entry.owner,
-        tenant=entry.tenant,
-        kind=entry.kind,
-        operator=True,
-        token=token,
-    )
+def _named(environment: Mapping[str, str]) -> Path | None:
+    return Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None
 
 
 def _converted(name: str, value: object, where: str) -> Any:
@@ -259,7 +222,7 @@ def _check(settings: Settings) -> None:
             raise ConfigurationError(
                 f"{PREFIX}CORS_ORIGINS takes {_takes(TYPES['cors_origins'])}{_instead_of(origin)}."
             )
-    for name in ("syfthub_url", "model_url"):
+    for name in ("syfthub_url", "model_url", "embedding_url", "reranker_url"):
         if (url := getattr(settings, name)) is not None:
             try:
                 parse(url)
@@ -271,9 +234,17 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
-    for name in ("model_name", "model_api_key"):
-        if getattr(settings, name) is not None and settings.model_url is None:
-            raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}MODEL_URL, which is not set.")
-    folder = Path(settings.data_dir).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"{PREFIX}DATA_DIR takes a folder, and {settings.data_dir!r} is a file.")
+    _check_pairs(settings)
+    for name in ("data_dir", "models_dir"):
+        folder = Path(getattr(settings, name)).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(folder)!r} is a file.")
+
+
+def _check_pairs(settings: Settings) -> None:
+    """What goes only with something else, or only without it."""
+    for name, needed in NEEDS.items():
+        if getattr(settings, name) is not None and getattr(settings, needed) is None:
+            raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
+    if settings.reranker_path is not None and settings.reranker_url is not None:
+        raise ConfigurationError(f"{PREFIX}RERANKER_PATH and {PREFIX}RERANKER_URL are both set; leave one of them out.")

@@ -1,5 +1,6 @@
 """Public fakes: a real Space and Hub to talk to, and stand-ins for the domain's contracts."""
 
+from anabranch.testing.embedder import FakeEmbedder
 from anabranch.testing.failures import Failure
 from anabranch.testing.fakes import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
 from anabranch.testing.hub import Hub
@@ -11,6 +12,7 @@ __all__ = [
     "Document",
     "Failure",
     "FakeDirectory",
+    "FakeEmbedder",
     "FakeGenerator",
     "FakeSource",
     "Hub",

@@ -1,23 +1,57 @@
-"""The commands and their options."""
+"""The commands: which there are, where each is found, and what a mistake looks like."""
 
-import asyncio
+import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
+from anabranch.entrypoints.cli.options import config_option
 from anabranch.runtime.settings import PREFIX, load, unknown
 
-config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The configuration file [default: anabranch.yaml].",
-)
+HERE = __package__ or "anabranch.entrypoints.cli"
+# Each loads when it is run, and not to be listed: where it is, and the first sentence of its help.
+ELSEWHERE: dict[str, tuple[str, str]] = {
+    "ask": ("ask:command", "Ask a QUESTION; the answer streams in, with its sources below it."),
+    "ingest": ("ingest:command", "Take files, folders and web pages into a collection."),
+    "search": ("search:command", "Search the collections; passages, best first."),
+    "collections": ("collections:group", "List, make, show and delete collections."),
+    "documents": ("documents:group", "List, show and delete documents, and say who may see them."),
+    "publish": ("publish:publish", "Let others ask a COLLECTION as owner/slug."),
+    "unpublish": ("publish:unpublish", "Withdraw what was published as PATH (owner/slug)."),
+    "published": ("publish:published", "List what is published."),
+    "keys": ("keys:group", "Make, list and revoke API keys."),
+    "queries": ("queries:group", "The log of questions."),
+    "index": ("index:group", "Look at the search index, or make it anew."),
+    "backup": ("backup:backup", "Copy the records into FILE, also while a server runs."),
+    "restore": ("backup:restore", "Put the records from FILE, a backup, in place."),
+    "models": ("models:group", "Install and list the models that run on this machine."),
+    "eval": ("evaluation:group", "Measure how well things are found."),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*ELSEWHERE, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = ELSEWHERE[cmd_name][0].partition(":")
+        found = getattr(importlib.import_module(f"{HERE}.{module}"), attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        here = {name: command.get_short_help_str(limit=100) for name, command in self.commands.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl([*((name, text) for name, (_, text) in ELSEWHERE.items()), *here.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="anabranch")
 def commands() -> None:
     """One question to many sources at once, and one answer that shows its evidence."""
@@ -30,6 +64,7 @@ def commands() -> None:
 @config_option
 def serve(host: str | None, port: int | None, workers: int, config: Path | None) -> None:
     """Serve every surface over HTTP."""
+    from anabranch.app.knowledge import check  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.runtime.telemetry import configured_log  # noqa: PLC0415
 
@@ -40,89 +75,21 @@ def serve(host: str | None, port: int | None, workers: int, config: Path | None)
     log = configured_log(settings)
     for name in unknown():
         log.warning("unknown_setting", variable=name)
+    check(settings)
     run(settings, workers, log)
 
 
-@commands.command()
-@click.argument("question")
-@click.option(
-    "-s",
-    "--source",
-    "sources",
-    multiple=True,
-    metavar="SOURCE",
-    help="URL/slug, owner/slug on the hub, or a configured name. Repeat for more [default: every configured source].",
-)
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    help="URL/slug, owner/slug on the hub, or a configured name [default: the configured one].",
-)
-@click.option(
-    "-t",
-    "--token",
-    "tokens",
-    multiple=True,
-    metavar="OWNER=TOKEN",
-    help="A token for an owner's endpoints; OWNER=@FILE reads it from a file. Give a URL's owner as OWNER@URL/slug.",
-)
-@click.option("-k", "--top-k", type=click.IntRange(min=1), help="Documents per source.")
-@click.option("--retrieve", is_flag=True, help="Only find documents: no model, no answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-@config_option
-def ask(
-    question: str,
-    sources: tuple[str, ...],
-    model: str | None,
-    tokens: tuple[str, ...],
-    top_k: int | None,
-    retrieve: bool,
-    as_json: bool,
-    config: Path | None,
-) -> None:
-    """Ask a QUESTION; the answer streams in, with its sources below it."""
-    from anabranch.entrypoints.cli import ask as asking  # noqa: PLC0415
-
-    settings = load(file=config)
-    for name in unknown():
-        click.echo(f"anabranch: {name} is not a setting; it is passed over.", err=True)
-    if not sources and not settings.sources:
-        raise ConfigurationError("No source is named. Name one with --source, or configure some in anabranch.yaml.")
-    inquiry = asking.Inquiry(
-        question=question,
-        sources=sources or None,
-        model=model,
-        tokens=dict(_token(entry) for entry in tokens),
-        top_k=top_k,
-        retrieve=retrieve,
-    )
-    sys.exit(asyncio.run(asking.ask(settings, inquiry, as_json=as_json)))
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. What a person did wrong is one sentence on standard error, not a traceback."""
     try:
-        sys.exit(commands(prog_name="anabranch", standalone_mode=False))
+        sys.exit(commands(arguments, prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:
-        click.echo(f"anabranch: {error.message}", err=True)
+        from anabranch.entrypoints.cli.terminal import printable  # noqa: PLC0415
+
+        click.echo(f"anabranch: {printable(error.message)}", err=True)
         sys.exit(2 if isinstance(error, ConfigurationError | InvalidQuestion) else 1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-
-
-def _token(entry: str) -> tuple[str, str]:
-    owner, equals, token = entry.partition("=")
-    if not (owner and equals and token):
-        raise ConfigurationError("--token takes OWNER=TOKEN.")
-    if token.startswith("@"):
-        try:
-            token = Path(token[1:]).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(f"--token: {token[1:]} cannot be read ({error.strerror}).") from None
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"--token: {token[1:]} is not a text file.") from None
-    return owner, token

@@ -1,78 +1,170 @@
 """Who is calling, and from where."""
 
-from collections.abc import Iterator
-from ipaddress import ip_address
-from urllib.parse import urlsplit
+import re
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import Scope
 
-from anabranch.entrypoints.http.exchange import header
-from anabranch.runtime.addresses import Network
-from anabranch.runtime.settings import Settings
+from anabranch.app import Anabranch
+from anabranch.domain.errors import Unauthorized
+from anabranch.knowledge.model import Caller
+
+Address = IPv4Address | IPv6Address
 
 # What proxies add. One that adds nothing looks like a caller on this machine (unless it speaks HTTP/1.0, as older
 # proxies do to us): it must be told to add X-Forwarded-For, or be named in AGGREGATOR_TRUSTED_PROXIES.
-FORWARDING = (b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
+FORWARDING = frozenset(
+    b"forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cdn-loop cf-connecting-ip cf-ray "
+    b"fastly-client-ip fly-client-ip x-amzn-trace-id x-azure-clientip".split()
+)
+FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengine-")
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
+HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch keys create)."
 
 
 class Access:
     """What the settings say about callers. Forwarding headers count only from a trusted proxy."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, anabranch: Anabranch) -> None:
+        settings = anabranch.settings
+        self._anabranch = anabranch
         self._auth = settings.auth
+        self._audience = settings.jwt_audience
         self._proxies = settings.proxy_networks
+
+    async def caller(self, scope: Scope) -> Caller:
+        """Who asks a surface that holds data. A token is always looked at, and a wrong one is refused even where none
+        is needed; without one, the operator is whoever is at this machine, or everybody with `none`."""
+        token = self._token(scope)
+        if token is None:
+            return Caller(operator=True)
+        if _is_the_hubs(token) and self._audience is None:
+            raise Unauthorized("Tokens of the hub are not taken here: AGGREGATOR_JWT_AUDIENCE is not set.")
+        return await self._anabranch.identify(token, (self._audience,) if self._audience else ())
+
+    async def visitor(self, scope: Scope, owners: Collection[str]) -> tuple[Caller, Collection[str]]:
+        """Who asks what is published here, and which of these owners they may ask: a token of the hub is meant for one.
+        Whoever needs no token is a guest: what is published is asked on others' behalf, and a question that another
+        Anabranch on this machine passes on must not come with the operator's eyes."""
+        token = self._token(scope)
+        if token is None:
+            return Caller(), owners
+        # The hub writes audiences in small letters.
+        audiences = {*owners, *(owner.lower() for owner in owners), *((self._audience,) if self._audience else ())}
+        caller = await self._anabranch.identify(token, audiences)
+        meant = caller.audiences
+        if self._audience in meant:
+            return caller, owners
+        return caller, [owner for owner in owners if owner in meant or owner.lower() in meant]
+
+    async def admit(self, scope: Scope) -> Caller | None:
+        """Who asks the chat surface, which is open unless the settings close every surface."""
+        return await self.caller(scope) if self._auth in ("api_key", "jwt") else None
 
     def address(self, scope: Scope) -> str | None:
         """The caller's address: the last one on the way here that no trusted proxy answers for."""
         client = scope.get("client")
         if client is None:
             return None
-        for hop in _hops(scope, client[0]):
-            if not _within(hop, self._proxies):
-                return hop
-        return str(client[0])
+        found = str(client[0])
+        for hop in _hops(scope, found):
+            address = _address(hop)
+            if address is None:
+                break
+            found = str(address)
+            if not self._is_proxy(address):
+                break
+        return found
 
-    def vouched(self, scope: Scope) -> bool:
-        """Whether the caller may use what the operator has configured and pays for: always with `none`; with `auto`,
-        somebody at this very machine: nobody behind a proxy, and no web page that a browser on it happens to show."""
-        if self._auth == "none":
-            return True
-        peer = scope["client"][0] if scope.get("client") else ""
-        host, origin = header(scope, b"host") or "", header(scope, b"origin")
+    def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
+        """Whether the caller may use what the operator has configured and pays for. Who came with a token may, unless
+        as a guest. Who came without: always with `none`; with `auto`, somebody at this very machine: nobody behind a
+        proxy, and no web page that a browser on it happens to show."""
+        if caller is not None:
+            return caller.operator or caller.user is not None
+        if self._auth != "auto":
+            return self._auth == "none"
+        peer = _address(scope["client"][0]) if scope.get("client") else None
         return (
-            scope["http_version"] != "1.0"
-            and _is_loopback(peer)
-            and not _within(peer, self._proxies)
-            and not any(key in FORWARDING or key.startswith(b"x-forwarded-") for key, _ in scope["headers"])
-            and _is_local_name(host)
-            and (origin is None or origin.partition("://")[2] == host)
+            peer is not None
+            and peer.is_loopback
+            and not self._is_proxy(peer)
+            and scope["http_version"] != "1.0"
+            and not any(key in FORWARDING or key.startswith(FORWARDING_PREFIXES) for key, _ in scope["headers"])
+            and _is_of_this_site(scope)
         )
+
+    def _token(self, scope: Scope) -> str | None:
+        """The token, if it is of the kind that the settings ask for; None for those who need none."""
+        token = bearer(scope)
+        if token is None:
+            if self.vouched(scope):
+                return None
+            raise Unauthorized(NEEDS_A_KEY)
+        if self._auth == "jwt" and not _is_the_hubs(token):
+            raise Unauthorized("This takes a token of the hub, not an API key.")
+        if self._auth == "api_key" and _is_the_hubs(token) and self._audience is None:
+            raise Unauthorized("This takes an API key, not a token of the hub.")
+        return token
+
+    def _is_proxy(self, address: Address) -> bool:
+        return any(address.version == network.version and address in network for network in self._proxies)
+
+
+def bearer(scope: Scope) -> str | None:
+    """The token that a request carries; two of them are none that can be trusted."""
+    sent = _values(scope, b"authorization")
+    if not sent:
+        return None
+    scheme, _, token = sent[0].partition(" ")
+    if len(sent) > 1 or scheme.lower() != "bearer" or not token.strip():
+        raise Unauthorized("Send one header, Authorization: Bearer KEY.")
+    return token.strip()
+
+
+def _is_the_hubs(token: str) -> bool:
+    """A key of ours has no dots; a token of the hub has two."""
+    return token.count(".") == 2
+
+
+def _is_of_this_site(scope: Scope) -> bool:
+    """Not sent by a web page of another site: not under a name that was made to point here, not across origins, and not
+    as an image or a form, for which a browser need not name the origin."""
+    hosts = _values(scope, b"host")
+    return (
+        len(hosts) == 1
+        and _is_local_name(hosts[0])
+        and all(origin.partition("://")[2] == hosts[0] for origin in _values(scope, b"origin"))
+        and all(site in ("same-origin", "none") for site in _values(scope, b"sec-fetch-site"))
+    )
+
+
+def _is_local_name(host: str) -> bool:
+    found = HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower()
+    address = _address(name)
+    return address.is_loopback if address is not None else name == "localhost" or name.endswith(".localhost")
 
 
 def _hops(scope: Scope, peer: str) -> Iterator[str]:
     yield peer
-    forwarded = b",".join(value for key, value in scope["headers"] if key == b"x-forwarded-for").decode("latin-1")
+    forwarded = ",".join(_values(scope, b"x-forwarded-for"))
     yield from (hop.strip() for hop in reversed(forwarded.split(",")) if hop.strip())
 
 
-def _within(text: str, networks: tuple[Network, ...]) -> bool:
+def _address(text: str) -> Address | None:
+    """An address as a proxy or a socket gives it, with or without a port, one of IPv4 in its own form."""
+    found = HOP.fullmatch(text)
     try:
-        address = ip_address(text)
+        address = ip_address((found[1] or found[2]) if found else text)
     except ValueError:
-        return False
-    return any(address.version == network.version and address in network for network in networks)
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
-def _is_loopback(text: str) -> bool:
-    try:
-        return ip_address(text).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_local_name(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]

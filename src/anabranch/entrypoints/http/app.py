@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from importlib.resources import files
@@ -15,14 +15,22 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.chat import ChatSurface
 from anabranch.entrypoints.http.edge import Edge
+from anabranch.entrypoints.http.endpoints import EndpointSurface
+from anabranch.entrypoints.http.knowledge import KnowledgeSurface
+from anabranch.entrypoints.http.knowledge_errors import KnowledgeDialect
+from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.query import QuerySurface
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log, flush
+
+# Surfaces that hold data: a web page of another origin may use them only if that origin is named.
+HOLDING_DATA = ("/v1/", "/api/v1/endpoints")
 
 
 class Handler(Protocol):
@@ -37,20 +45,29 @@ class Service:
         self._log = log
         self._anabranch: Anabranch | None = None
         self._chat: ChatSurface | None = None
+        self._endpoints: EndpointSurface | None = None
+        self._knowledge: ASGIApp | None = None
         self._draining: asyncio.Task[None] | None = None
         self._healthy = {"status": "healthy", "service": "anabranch", "version": version("anabranch")}
         self._description = msgspec.json.encode(openapi.describe(settings))
-        self._app = CORSMiddleware(
-            Edge(Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan), log),
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["X-Correlation-ID"],
-        )
+        self._router = Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan)
+        inner = Edge(self._dispatch, log)
+        self._app = _shared(inner, settings.cors_origins, ["GET", "POST"])
+        named = [origin for origin in settings.cors_origins if origin != "*"]
+        self._holding_data = _shared(inner, named, ["GET", "POST", "PATCH", "DELETE"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it cannot route, and the edge answers in our own form
-        await self._app(scope, receive, send)
+        app = self._holding_data if scope.get("path", "").startswith(HOLDING_DATA) else self._app
+        await app(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Spec 5's dialect has errors of its own, also for what cannot be routed."""
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            assert self._knowledge is not None
+            await self._knowledge(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
 
     def _drain(self) -> None:
         assert self._anabranch is not None
@@ -60,6 +77,8 @@ class Service:
         routes: list[BaseRoute] = [
             Route("/api/v1/chat", _Asgi(self._complete), methods=["POST"]),
             Route("/api/v1/chat/stream", _Asgi(self._stream), methods=["POST"]),
+            Route("/api/v1/endpoints/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
+            Route("/api/v1/endpoints/{owner}/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/openapi.json", self._openapi),
@@ -70,11 +89,23 @@ class Service:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
-        async with Anabranch.open(settings=self._settings, telemetry=LoggedEvents(self._log)) as anabranch:
+        opening = Anabranch.open(
+            settings=self._settings,
+            telemetry=LoggedEvents(self._log),
+            indexing=True,
+            indexer_died=lambda status: self._log.warning("indexer_died", status=status),
+        )
+        async with opening as anabranch:
             self._anabranch = anabranch
             self._chat = ChatSurface(anabranch)
+            self._endpoints = EndpointSurface(anabranch)
+            ledger = Ledger(self._log)
+            query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
+            routes = [*KnowledgeSurface(anabranch, ledger).routes(), query]
+            self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             with _on_exit(self._drain):
                 yield
+            await ledger.settled()
         flush(self._log)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +115,10 @@ class Service:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._chat is not None
         await self._chat.stream(scope, receive, send)
+
+    async def _endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._endpoints is not None
+        await self._endpoints.query(scope, receive, send)
 
     async def _health(self, _request: Request) -> Response:
         return _json(self._healthy)
@@ -135,6 +170,17 @@ def _on_exit(drain: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, own in servers.items():
             signal.signal(number, own)
+
+
+def _shared(app: ASGIApp, origins: Sequence[str], methods: Sequence[str]) -> ASGIApp:
+    """The app, for web pages of these origins too."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=methods,
+        allow_headers=["*"],
+        expose_headers=["X-Correlation-ID"],
+    )
 
 
 def _json(content: dict[str, str], status: int = 200) -> Response:

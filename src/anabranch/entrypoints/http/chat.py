@@ -1,7 +1,5 @@
 """Spec 1's dialect: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
-import asyncio
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -10,27 +8,16 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.domain.errors import AnabranchError, Cancelled, InvalidQuestion
-from anabranch.domain.events import TERMINAL
+from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.model import Context, Endpoint, Question, Until
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import (
-    EVENT_STREAM,
-    TooLarge,
-    header,
-    read_body,
-    send_body,
-    send_error,
-    send_json,
-)
+from anabranch.entrypoints.http.exchange import TooLarge, read_body, send_error, send_json
+from anabranch.entrypoints.http.following import follow, trace, whole
+from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
 from anabranch.runtime.settings import Settings
-
-KEEP_ALIVE = b": keep-alive\n\n"
-LAST_WORDS_S = 5.0
-TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
 
 N = TypeVar("N", int, float)
 
@@ -44,65 +31,38 @@ class ChatSurface:
     def __init__(self, anabranch: Anabranch) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
-        self._access = Access(anabranch.settings)
+        self._access = Access(anabranch)
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = await self._started(scope, receive, send)
         if run is None:
             return
-        gone = asyncio.create_task(_stop_when_gone(receive, run))
         try:
-            answer = await run.value()
+            answer = await whole(run, receive)
         except AnabranchError as error:
             await send_error(send, error)
         else:
             with suppress(TimeoutError):
                 await send_json(send, 200, wire.response(answer))
-        finally:
-            gone.cancel()
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = await self._started(scope, receive, send)
-        if run is None:
-            return
-        gone = asyncio.create_task(_stop_when_gone(receive, run))
-        # A client that stops reading holds its Run back, but not beyond the Run's own time and a few last words.
-        try:
-            async with asyncio.timeout(self._settings.total_timeout + LAST_WORDS_S):
-                await self._send_events(run, send)
-        except TimeoutError:
-            pass
-        finally:
-            gone.cancel()
-
-    async def _send_events(self, run: Run, send: Send) -> None:
-        async with run.listen() as listener:
-            await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
-            while True:
-                try:
-                    async with asyncio.timeout(self._settings.heartbeat_interval):
-                        events = await listener.ready()
-                except TimeoutError:
-                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-                    continue
-                more = not isinstance(events[-1], TERMINAL)
-                frames = b"".join(map(wire.frame, events))
-                await send_body(send, frames, more=more)
-                if not more:
-                    return
+        if run is not None:
+            await follow(run, receive, send, wire.frame, self._settings)
 
     async def _started(self, scope: Scope, receive: Receive, send: Send) -> Run | None:
         """Admission: what is wrong with a request is said before any 200."""
         limit = self._settings.max_request_bytes
         try:
+            caller = await self._access.admit(scope)
             body = await read_body(receive, limit)
             if body is None:
                 return None
             if not body:
                 raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
-            question = _question(request, self._settings, lambda: self._access.vouched(scope))
-            return self._anabranch.start(question, self._context(scope, request))
+            question = _question(request, self._settings, lambda: self._access.vouched(scope, caller))
+            return self._anabranch.start(question, self._context(scope, request, caller))
         except TimeoutError:
             message = "The request took too long to arrive."
             await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])
@@ -117,24 +77,19 @@ class ChatSurface:
             await send_error(send, error)
         return None
 
-    def _context(self, scope: Scope, request: wire.ChatRequest) -> Context:
-        traceparent = header(scope, b"traceparent") or ""
-        tracestate = header(scope, b"tracestate") or ""
-        traced = TRACEPARENT.fullmatch(traceparent) is not None
+    def _context(self, scope: Scope, request: wire.ChatRequest, caller: Caller | None) -> Context:
+        traceparent, tracestate = trace(scope)
         return self._anabranch.context(
             correlation_id=scope["correlation_id"],
             address=self._access.address(scope),
+            user_id=caller.user if caller else None,
+            groups=caller.groups if caller else (),
+            operator=caller is not None and caller.operator,
             tokens=request.endpoint_tokens,
             transactions=request.transaction_tokens,
-            traceparent=traceparent if traced else None,
-            tracestate=tracestate if traced and tracestate.isprintable() and len(tracestate) <= 512 else None,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
-
-
-async def _stop_when_gone(receive: Receive, run: Run) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    run.stop(Cancelled("The client has gone."))
 
 
 def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:

@@ -15,7 +15,7 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, EndpointKind, Message, SourceReply, Status, Usage
+from anabranch.domain.model import Answer, Message, SourceReply, Status, Usage
 
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
@@ -37,7 +37,7 @@ class EndpointRef(Wire, frozen=True, kw_only=True):
     tenant_name: Annotated[str, Meta(description="Sent as X-Tenant-Name")] | None = None
     owner_username: Annotated[str, Meta(description="Whose tokens go along")] | None = None
     query_override: Annotated[str, Meta(description="Ask this source something else than the prompt")] | None = None
-    kind: Annotated[EndpointKind, Meta(description="Which protocol it speaks")] = "space"
+    kind: Annotated[Literal["space", "openai"], Meta(description="Which protocol it speaks")] = "space"
 
 
 class Turn(Wire, frozen=True, kw_only=True):
@@ -200,11 +200,15 @@ def history(turns: list[Turn] | None) -> tuple[Message, ...]:
 
 
 def _frame(name: bytes, data: Wire) -> bytes:
-    body = encode(data)
+    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+
+
+def one_line(body: bytes) -> bytes:
+    """JSON in which nothing ends a line, for clients that break lines at more than the newline."""
     for raw, escaped in LINE_ENDS:
         if raw in body:
             body = body.replace(raw, escaped)
-    return b"event: %b\ndata: %b\n\n" % (name, body)
+    return body
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:

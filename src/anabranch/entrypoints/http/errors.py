@@ -5,22 +5,34 @@ import msgspec
 from anabranch.domain.errors import (
     AnabranchError,
     Cancelled,
+    Conflict,
     DeadlineExceeded,
+    EmbeddingFailed,
+    Forbidden,
     GenerationFailed,
     GenerationTimedOut,
     HubFailed,
     InvalidQuestion,
+    NotFound,
     ShuttingDown,
+    Unauthorized,
 )
+from anabranch.knowledge.records.database import StoreFailed
 
 STATUSES: dict[type[AnabranchError], int] = {
     InvalidQuestion: 422,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    Conflict: 409,
     Cancelled: 499,
     GenerationTimedOut: 504,
     GenerationFailed: 502,
     DeadlineExceeded: 504,
     HubFailed: 502,
     ShuttingDown: 503,
+    EmbeddingFailed: 503,
+    StoreFailed: 503,
 }
 
 

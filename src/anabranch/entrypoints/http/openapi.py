@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from anabranch.entrypoints.http import chat_wire as wire
+from anabranch.entrypoints.http import openapi_knowledge as knowledge
 from anabranch.entrypoints.http.errors import ErrorBody
 from anabranch.runtime.settings import Settings
 
@@ -36,9 +37,10 @@ STREAM = (
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values()]
+    types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values(), *knowledge.TYPES]
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     _limit(schemas["ChatRequest"], settings)
+    knowledge.refine(schemas, settings)
     schemas["ChatEvent"] = {
         "description": "The data of a stream's events, under their names.",
         "type": "object",
@@ -57,10 +59,11 @@ def describe(settings: Settings) -> dict[str, Any]:
                     "chat_stream", "Ask, and follow the answer as it comes", "text/event-stream", "ChatEvent", STREAM
                 )
             },
+            **knowledge.paths(),
             "/health": {"get": _plain("health", "Whether the process is alive", {"200": status})},
             "/ready": {"get": _plain("ready", "Whether it takes questions", {"200": status, "503": status})},
         },
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": knowledge.SECURITY},
     }
 
 

@@ -1,60 +1,60 @@
-"""The composition root: settings become a running Anabranch. Nothing else constructs."""
+"""A running Anabranch, put together from its settings."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import assert_never
 
 import msgspec
 
-from anabranch.domain.contracts import Answerer, Clock, Generator, Outbound, Source, Telemetry
-from anabranch.domain.errors import InvalidQuestion, ShuttingDown, UpstreamError
+from anabranch.app.adapters import Adapters
+from anabranch.app.knowledge import Rooms
+from anabranch.app.publishing import Publishing
+from anabranch.domain.contracts import Answerer, Clock, Telemetry
+from anabranch.domain.errors import InvalidQuestion, ShuttingDown, Unauthorized, UpstreamError
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, Until
-from anabranch.models.openai import OpenAIModel
-from anabranch.models.space import SpaceModel
+from anabranch.knowledge.model import EVERYTHING, Caller, Identified
+from anabranch.knowledge.records import keys
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.run import Run
 from anabranch.runtime.addresses import AddressGuard
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.correlation import new_correlation_id
 from anabranch.runtime.hub import Hub
+from anabranch.runtime.hubtokens import HubTokens
 from anabranch.runtime.outbound import AiohttpOutbound, parse
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Silent
 from anabranch.runtime.tokens import EstimatedTokens
-from anabranch.sources.space import SpaceSource
 
-
-class Adapters:
-    """The Directory: which adapter reaches which kind of endpoint."""
-
-    def __init__(self, outbound: Outbound, settings: Settings) -> None:
-        self._outbound = outbound
-        self._streaming = settings.model_streaming_enabled
-
-    def source(self, endpoint: Endpoint) -> Source:
-        return SpaceSource(endpoint, self._outbound)
-
-    def generator(self, endpoint: Endpoint) -> Generator:
-        match endpoint.kind:
-            case "space":
-                return SpaceModel(endpoint, self._outbound, streaming=self._streaming)
-            case "openai":
-                return OpenAIModel(endpoint, self._outbound)
-            case _:
-                assert_never(endpoint.kind)
+# The model that needs no service: it answers in the documents' own sentences.
+EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
+COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
 
 
 class Anabranch:
     """A running Anabranch: ask it, stream from it, or start Runs on it. Get one with `Anabranch.open()`."""
 
-    def __init__(self, *, settings: Settings, answerer: Answerer, hub: Hub, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        answerer: Answerer,
+        rooms: Rooms,
+        publishing: Publishing,
+        hub: Hub,
+        hub_tokens: HubTokens,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
         self.settings = settings
+        self.knowledge = rooms
+        self.publishing = publishing
         self._answerer = answerer
         self._hub = hub
+        self._hub_tokens = hub_tokens
         self._clock = clock
         self._telemetry = telemetry
         self._runs: set[Run] = set()
@@ -65,9 +65,17 @@ class Anabranch:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: Path | str | None = None, *, settings: Settings | None = None, telemetry: Telemetry | None = None
+        cls,
+        config: Path | str | None = None,
+        *,
+        settings: Settings | None = None,
+        telemetry: Telemetry | None = None,
+        indexing: bool = False,
+        indexer_died: Callable[[int], None] = lambda _: None,
     ) -> AsyncIterator["Anabranch"]:
-        """An Anabranch from the environment and a configuration file, or from settings made by hand."""
+        """An Anabranch from the environment and a configuration file, or from settings made by hand. With `indexing` it
+        also takes in documents that wait, unless another process on this data folder does; `indexer_died` is told the
+        exit status of one that did not last."""
         settings = settings or load(file=Path(config) if config is not None else None)
         telemetry = telemetry or Silent()
         clock = SystemClock()
@@ -76,8 +84,10 @@ class Anabranch:
             allowed_origins=settings.allowed_origins,
             max_reply_bytes=settings.max_reply_bytes,
         )
+        rooms = Rooms(settings, outbound, indexing=indexing, died=indexer_died)
+        directory = Adapters(outbound, rooms, model_streaming=settings.model_streaming_enabled)
         pipeline = Pipeline(
-            directory=Adapters(outbound, settings),
+            directory=directory,
             counter=EstimatedTokens(),
             clock=clock,
             telemetry=telemetry,
@@ -85,21 +95,49 @@ class Anabranch:
                 retrieval_timeout_s=settings.retrieval_timeout,
                 generation_timeout_s=settings.generation_timeout,
                 context_tokens=settings.max_context_tokens,
+                query_context_tokens=settings.query_context_tokens,
             ),
         )
         hub = Hub(settings.syfthub_url, outbound)
-        opened = cls(settings=settings, answerer=pipeline, hub=hub, clock=clock, telemetry=telemetry)
+        opened = cls(
+            settings=settings,
+            answerer=pipeline,
+            rooms=rooms,
+            publishing=Publishing(settings, rooms, directory, pipeline, clock),
+            hub=hub,
+            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
+            clock=clock,
+            telemetry=telemetry,
+        )
         try:
+            if indexing and rooms.exists:
+                await rooms()
             yield opened
         finally:
             await opened.drain(grace_s=0)
+            await rooms.close()
             await outbound.close()
+
+    async def identify(self, token: str, audiences: Collection[str]) -> Identified:
+        """Whom a bearer token stands for: an API key of ours, or a token of the hub for one of the audiences."""
+        if token.count(".") == 2:
+            bearer = await self._hub_tokens.verify(token, audiences)
+            return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
+        if self.knowledge.exists:
+            room = await self.knowledge()
+            key = await room.database.read(lambda db: keys.find(db, token))
+            if key is not None:
+                return Identified(user=key.user, groups=key.groups, operator=key.operator, audiences=tuple(audiences))
+        raise Unauthorized("The API key is not known, or was revoked.")
 
     def context(
         self,
         *,
         correlation_id: str | None = None,
         address: str | None = None,
+        user_id: str | None = None,
+        groups: tuple[str, ...] = (),
+        operator: bool = False,
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
         traceparent: str | None = None,
@@ -110,18 +148,21 @@ class Anabranch:
             correlation_id=correlation_id or new_correlation_id(),
             deadline=self._clock.monotonic() + self.settings.total_timeout,
             address=address,
+            user_id=user_id,
+            groups=groups,
+            operator=operator,
             tokens=tokens or {},
             transactions=transactions or {},
             traceparent=traceparent,
             tracestate=tracestate,
         )
 
-    def start(self, question: Question, context: Context) -> Run:
+    def start(self, question: Question, context: Context, answerer: Answerer | None = None) -> Run:
         """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
         if self.draining:
             raise ShuttingDown("The server is shutting down; ask again in a moment.")
         self._admit(question)
-        run = Run(self._answerer, question, context, self._telemetry, ended=self._forget)
+        run = Run(answerer or self._answerer, question, context, self._telemetry, ended=self._forget)
         self._runs.add(run)
         self._idle.clear()
         return run.start()
@@ -148,7 +189,7 @@ class Anabranch:
         until: Until = Until.GENERATE,
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
-        `URL/slug`; without sources, every configured one is asked."""
+        `URL/slug`; without sources, every configured one and every collection is asked."""
         asked, context = await self._prepared(question, sources, model, history, tokens, top_k, until)
         return await self.start(asked, context).value()
 
@@ -196,25 +237,48 @@ class Anabranch:
         top_k: int | None,
         until: Until,
     ) -> tuple[Question, Context]:
-        named = list(self.settings.sources) if sources is None else list(sources)
         known = tokens or {}
-        chosen = [await self._resolved(name, self.settings.sources, known) for name in named]
-        default = self.settings.default_model
-        writer = default if model is None else await self._resolved(model, self.settings.models, known)
-        if writer is None and until is Until.GENERATE:
-            raise InvalidQuestion(
-                "No model is named. Name one, configure one in anabranch.yaml, or set AGGREGATOR_MODEL_URL."
-            )
+        if sources is None:
+            chosen = [*self.settings.sources.values(), *([COLLECTIONS] if await self._collections() else [])]
+        else:
+            chosen = [await self._resolved(name, await self._sources(name), known) for name in sources]
+        models = {EXTRACTIVE.slug: EXTRACTIVE, **self.settings.models}
+        writer = self.model if model is None else await self._resolved(model, models, known)
         asked = Question(
             text=question,
             sources=_told_apart(chosen),
             model=writer,
             history=tuple(history),
             top_k=self.settings.default_top_k if top_k is None else top_k,
+            # Among our own, the ranking decides; what others hold to be worth sending is up to a threshold.
+            similarity_threshold=0.0 if chosen and all(one.kind == "collection" for one in chosen) else 0.5,
             until=until,
             refuse=True,
+            rewrite=self.rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
         )
-        return asked, self.context(tokens=tokens)
+        return asked, self.context(tokens=tokens, operator=True)
+
+    @property
+    def model(self) -> Endpoint:
+        """Who writes when nobody is named."""
+        return self.settings.default_model or EXTRACTIVE
+
+    def rewrites(self, model: Endpoint) -> bool:
+        """Whether questions are put in other words before they are searched for: only a model that writes can."""
+        return self.settings.query_rewriting and model.kind != "extractive"
+
+    async def _sources(self, name: str | Endpoint) -> Mapping[str, Endpoint]:
+        """What a name can mean without asking the hub: what is configured, and a collection."""
+        if not isinstance(name, str) or name in self.settings.sources:
+            return self.settings.sources
+        ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
+        return {**ours, **self.settings.sources}
+
+    async def _collections(self) -> list[str]:
+        if not self.knowledge.exists:
+            return []
+        room = await self.knowledge()
+        return [one.collection.name for one in await room.collections(Caller(operator=True))]
 
     async def _resolved(
         self, name: str | Endpoint, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]

@@ -1,0 +1,5 @@
+"""The composition root: settings become a running Anabranch. Nothing else constructs."""
+
+from anabranch.app.running import Anabranch
+
+__all__ = ["Anabranch"]

@@ -1,0 +1,118 @@
+"""The indexer's process: settings on the first line of standard input, and the end of it is the end."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from anabranch.app.embedders import embedder_for
+from anabranch.app.knowledge import folder_of
+from anabranch.domain.errors import AnabranchError, UpstreamError
+from anabranch.knowledge.index.generation import Generations
+from anabranch.knowledge.index.writer import Writer
+from anabranch.knowledge.indexer import Indexer
+from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.parse import ParseLimits, Sandbox
+from anabranch.knowledge.records import facts
+from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.text import Unprocessable
+from anabranch.runtime.addresses import AddressGuard
+from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import configured_log, flush
+
+FETCH_S = 60.0
+NICE = 5
+
+
+@asynccontextmanager
+async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
+    """An indexer for the data folder. Whoever opens one holds the folder's lock."""
+    folder = folder_of(settings)
+    database = Database.open(folder)
+    outbound = AiohttpOutbound(
+        guard=AddressGuard(settings.allowed_networks),
+        allowed_origins=settings.allowed_origins,
+        # Documents and embeddings come the same way; the parser has the documents' own limit.
+        max_reply_bytes=max(settings.max_document_bytes, settings.max_reply_bytes),
+    )
+    sandbox = Sandbox(
+        ParseLimits(
+            max_bytes=settings.max_document_bytes,
+            max_pages=settings.max_document_pages,
+            max_expanded=settings.max_document_expansion,
+            timeout_s=settings.parse_timeout,
+        )
+    )
+    try:
+        embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
+        database.reading(lambda db: facts.check_embedder(db, embedder.name))
+        ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(outbound))
+        writer = Writer(database, Generations(folder / "index"), embedder.name)
+        yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
+    finally:
+        await sandbox.close()
+        await outbound.close()
+        database.close()
+
+
+class Fetching:
+    """Documents by their address, through the guard like everything that a request names."""
+
+    def __init__(self, outbound: AiohttpOutbound) -> None:
+        self._outbound = outbound
+
+    async def __call__(self, url: str) -> Fetched:
+        try:
+            async with asyncio.timeout(FETCH_S), self._outbound.request("GET", url, headers={}) as reply:
+                if 300 <= reply.status < 400:
+                    raise Unprocessable(f"The address redirects to another ({reply.status}); ingest that one.")
+                if reply.status != 200:
+                    raise Unprocessable(f"The address answered with {reply.status}.")
+                return Fetched(await reply.read(), reply.content_type or None)
+        except TimeoutError:
+            raise Unprocessable(f"The address did not answer within {FETCH_S:.0f} seconds.") from None
+        except UpstreamError as error:
+            raise Unprocessable(f"The address cannot be fetched. {error.message}") from error
+
+
+async def run(settings: Settings) -> None:
+    async with indexer(settings) as opened:
+        work = asyncio.create_task(opened.run())
+        loop = asyncio.get_running_loop()
+
+        def wait_for_the_end() -> None:
+            sys.stdin.buffer.read()
+            with suppress(RuntimeError):  # the loop may be closed already
+                loop.call_soon_threadsafe(work.cancel)
+
+        threading.Thread(target=wait_for_the_end, daemon=True).start()
+        with suppress(asyncio.CancelledError):
+            await work
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    log = configured_log(settings)
+    with suppress(OSError):
+        os.nice(NICE)  # questions go before documents
+    log.info("indexer_started", data_dir=settings.data_dir)
+    try:
+        asyncio.run(run(settings))
+    except AnabranchError as error:
+        log.warning("indexer_failed", error=error.message)
+        sys.exit(1)
+    except Exception:
+        log.exception("indexer_crashed")
+        sys.exit(70)
+    finally:
+        log.info("indexer_stopped")
+        flush(log)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The knowledge room, opened when it is first needed."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from anabranch.app.embedders import LocalEmbedder, embedder_for, reranker_for
+from anabranch.domain.contracts import Outbound
+from anabranch.knowledge.records import facts
+from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.supervisor import Supervisor
+from anabranch.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.room import Knowledge
+
+INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
+
+
+class Rooms:
+    """Called, it gives the one Knowledge of this process. With `indexing`, it also sees to it that an indexer runs:
+    here, or in whichever other process has the data folder's lock."""
+
+    def __init__(
+        self, settings: Settings, outbound: Outbound, *, indexing: bool, died: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._settings = settings
+        self._outbound = outbound
+        self._indexing = indexing
+        self._died = died
+        self._opening = asyncio.Lock()
+        self._open: Knowledge | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever kept here."""
+        return (folder_of(self._settings) / NAME).is_file()
+
+    async def __call__(self) -> "Knowledge":
+        if self._open is None:
+            async with self._opening:
+                if self._open is None:
+                    self._open = await self._opened()
+        return self._open
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    async def _opened(self) -> "Knowledge":
+        # numpy and what is built on it load here: a server that only forwards questions never needs them.
+        from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
+        from anabranch.knowledge.index.reader import Reader  # noqa: PLC0415
+        from anabranch.knowledge.room import Knowledge  # noqa: PLC0415
+        from anabranch.knowledge.search import Searcher  # noqa: PLC0415
+
+        folder = folder_of(self._settings)
+        database = await asyncio.to_thread(Database.open, folder)
+        embedder = embedder_for(self._settings, self._outbound)
+        try:
+            await database.read(lambda db: facts.check_embedder(db, embedder.name))
+            reranker = reranker_for(self._settings, self._outbound)
+        except BaseException:
+            database.close()
+            raise
+        reader = Reader(Generations(folder / "index"))
+        if self._indexing:
+            greeting = msgspec.json.encode(self._settings) + b"\n"
+            await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
+        searcher = Searcher(database, reader, embedder, reranker)
+        return Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+
+
+def check(settings: Settings) -> None:
+    """Before the start: records that cannot be used are a sentence, not a server that fails later."""
+    folder = folder_of(settings)
+    if not (folder / NAME).is_file():
+        return
+    database = Database.open(folder)
+    try:
+        database.reading(lambda db: facts.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+    finally:
+        database.close()
+
+
+def folder_of(settings: Settings) -> Path:
+    return Path(settings.data_dir).expanduser()

@@ -1,0 +1,184 @@
+"""How far passages carry an answer to a question: whether they have its names, are about one of them, and are near."""
+
+import html
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple, TypeVar
+
+from anabranch.domain.model import Passage
+
+Unit = TypeVar("Unit", str, tuple[str, str])
+
+# A Chinese or Japanese sign counts as a word: its neighbours make the pairs that words make elsewhere.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W_]+")
+BRACKETED = re.compile(r"\([^()]*\)")
+_STOP = """
+a about above after again against all also am an and any are as at be because been before being below between both but
+by can could did do does doing done down during each either else ever few for from further had has have having he her
+here hers herself him himself his how i if in into is it its itself just let ll may me might more most much must my
+myself neither no nor not of off on once one only or other our ours out over own per re s shall she should since so some
+such t than that the their theirs them themselves then there these they this those through to too under until up upon us
+ve very was we were what when where which while who whom whose why will with within without would yes you your yours
+"""
+STOP = frozenset(_STOP.split())
+MAX_QUESTION = 1_000
+MAX_TITLE = 300
+MAX_PASSAGES = 25
+MAX_READ = 8_000
+MAX_READ_ALL = 80_000
+
+# A logistic over the three signals, fitted on questions with and without the paragraphs that answer them; at 0.5 about
+# one answerable question in fourteen is refused. docs/extractive.md has the figures.
+NAMES, NEAR, ABOUT, BIAS = 6.7, 8.2, 3.2, -12.0
+# `about` where titles say nothing, and where the question has no names and only nearness is left to decide.
+UNTITLED, NAMELESS = 0.5, 0.6
+# Where no vector similarity is known, the share of the question's words stands in for it.
+NEAR_UNKNOWN, NEAR_SHARE = 0.36, 0.44
+
+
+class Wording:
+    """A question as what can be looked for: its content words and its pairs of neighbours, each of them one bit.
+    `names` are those that are spelled as names or numbers."""
+
+    def __init__(self, question: str) -> None:
+        spelled = WORD.findall(_folded(question[:MAX_QUESTION]))
+        self.stems = [stem(word.lower()) for word in spelled]
+        self._words: dict[str, int] = {}
+        self._pairs: dict[tuple[str, str], int] = {}
+        self.names = self.everything = 0
+        content = [word.lower() not in STOP for word in spelled]
+        named = [is_content and _named(spelled, at) for at, is_content in enumerate(content)]
+        for at, one in enumerate(self.stems):
+            if content[at]:
+                self._add(self._words, one, is_name=named[at])
+                if at and content[at - 1]:
+                    self._add(self._pairs, (self.stems[at - 1], one), is_name=named[at] and named[at - 1])
+        self._heads = {one[:3] for one in self._words}
+
+    def _add(self, units: dict[Unit, int], unit: Unit, *, is_name: bool) -> None:
+        bit = units.setdefault(unit, 1 << len(self._words) + len(self._pairs))
+        self.everything |= bit
+        if is_name:
+            self.names |= bit
+
+    def within(self, text: str) -> int:
+        """Which of them the text has."""
+        found = 0
+        before = ""
+        for word in WORD.findall(_folded(text).lower()):
+            one = stem(word) if word[:3] in self._heads else ""
+            bit = self._words.get(one, 0)
+            if bit:
+                found |= bit | self._pairs.get((before, one), 0)
+            before = one
+        return found
+
+    def spells(self, title: str) -> bool:
+        """Whether the question has the title in full, but for what stands in brackets."""
+        words = [stem(word.lower()) for word in WORD.findall(_folded(bare(title)))]
+        return bool(words) and f" {' '.join(words)} " in f" {' '.join(self.stems)} "
+
+
+class Signals(NamedTuple):
+    """What speaks for an answer, each from 0 to 1: how many of the question's names the best two passages have, how
+    near the nearest is, and whether one is about what the question names."""
+
+    names: float
+    near: float
+    about: float
+
+
+def support(question: str, passages: Sequence[Passage]) -> float:
+    """From 0 to 1; below 0.5 the passages do not answer the question."""
+    if not passages:
+        return 0.0
+    seen = signals(Wording(question), passages)
+    return 1 / (1 + math.exp(-(NAMES * seen.names + NEAR * seen.near + ABOUT * seen.about + BIAS)))
+
+
+def signals(wording: Wording, passages: Sequence[Passage]) -> Signals:
+    titles = [wording.within(bare(passage.title)) for passage in passages[:MAX_PASSAGES]]
+    found = [title | wording.within(text) for title, text in zip(titles, readable(passages), strict=True)]
+    near = [nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, found, strict=False)]
+    return Signals(
+        names=share(_best_pair(found, wording.names), wording.names) if wording.names else 1.0,
+        near=max(near),
+        about=_about(wording, passages, titles),
+    )
+
+
+def _about(wording: Wording, passages: Sequence[Passage], titles: Sequence[int]) -> float:
+    """How much of the question is the title of a passage. Titles that share no word with the question (file names,
+    say) and a question without names say nothing either way."""
+    spelled = 0
+    for passage, title in zip(passages, titles, strict=False):
+        if title and wording.spells(passage.title):
+            spelled |= title
+    known = max(share(spelled, wording.everything), share(spelled, wording.names))
+    if not wording.names:
+        return max(known, NAMELESS)
+    return known if any(titles) else UNTITLED
+
+
+def nearness(passage: Passage, shared: float) -> float:
+    """The cosine between passage and question, else what the share of the question that it has lets one expect."""
+    dense = passage.place.scores.dense if passage.place else None
+    return NEAR_UNKNOWN + NEAR_SHARE * shared if dense is None or math.isnan(dense) else min(1.0, max(-1.0, dense))
+
+
+def readable(passages: Sequence[Passage]) -> list[str]:
+    """What is read of each passage: enough for any chunk, bounded for a hostile source."""
+    left = MAX_READ_ALL
+    read: list[str] = []
+    for passage in passages[:MAX_PASSAGES]:
+        read.append(passage.text[: min(left, MAX_READ)])
+        left -= len(read[-1])
+    return read
+
+
+def bare(title: str) -> str:
+    """A title without what only tells it apart: Mercury (planet)."""
+    title = title[:MAX_TITLE]
+    return BRACKETED.sub(" ", html.unescape(title) if "&" in title else title)
+
+
+def stem(word: str) -> str:
+    """Enough for plurals and verbs; with a full stemmer the figures are the same."""
+    size = len(word)
+    if size > 4:
+        if word.endswith("ies"):
+            return word[:-3] + "y"
+        if word.endswith("ing") and size > 5:
+            return word[:-3]
+        if word.endswith(("ed", "es")):
+            return word[:-2]
+    if size > 3 and (word.endswith("e") or (word.endswith("s") and not word.endswith("ss"))):
+        return word[:-1]
+    return word
+
+
+def _named(spelled: Sequence[str], at: int) -> bool:
+    """A number or a capital; the first word of all has one anyway, unless a name goes on behind it."""
+    word = spelled[at]
+    if at or word[0].isdigit():
+        return word[0].isdigit() or word[0].isupper()
+    return word[0].isupper() and len(spelled) > 1 and spelled[1][0].isupper() and spelled[1].lower() not in STOP
+
+
+def _best_pair(found: Sequence[int], wanted: int) -> int:
+    """A question may need two passages: what the best two have together."""
+    pairs = ((one | other) & wanted for one, other in combinations(found, 2))
+    return max(pairs, key=int.bit_count, default=found[0] & wanted)
+
+
+def share(found: int, wanted: int) -> float:
+    return (found & wanted).bit_count() / wanted.bit_count() if wanted else 0.0
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))

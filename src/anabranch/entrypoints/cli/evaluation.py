@@ -1,0 +1,197 @@
+"""`anabranch eval`: a test collection taken in, asked, and measured stage by stage."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from anabranch.app.knowledge import folder_of
+from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.domain.model import Value
+from anabranch.entrypoints.cli.opening import OPERATOR, embedding, knowledge, require_model
+from anabranch.entrypoints.cli.options import chunking_given, chunking_options, config_option, configured, json_option
+from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
+from anabranch.knowledge.model import NewDocument
+from anabranch.knowledge.records import jobs
+from anabranch.knowledge.text import Chunking
+from anabranch.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.evaluate import Dataset, Measures, Stage
+    from anabranch.knowledge.room import Knowledge
+
+STAGES = ("bm25", "dense", "hybrid", "rerank")
+BATCH = 500
+POLL_S = 0.2
+
+
+class Results(Value):
+    """What was measured, and of what, as `--json` and results.json give it."""
+
+    dataset: str
+    embedder: str
+    chunking: Chunking
+    documents: int
+    chunks: int
+    queries: int
+    ingest_s: float
+    ask_s: float
+    stages: "dict[Stage, Measures]"
+
+
+@click.group("eval")
+def group() -> None:
+    """Measure how well things are found."""
+
+
+@group.command()
+@click.option(
+    "--dataset",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv.",
+)
+@click.option("--stages", default=",".join(STAGES), show_default=True, help="Which to measure.")
+@chunking_options
+@click.option("--output", "into", type=click.Path(file_okay=False, path_type=Path), help="Also results.json and .svg.")
+@json_option
+@config_option
+def retrieval(
+    dataset: Path,
+    stages: str,
+    chunking: str | None,
+    chunk_size: int | None,
+    overlap: int | None,
+    into: Path | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Measure how well each stage of the search ranks a test collection.
+
+    The documents are taken into a temporary folder, with the configured embedder.
+    """
+    from anabranch.knowledge.evaluate import read  # noqa: PLC0415  numpy loads only where it is needed
+
+    settings = configured(config)
+    named = [stage.strip() for stage in stages.split(",") if stage.strip()]
+    if not named or not set(named) <= set(STAGES):
+        raise click.UsageError(f"--stages takes some of {', '.join(STAGES)}.")
+    chosen: Any = [stage for stage in STAGES if stage in named]
+    require_model(settings)
+    test = read(dataset)
+    if into is not None:
+        _prepare(into)
+    cut = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
+    with tempfile.TemporaryDirectory(prefix="anabranch-eval-") as folder:
+        apart = msgspec.structs.replace(settings, data_dir=folder, log_level="ERROR")
+        results = asyncio.run(_evaluate(apart, test, chosen, cut))
+    if into is not None:
+        _write(into, results)
+    _show(results, as_json=as_json)
+
+
+async def _evaluate(settings: Settings, test: "Dataset", stages: "Sequence[Stage]", chunking: Chunking) -> Results:
+    from anabranch.knowledge.evaluate import evaluate  # noqa: PLC0415
+    from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
+    from anabranch.knowledge.index.reader import Reader  # noqa: PLC0415
+
+    async with knowledge(settings) as room, embedding(settings, threads=settings.embedding_threads) as embedder:
+        begin = time.perf_counter()
+        await room.create_collection(OPERATOR, "test", chunking=chunking)
+        with progress(f"Taking in {flat(test.name)}", unit="documents") as advance:
+            await _take_in(room, settings, test, advance)
+        taken = time.perf_counter()
+        reader = Reader(Generations(folder_of(settings) / "index"))
+        with progress("Asking", unit="queries") as advance:
+            measured = await evaluate(room.database, reader, embedder, test, stages, advance)
+        counts = await room.collection(OPERATOR, "test")
+        return Results(
+            dataset=test.name,
+            embedder=embedder.name,
+            chunking=counts.collection.settings.chunking,
+            documents=counts.documents,
+            chunks=counts.chunks,
+            queries=max((measures.queries for measures in measured.values()), default=0),
+            ingest_s=round(taken - begin, 1),
+            ask_s=round(time.perf_counter() - taken, 1),
+            stages=measured,
+        )
+
+
+async def _take_in(room: "Knowledge", settings: Settings, test: "Dataset", advance: Advance) -> None:
+    from anabranch.app.indexer import indexer  # noqa: PLC0415
+
+    documents = [
+        NewDocument(source="text", data=f"{title}\n\n{text}".encode(), title=title or None, identity=identity)
+        for identity, (title, text) in test.documents.items()
+        if (title + text).strip()
+    ]
+    if not documents:
+        raise ConfigurationError(f"There is no document with text in {test.name}.")
+    accepted = [
+        await room.ingest(OPERATOR, "test", documents[at : at + BATCH]) for at in range(0, len(documents), BATCH)
+    ]
+
+    async def watch() -> None:
+        while True:
+            advance(len(documents) - await room.database.read(jobs.waiting), len(documents))
+            await asyncio.sleep(POLL_S)
+
+    async with indexer(settings) as taking:
+        watching = asyncio.create_task(watch())
+        try:
+            await taking.drain()
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+    ended = [item for job in accepted for item in (await room.job(OPERATOR, job)).items]
+    failed = [item for item in ended if item.status == "failed"]
+    if failed:
+        notes().print(f"{counted(len(failed), 'document')} failed; the first: {flat(failed[0].error or '')}")
+    if len(failed) == len(ended):
+        raise AnabranchError("No document of the dataset could be taken in.")
+
+
+def _prepare(folder: Path) -> None:
+    """Before the work, so that it is not for nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--output: {folder} cannot be made ({error.strerror}).") from None
+
+
+def _write(folder: Path, results: Results) -> None:
+    from anabranch.entrypoints.cli.chart import chart  # noqa: PLC0415
+
+    title = f"{results.dataset}: {results.embedder}, {results.chunking.strategy} chunks of {results.chunking.size}"
+    try:
+        (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+        (folder / "results.svg").write_text(chart(title, results.stages), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output: {folder} cannot be written to ({error.strerror}).") from None
+
+
+def _show(results: Results, *, as_json: bool) -> None:
+    if as_json:
+        print_json(results)
+        return
+    print_table(
+        ("stage", "nDCG@10", "Recall@10", "Recall@100", "MRR@10"),
+        [
+            (stage, *(f"{value:.3f}" for value in (one.ndcg_10, one.recall_10, one.recall_100, one.mrr_10)))
+            for stage, one in results.stages.items()
+        ],
+    )
+    cut = results.chunking
+    output().print(
+        f"{results.dataset}: {counted(results.documents, 'document')} in {counted(results.chunks, 'chunk')} "
+        f"({cut.strategy}, {cut.size}) taken in in {results.ingest_s:.0f} s, {results.queries:,} queries in "
+        f"{results.ask_s:.0f} s, {results.embedder}"
+    )

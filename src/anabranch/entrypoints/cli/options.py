@@ -1,0 +1,109 @@
+"""Options that several commands share, and what becomes of their values."""
+
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+import click
+
+from anabranch.knowledge.model import Permissions, Visibility
+from anabranch.knowledge.text import Strategy
+from anabranch.runtime.settings import Settings, load, unknown
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The configuration file [default: anabranch.yaml].",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class ListsByDefault(click.Group):
+    """A group of commands that lists when none of them is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def day(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """A callback for options that take a date."""
+    try:
+        return None if value is None else date.fromisoformat(value).isoformat()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a date such as 2024-12-31.") from None
+
+
+def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """A callback for repeatable options of the form key=value."""
+    found: dict[str, str] = {}
+    for value in values:
+        key, equals, rest = value.partition("=")
+        if not (key.strip() and equals):
+            raise click.BadParameter(f"{value!r} is not of the form key=value.")
+        found[key.strip()] = rest.strip()
+    return found
+
+
+def chunking_options(command: Command) -> Command:
+    """The options are None where they were not given."""
+    for option in reversed(
+        [
+            click.option(
+                "--chunking", type=click.Choice(get_args(Strategy)), help="How documents are cut [default: semantic]."
+            ),
+            click.option(
+                "--chunk-size",
+                type=click.IntRange(1),
+                help="The most tokens in a chunk [default: what fits, up to 512].",
+            ),
+            click.option(
+                "--overlap", type=click.IntRange(0), help="Tokens that a chunk repeats of the one before [default: 50]."
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def permission_options(command: Command) -> Command:
+    for option in reversed(
+        [
+            click.option(
+                "--visibility",
+                type=click.Choice(get_args(Visibility)),
+                help="Who may see it: everyone, only its owner, or also those named [default: the collection's].",
+            ),
+            click.option("--user", "users", multiple=True, help="A user who may see what is restricted; repeatable."),
+            click.option("--group", "groups", multiple=True, help="A group that may; repeatable."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def configured(config: Path | None) -> Settings:
+    """The settings; what is most likely misspelt is said on standard error."""
+    settings = load(file=config)
+    for name in unknown():
+        click.echo(f"anabranch: {name} is not a setting; it is passed over.", err=True)
+    return settings
+
+
+def chunking_given(strategy: str | None, size: int | None, overlap: int | None) -> dict[str, Any]:
+    given = {"strategy": strategy, "size": size, "overlap": overlap}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def permissions_given(visibility: str | None, users: Sequence[str], groups: Sequence[str]) -> Permissions | None:
+    """None if nothing was said. Whoever names people means that nobody else may see it."""
+    if (users or groups) and visibility not in (None, "restricted"):
+        raise click.UsageError("--user and --group go with --visibility restricted.")
+    if visibility is None and not (users or groups):
+        return None
+    chosen = cast("Visibility", visibility or "restricted")
+    return Permissions(visibility=chosen, allowed_users=tuple(users), allowed_groups=tuple(groups))

@@ -1,0 +1,154 @@
+"""`anabranch search`: ranked passages, where each stands, and how it came to its rank."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.padding import Padding
+from rich.text import Text
+
+from anabranch.domain.model import Filters, Passage, Query, Scores
+from anabranch.entrypoints.cli.opening import OPERATOR, knowledge, require_model, require_records
+from anabranch.entrypoints.cli.options import config_option, configured, day, json_option, pairs
+from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json
+from anabranch.runtime.settings import Settings
+
+EXCERPT = 220
+NOTHING_FOUND = 3
+
+
+@click.command("search")
+@click.argument("query")
+@click.option("-c", "--collection", "collections", multiple=True, help="Only in this one; repeatable [default: all].")
+@click.option("-k", "limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many passages.")
+@click.option("--tag", "tags", multiple=True, help="Only documents with this tag; repeatable.")
+@click.option(
+    "--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Only documents of which this is said."
+)
+@click.option("--since", callback=day, metavar="DATE", help="Only documents of this day or later.")
+@click.option("--until", callback=day, metavar="DATE", help="Only documents of this day or earlier.")
+@click.option("--no-rerank", is_flag=True, help="Leave the order as dense and keyword search give it.")
+@click.option("--explain", is_flag=True, help="Show every score of each passage, and the timings.")
+@json_option
+@config_option
+def command(
+    query: str,
+    collections: tuple[str, ...],
+    limit: int,
+    tags: tuple[str, ...],
+    meta: dict[str, str],
+    since: str | None,
+    until: str | None,
+    no_rerank: bool,
+    explain: bool,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Search the collections; passages, best first.
+
+    The exit status is 3 if nothing is found.
+    """
+    settings = configured(config)
+    if not query.strip():
+        raise click.UsageError("The query is empty: search for something.")
+    require_records(settings)
+    require_model(settings)
+    asked = Query(
+        text=query,
+        limit=limit,
+        similarity_threshold=0.0,
+        filters=Filters(collections=collections or None, start=since, end=until, metadata=meta, tags=tags),
+        rerank=not no_rerank,
+    )
+    found, timings = asyncio.run(_search(settings, asked, explain=explain))
+    if as_json:
+        print_json({"query": query, "passages": found, "timings_ms": timings})
+    else:
+        _show(query, found, timings, explain=explain)
+    sys.exit(0 if found else NOTHING_FOUND)
+
+
+async def _search(settings: Settings, asked: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:
+    """What is found, and how long it took: the first search loads the model and the index, the next one has them."""
+    begin = time.perf_counter()
+    async with knowledge(settings) as room:
+        for name in asked.filters.collections or ():
+            await room.collection(OPERATOR, name)
+        opened = time.perf_counter()
+        found = await room.search(asked, OPERATOR)
+        first = time.perf_counter()
+        timings = {"open": opened - begin, "first_search": first - opened}
+        if explain:
+            await room.search(asked, OPERATOR)
+            timings["next_search"] = time.perf_counter() - first
+    return found, {name: round(1000 * taken, 1) for name, taken in timings.items()}
+
+
+def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, explain: bool) -> None:
+    from anabranch.knowledge.index.words import terms  # noqa: PLC0415
+
+    console = output()
+    wanted = set(terms(query))
+    for rank, passage in enumerate(found, 1):
+        where = " · ".join(part for part in (flat(passage.source), place_of(passage)) if part)
+        console.print(Text.assemble((f"{rank:>2} ", "cyan"), (flat(passage.title), "bold"), (f" · {where}", "dim")))
+        console.print(Padding(excerpt(passage.text, wanted), (0, 0, 0, 3), expand=False))
+        if explain and passage.place is not None:
+            console.print(Padding(Text(_scores(rank, passage.place.scores), style="dim"), (0, 0, 0, 3), expand=False))
+    if not found:
+        notes().print("Nothing was found.")
+    if explain:
+        console.print(
+            Text(
+                f"{timings['open']:.0f} ms opening · {timings['first_search']:.0f} ms loading and searching · "
+                f"{timings['next_search']:.1f} ms searching again",
+                style="dim",
+            )
+        )
+
+
+def _scores(rank: int, scores: Scores) -> str:
+    """A list that the passage was not on has no score for it."""
+    shown = [
+        f"{name} {'–' if score is None else f'{score:{form}}'}"  # noqa: RUF001  a dash, for nothing
+        for name, score, form in (
+            ("dense", scores.dense, ".3f"),
+            ("sparse", scores.sparse, ".2f"),
+            ("fused", scores.fused, ".5f"),
+            ("rerank", scores.rerank, ".3f"),
+        )
+    ]
+    return " · ".join([f"rank {rank}", *shown])
+
+
+def excerpt(text: str, wanted: set[int]) -> Text:
+    """The stretch of a passage that has most of the wanted words, with those words marked."""
+    from anabranch.knowledge.index.words import WORD, terms  # noqa: PLC0415
+
+    line = flat(text)
+    hits = [
+        (word.start(), word.end(), frozenset(found))
+        for word in WORD.finditer(line)
+        if (found := wanted.intersection(terms(word[0])))
+    ]
+    begin = 0
+    if len(line) > EXCERPT and hits:
+        starts = [max(0, start - EXCERPT // 4) for start, _, _ in hits]
+        begin = max(starts, key=lambda start: (_worth(hits, start), -start))
+        begin = line.rfind(" ", 0, min(begin, len(line) - EXCERPT)) + 1 if begin else 0
+    end = len(line) if len(line) - begin <= EXCERPT else line.rfind(" ", begin, begin + EXCERPT)
+    end = end if end > begin else begin + EXCERPT
+    shown = Text(line[begin:end])
+    for start, stop, _ in hits:
+        if begin <= start and stop <= end:
+            shown.stylize("bold yellow", start - begin, stop - begin)
+    return Text.assemble("…" if begin else "", shown, "…" if end < len(line) else "")
+
+
+def _worth(hits: Sequence[tuple[int, int, frozenset[int]]], begin: int) -> tuple[int, int]:
+    """Different words first, then how many."""
+    within = [found for start, stop, found in hits if begin <= start and stop <= begin + EXCERPT]
+    return len(frozenset().union(*within)), len(within)

@@ -1,0 +1,254 @@
+"""What the surface of collections takes and sends, as spec 5 has it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from anabranch.domain.errors import InvalidQuestion
+from anabranch.knowledge.model import (
+    ItemStatus,
+    JobStatus,
+    Outcome,
+    Permissions,
+    SourceType,
+    Visibility,
+)
+from anabranch.knowledge.text import Strategy
+
+MAX_DEPTH = 20
+
+Who = Annotated[str, Meta(min_length=1, max_length=200)]
+Named = Annotated[list[Who], Meta(max_length=1_000)]
+Title = Annotated[str, Meta(min_length=1, max_length=200)]
+Metadata = Annotated[
+    dict[str, Any],
+    Meta(description="A JSON object; `author`, `created_date` and `tags` have a meaning, filters find every value"),
+]
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """A form on the wire; fields that it does not know are passed over."""
+
+
+class PermissionsForm(Wire, frozen=True, kw_only=True):
+    """`public`: everybody who may ask at all; `private`: the owner; `restricted`: the owner and those named."""
+
+    visibility: Visibility = "public"
+    allowed_users: Named = []
+    allowed_groups: Named = []
+
+    def value(self) -> Permissions:
+        return Permissions(
+            visibility=self.visibility,
+            allowed_users=tuple(self.allowed_users),
+            allowed_groups=tuple(self.allowed_groups),
+        )
+
+
+class ChunkingForm(Wire, frozen=True, kw_only=True):
+    """How documents are cut; sizes are in the embedder's tokens, and never more than its window."""
+
+    chunking_strategy: Strategy | None = None
+    chunk_size: Annotated[int, Meta(ge=32, le=100_000)] | None = None
+    chunk_overlap: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The parts that were said, under the names of `Chunking`."""
+        said = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
+    embedding_model: str | None = None
+    default_permissions: PermissionsForm | None = None
+
+
+class NewCollection(Wire, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    description: Annotated[str, Meta(max_length=10_000)] = ""
+    settings: NewCollectionSettings | None = None
+
+
+class SourceForm(Wire, frozen=True, kw_only=True):
+    type: SourceType
+    content: Annotated[str, Meta(description="Base64 of a file, a URL, or the text itself")]
+    filename: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
+
+
+class DocumentForm(Wire, frozen=True, kw_only=True):
+    """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it."""
+
+    source: SourceForm
+    id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
+    title: Title | None = None
+    metadata: Metadata | None = None
+    permissions: PermissionsForm | None = None
+
+
+class IngestRequest(Wire, frozen=True, kw_only=True):
+    collection_id: Annotated[str, Meta(min_length=1, description="A collection's id or name")]
+    documents: Annotated[list[DocumentForm], Meta(min_length=1, max_length=1_000)]
+    settings: ChunkingForm | None = None
+
+
+class DocumentChanges(Wire, frozen=True, kw_only=True):
+    """What is given replaces what was there; what is left out stays."""
+
+    title: Title | None = None
+    metadata: Metadata | None = None
+    permissions: PermissionsForm | None = None
+
+
+class Feedback(Wire, frozen=True, kw_only=True):
+    query_id: Annotated[str, Meta(min_length=1, max_length=100)]
+    rating: Literal["thumbs_up", "thumbs_down"]
+    comment: Annotated[str, Meta(max_length=10_000)] | None = None
+
+
+class RequestedChunking(Wire, frozen=True, kw_only=True):
+    chunk_size: int
+    chunk_overlap: int
+
+
+class CollectionSettingsView(Wire, frozen=True, kw_only=True):
+    """`requested` is there where the embedder's window made the sizes smaller than what was asked for;
+    `default_permissions` where the caller owns the collection."""
+
+    embedding_model: str
+    chunking_strategy: Strategy
+    chunk_size: int
+    chunk_overlap: int
+    requested: RequestedChunking | None
+    default_permissions: PermissionsForm | None
+
+
+class CollectionView(Wire, frozen=True, kw_only=True):
+    """A collection, with the counts of what the caller can see of it."""
+
+    id: str
+    name: str
+    description: str
+    owner: str | None
+    settings: CollectionSettingsView
+    document_count: int
+    chunk_count: int
+    created_at: datetime
+
+
+class CollectionList(Wire, frozen=True, kw_only=True):
+    collections: list[CollectionView]
+
+
+class CollectionStats(Wire, frozen=True, kw_only=True):
+    """Of what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
+
+    document_count: int
+    chunk_count: int
+    total_tokens: int
+    storage_bytes: int
+    query_count_30d: int
+
+
+class CollectionDeleted(Wire, frozen=True, kw_only=True):
+    deleted: bool
+    documents_removed: int
+
+
+class IngestAccepted(Wire, frozen=True, kw_only=True):
+    job_id: str
+    status: Literal["accepted"]
+    documents_queued: int
+
+
+class Progress(Wire, frozen=True, kw_only=True):
+    total: int
+    processed: int
+    failed: int
+
+
+class JobDocument(Wire, frozen=True, kw_only=True):
+    """One document of a job; `error` and `code` are there if it failed."""
+
+    id: str
+    name: str
+    status: ItemStatus
+    outcome: Outcome | None
+    chunk_count: int
+    error: str | UnsetType = UNSET
+    code: Literal["UNPROCESSABLE"] | UnsetType = UNSET
+
+
+class JobView(Wire, frozen=True, kw_only=True):
+    job_id: str
+    collection_id: str
+    status: JobStatus
+    progress: Progress
+    documents: list[JobDocument]
+    created_at: datetime
+    completed_at: datetime | None
+
+
+class DocumentSourceView(Wire, frozen=True, kw_only=True):
+    type: SourceType
+    filename: str | None
+    url: str | None
+
+
+class DocumentView(Wire, frozen=True, kw_only=True):
+    """A document. `permissions` are shown to its owner; the content (or the part of it that was asked for, with its
+    character offsets) only where one document is asked for."""
+
+    id: str
+    collection_id: str
+    collection: str
+    title: str
+    source: DocumentSourceView
+    metadata: dict[str, Any]
+    permissions: PermissionsForm | None
+    content_hash: str
+    chunk_count: int
+    token_count: int
+    size_bytes: int
+    pages: int | None
+    created_at: datetime
+    updated_at: datetime
+    content: str | UnsetType = UNSET
+    content_start: int | UnsetType = UNSET
+    content_end: int | UnsetType = UNSET
+    content_length: int | UnsetType = UNSET
+
+
+class DocumentPage(Wire, frozen=True, kw_only=True):
+    """`total` counts what the caller can see; `next` goes into `after` for the next page."""
+
+    documents: list[DocumentView]
+    total: int
+    has_more: bool
+    next: str | None
+
+
+class DocumentDeleted(Wire, frozen=True, kw_only=True):
+    deleted: bool
+    chunks_removed: int
+
+
+class FeedbackRecorded(Wire, frozen=True, kw_only=True):
+    recorded: bool
+
+
+def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+    """What is nested too deeply is not metadata: whoever walks through it later should not have to fear it."""
+    level: list[Any] = [metadata]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, Mapping | list)
+            for inner in (value.values() if isinstance(value, Mapping) else value)
+        ]
+        if not level:
+            return dict(metadata or {})
+    raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")

@@ -1,0 +1,158 @@
+"""Spec 5's dialect: POST /v1/query, answered in JSON or as server-sent events by one Run."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from anabranch.app import Anabranch
+from anabranch.app.running import COLLECTIONS
+from anabranch.domain.errors import AnabranchError, InvalidQuestion
+from anabranch.domain.events import Answered, AnswerEvent
+from anabranch.domain.model import Context, Filters, Ground, Message, Question
+from anabranch.entrypoints.http import query_wire as wire
+from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.exchange import header, send_json
+from anabranch.entrypoints.http.following import follow, trace, whole
+from anabranch.entrypoints.http.knowledge_errors import InvalidQuery, body_of
+from anabranch.entrypoints.http.ledger import EXTRACTIVE, Entry, Ledger
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.identifiers import new_id
+from anabranch.pipeline.run import Run
+
+if TYPE_CHECKING:  # it brings numpy along
+    from anabranch.knowledge.room import Knowledge
+
+T = TypeVar("T")
+
+LONGEST = 10_000
+TOP_K = 10
+MAX_TOKENS = 1_024
+TURNS = 5
+
+decode = msgspec.json.Decoder(wire.QueryRequest).decode
+
+
+class SearchFailed(AnabranchError):
+    """The collections could not be searched: the embedding model is not installed, the store is out of reach."""
+
+    code = "service_unavailable"
+
+
+class Started(NamedTuple):
+    run: Run
+    form: wire.Form
+    entry: Entry
+
+
+class QuerySurface:
+    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+        self._anabranch = anabranch
+        self._settings = anabranch.settings
+        self._access = Access(anabranch)
+        self._ledger = ledger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run, form, entry = await self._started(scope, receive)
+        if "text/event-stream" not in (header(scope, b"accept") or "").lower():
+            answer = await whole(run, receive)
+            if answer.ground is Ground.ALL_FAILED:
+                raise SearchFailed(answer.replies[0].error or "The search failed.")
+            entry.write(answer)
+            with suppress(TimeoutError):
+                await send_json(send, 200, form.response(answer))
+            return
+
+        def frame(event: AnswerEvent) -> bytes:
+            if isinstance(event, Answered) and event.answer.ground is not Ground.ALL_FAILED:
+                entry.write(event.answer)
+            return form.frame(event)
+
+        await follow(run, receive, send, frame, self._settings)
+
+    async def _started(self, scope: Scope, receive: Receive) -> Started:
+        """Admission: what is wrong with a request is said before any 200."""
+        caller = await self._access.caller(scope)
+        asked = decode(await body_of(receive, self._settings.max_request_bytes))
+        if not asked.query.strip() or len(asked.query) > LONGEST:
+            raise InvalidQuery(f"query must have 1 to {LONGEST:,} characters.")
+        filters = _filters(asked.filters or wire.FiltersForm())
+        room = await self._anabranch.knowledge()
+        searched = await room.chosen(caller, asked.collections or None)
+        if asked.collections:
+            filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
+        question = self._question(asked, filters, await self._history(room, caller, asked.conversation_id))
+        query_id, conversation = new_id(), asked.conversation_id or new_id()
+        settings = asked.settings or wire.QuerySettings()
+        form = wire.Form(
+            query_id=query_id,
+            conversation_id=conversation,
+            model=self._anabranch.model.path,
+            include_sources=_or(settings.include_sources, True),
+            response_format=settings.response_format or "text",
+        )
+        ledger = self._ledger if self._settings.query_log_days else None
+        entry = Entry(ledger, room, caller, query_id, conversation, question, searched)
+        return Started(self._anabranch.start(question, self._context(scope, caller)), form, entry)
+
+    def _question(self, asked: wire.QueryRequest, filters: Filters, history: tuple[Message, ...]) -> Question:
+        model, settings = self._anabranch.model, asked.settings or wire.QuerySettings()
+        return Question(
+            text=asked.query,
+            sources=(COLLECTIONS,),
+            model=model,
+            history=history,
+            top_k=_or(settings.top_k, min(TOP_K, self._settings.max_top_k)),
+            similarity_threshold=0.0,
+            max_tokens=_or(settings.max_tokens, MAX_TOKENS),
+            temperature=0.0,
+            profile="query",
+            refuse=True,
+            filters=filters,
+            rerank=_or(settings.rerank, True),
+            rewrite=self._anabranch.rewrites(model),
+        )
+
+    async def _history(self, room: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
+        """The last turns, for a model that can read them."""
+        if conversation is None or self._anabranch.model.kind == EXTRACTIVE:
+            return ()
+        await self._ledger.settled()  # the turn before may still be on its way
+        turns = await room.turns(caller, conversation, TURNS)
+        return tuple(
+            message
+            for turn in turns
+            for message in (
+                Message(role="user", content=turn.question),
+                Message(role="assistant", content=turn.answer),
+            )
+        )
+
+    def _context(self, scope: Scope, caller: Caller) -> Context:
+        traceparent, tracestate = trace(scope)
+        return self._anabranch.context(
+            correlation_id=scope["correlation_id"],
+            address=self._access.address(scope),
+            user_id=caller.user,
+            groups=caller.groups,
+            operator=caller.operator,
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
+
+
+def _filters(form: wire.FiltersForm) -> Filters:
+    days = form.date_range or wire.DateRange()
+    if days.start is not None and days.end is not None and days.start > days.end:
+        raise InvalidQuestion("filters.date_range ends before it starts.")
+    return Filters(
+        start=days.start.isoformat() if days.start is not None else None,
+        end=days.end.isoformat() if days.end is not None else None,
+        metadata=form.metadata or {},
+        tags=tuple(form.tags or ()),
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,154 @@
+"""Evaluation: how well each stage of the search ranks a test collection (BEIR layout), measured as trec_eval does."""
+
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from anabranch.domain.contracts import Embedder
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.model import Filters, Query, Value
+from anabranch.knowledge.index.reader import Reader
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.search import Candidates, interact, retrieve
+
+Stage = Literal["bm25", "dense", "hybrid", "rerank"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+DEEP = 100
+# Reranking sees the pool that it would see for a page of results, not one that was widened for the measurement.
+PAGE = 20
+OPERATOR = Caller(operator=True)
+
+
+class Dataset(Value):
+    """`judged` has, for each query, how relevant each judged document is."""
+
+    name: str
+    documents: Mapping[str, tuple[str, str]]
+    queries: Mapping[str, str]
+    judged: Mapping[str, Mapping[str, float]]
+
+
+class Measures(Value):
+    ndcg_10: float
+    recall_10: float
+    recall_100: float
+    mrr_10: float
+    queries: int
+
+
+def read(folder: Path) -> Dataset:
+    """corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/test.tsv)."""
+    try:
+        judged: dict[str, dict[str, float]] = {}
+        for query, document, grade in _judgements(folder):
+            judged.setdefault(query, {})[document] = grade
+        return Dataset(
+            name=folder.resolve().name,
+            documents={one["_id"]: (one.get("title") or "", one["text"]) for one in _lines(folder / "corpus.jsonl")},
+            queries={one["_id"]: one["text"] for one in _lines(folder / "queries.jsonl")},
+            judged=judged,
+        )
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{folder} is not a dataset in BEIR's layout: {error.filename} is missing.") from None
+    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{folder} is not a dataset in BEIR's layout: {error}.") from None
+
+
+async def evaluate(
+    database: Database,
+    reader: Reader,
+    embedder: Embedder,
+    dataset: Dataset,
+    stages: Sequence[Stage],
+    progress: Callable[[int, int], None],
+) -> dict[Stage, Measures]:
+    """The measures of each stage. A document's `identity` is its id in the dataset."""
+    asked = [query for query in dataset.queries if any(grade > 0 for grade in dataset.judged.get(query, {}).values())]
+    found: dict[Stage, list[tuple[float, float, float, float]]] = {stage: [] for stage in stages}
+    for number, query in enumerate(asked, 1):
+        text = dataset.queries[query]
+        embeddings = await embedder.embed([text])
+
+        def rank(db: sqlite3.Connection, text: str = text, embeddings: Any = embeddings) -> dict[Stage, list[str]]:
+            view = reader.view(db, Filters(), OPERATOR)
+            wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
+            page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
+            page = interact(db, view, page, embeddings[0])
+            return {stage: _documents(db, _ordered(stage, wide, page)) for stage in stages}
+
+        for stage, ranked in database.reading(rank).items():
+            found[stage].append(measure(ranked, dataset.judged[query]))
+        progress(number, len(asked))
+    return {stage: _mean(rows) for stage, rows in found.items()}
+
+
+def measure(ranked: Sequence[str], judged: Mapping[str, float]) -> tuple[float, float, float, float]:
+    """nDCG@10 with linear gain, Recall@10, Recall@100, MRR@10."""
+    gains = [max(judged.get(document, 0.0), 0.0) for document in ranked]
+    ideal = sorted((grade for grade in judged.values() if grade > 0), reverse=True)
+    relevant = len(ideal)
+    first = next((rank for rank, gain in enumerate(gains[:10], 1) if gain > 0), None)
+    return (
+        _discounted(gains[:10]) / _discounted(ideal[:10]),
+        sum(gain > 0 for gain in gains[:10]) / relevant,
+        sum(gain > 0 for gain in gains[:100]) / relevant,
+        1 / first if first else 0.0,
+    )
+
+
+def _ordered(stage: Stage, wide: Candidates, page: Candidates) -> list[int]:
+    match stage:
+        case "bm25":
+            listed = wide.keys[wide.listed_sparse]
+            return list(listed[np.lexsort((listed, -wide.sparse[wide.listed_sparse]))].tolist())
+        case "dense":
+            listed = wide.keys[wide.listed_dense]
+            return list(listed[np.lexsort((listed, -wide.dense[wide.listed_dense]))].tolist())
+        case "hybrid":
+            return list(wide.keys.tolist())
+        case "rerank":
+            best = page.keys.tolist()
+            return [*best, *(key for key in wide.keys.tolist() if key not in set(best))]
+
+
+def _documents(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:
+    """The documents of chunks, each once, at the rank of its best chunk."""
+    rows = db.execute(
+        "SELECT chunks.key, identity FROM chunks JOIN documents ON documents.key = chunks.document "
+        "WHERE chunks.key IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(list(keys)).decode(),),
+    )
+    identity = dict(rows.fetchall())
+    return list(dict.fromkeys(identity[key] for key in keys))
+
+
+def _discounted(gains: Sequence[float]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
+
+
+def _mean(rows: Sequence[tuple[float, float, float, float]]) -> Measures:
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else [0.0] * 4
+    return Measures(ndcg_10=means[0], recall_10=means[1], recall_100=means[2], mrr_10=means[3], queries=len(rows))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield msgspec.json.decode(line)
+
+
+def _judgements(folder: Path) -> Iterator[tuple[str, str, float]]:
+    path = folder / "qrels.tsv"
+    if not path.is_file():
+        path = folder / "qrels" / "test.tsv"
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        if line.strip():
+            query, document, grade = line.split("\t")[:3]
+            yield query, document, float(grade)

@@ -1,0 +1,92 @@
+"""The child of a Sandbox: reads files from its standard input until that ends, and answers each with its text."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import BinaryIO
+
+import msgspec
+
+from anabranch.knowledge.parse.dispatch import parse
+from anabranch.knowledge.parse.frames import EXHAUSTED, MAX_FRAME, PREFIX, Reply, Request, framed, request_from
+from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.text import Unprocessable
+
+GRACE_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+def main(limits: ParseLimits) -> None:
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
+        _detach()
+        _confine(limits)
+        _send(replies, framed(Reply()))  # ready: from here on the time is the file's
+        while (request := _next(requests)) is not None:
+            # Ends this process wherever it hangs, even if nobody is left to kill it.
+            signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + GRACE_S)
+            _send(replies, _answer(request, limits))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            del request
+
+
+def _detach() -> None:
+    """What a library prints must not get between the replies; who stops the parent lets it finish its files."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _confine(limits: ParseLimits) -> None:
+    for kind, most in (
+        (resource.RLIMIT_AS, limits.max_memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
+        with suppress(ValueError, OSError):  # macOS knows no RLIMIT_AS
+            resource.setrlimit(kind, (most, most))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _send(replies: BinaryIO, frame: bytes) -> None:
+    replies.write(frame)
+    replies.flush()
+
+
+def _next(requests: BinaryIO) -> Request | None:
+    prefix = requests.read(PREFIX.size)
+    if len(prefix) < PREFIX.size:
+        return None
+    (size,) = PREFIX.unpack(prefix)
+    body = requests.read(size)
+    return request_from(body) if len(body) == size else None
+
+
+def _answer(request: Request, limits: ParseLimits) -> bytes:
+    try:
+        reply = Reply(parsed=parse(request.data, request.filename, limits, request.media_type))
+        frame = framed(reply)
+        if len(frame) > MAX_FRAME:
+            raise Unprocessable("The file's structure is too large. Split it.")
+    except Unprocessable as refusal:
+        return framed(Reply(reason=refusal.message))
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the boundary of a file's task: it fails that file only
+        reason = f"The file made its parser fail ({type(error).__name__}). Save it in another format and ingest that."
+        return framed(Reply(reason=reason))
+    return frame
+
+
+if __name__ == "__main__":
+    try:
+        main(msgspec.json.decode(sys.argv[1], type=ParseLimits))
+    except MemoryError:
+        os._exit(EXHAUSTED)  # there may be no memory left to say it with

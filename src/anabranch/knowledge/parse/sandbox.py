@@ -1,0 +1,133 @@
+"""Parsing in a process of its own, kept between files, so that a bad file takes down nothing but itself."""
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from anabranch.domain.errors import InternalError, ShuttingDown
+from anabranch.knowledge.parse.frames import EXHAUSTED, MAX_FRAME, PREFIX, Reply, Request, framed, reply_from
+from anabranch.knowledge.parse.limits import ParseLimits, check_size, mebibytes
+from anabranch.knowledge.text import Parsed, Unprocessable
+
+BUFFER = 1024 * 1024
+START_S = 60.0
+EXIT_S = 1.0
+
+
+class Sandbox:
+    """One file at a time. The child starts with the first file; a new one starts after a crash, a time-out or a
+    cancelled call, for what the old one might still say belongs to another file."""
+
+    def __init__(self, limits: ParseLimits) -> None:
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._child: asyncio.subprocess.Process | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process, while there is one."""
+        return self._child.pid if self._child else None
+
+    async def parse(self, data: bytes, filename: str | None, media_type: str | None = None) -> Parsed:
+        check_size(data, self._limits)  # here already: what is too large is not worth a copy
+        request = framed(Request(data=data, filename=_encodable(filename), media_type=_encodable(media_type)))
+        async with self._turn:
+            try:
+                reply = await self._ask(await self._started(), request)
+            except BaseException:
+                await self._end()
+                raise
+        if reply.parsed is None:
+            raise Unprocessable(reply.reason)
+        return reply.parsed
+
+    async def close(self) -> None:
+        """Ends the child at once, and whatever it was at."""
+        self._closed = True
+        await self._end()
+
+    async def _ask(self, child: asyncio.subprocess.Process, request: bytes) -> Reply:
+        assert child.stdin is not None
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                child.stdin.write(request)
+                await child.stdin.drain()
+                return await _reply(child)
+        except TimeoutError:
+            limit = f"{self._limits.timeout_s:g} seconds"
+            raise Unprocessable(f"The file took longer than {limit} to be read. Split or simplify it.") from None
+        except (EOFError, OSError, msgspec.DecodeError):
+            if self._closed:
+                raise ShuttingDown("The parser was closed.") from None
+            raise Unprocessable(await self._cause(child)) from None
+
+    async def _cause(self, child: asyncio.subprocess.Process) -> str:
+        """Why the child stopped talking. It is about to end, or has lost its mind and is ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_S):
+                await child.wait()
+        code = child.returncode
+        if code == EXHAUSTED:
+            return f"The file needs more than {mebibytes(self._limits.max_memory)} of memory to be read. Split it."
+        how = "no sensible reply" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"The file made its parser crash ({how}). Save it again, or in another format, and ingest that."
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise ShuttingDown("The parser was closed.")
+        if self._child is not None:
+            assert self._child.stdout is not None
+            if self._child.returncode is None and not self._child.stdout.at_eof():
+                return self._child
+            await self._end()  # something else ended it while it had nothing to do
+        try:
+            async with asyncio.timeout(START_S):
+                self._child = await _spawned(self._limits)
+                await _reply(self._child)
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            if self._closed:
+                raise ShuttingDown("The parser was closed.") from None
+            limit = mebibytes(self._limits.max_memory)
+            raise InternalError(f"The parser's process does not start within {START_S:g} s and {limit}.") from error
+        return self._child
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with suppress(ProcessLookupError):
+            child.kill()
+        assert child.stdin is not None
+        child.stdin.close()
+        await child.wait()
+
+
+async def _spawned(limits: ParseLimits) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-B", "-m", "anabranch.knowledge.parse", msgspec.json.encode(limits).decode()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=BUFFER,
+        cwd="/",
+        # Nothing of the parent's environment: a hostile file finds no keys in it.
+        env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONUTF8": "1"},
+    )
+
+
+async def _reply(child: asyncio.subprocess.Process) -> Reply:
+    assert child.stdout is not None
+    (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
+    if size > MAX_FRAME:
+        raise EOFError("the child says nothing sensible")
+    return reply_from(await child.stdout.readexactly(size))
+
+
+def _encodable(text: str | None) -> str | None:
+    """Names of files may hold bytes that are no characters."""
+    return None if text is None else text[-255:].encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,172 @@
+"""The database: one writer thread with short transactions, readers beside it, and the forward migrations."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.knowledge.records.schema import MIGRATIONS
+
+T = TypeVar("T")
+
+NAME = "records.sqlite"
+BUSY_S = 10.0
+RETRIES = 3
+RETRY_S = 0.1
+READERS = 4
+
+
+class StoreFailed(AnabranchError):
+    """The records cannot be read or written: a full disk, a lock that nobody gives back."""
+
+    code = "service_unavailable"
+
+
+class Database:
+    """Reads and writes are functions of a connection. An acknowledged write is on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="records-writer")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="records-reader")
+
+    @classmethod
+    def open(cls, folder: Path) -> "Database":
+        """The records in a folder, made or brought up to date where needed."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            database = cls(folder)
+            database.path.touch(mode=0o600)  # others may be able to look into the folder
+            migrate(database._connection())
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(
+                f"AGGREGATOR_DATA_DIR: the records in {folder} cannot be opened ({error})."
+            ) from None
+        return database
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.reading, work)
+
+    def reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same, in the thread that calls: everything in one snapshot."""
+        connection = self._connection()
+        connection.execute("BEGIN")
+        try:
+            return work(connection)
+        except sqlite3.OperationalError as error:
+            raise StoreFailed(f"The records cannot be read ({error}).") from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self.writing, work)
+
+    def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """All of it or nothing, and on disk when this returns."""
+        connection = self._connection()
+        for attempt in range(RETRIES + 1):
+            try:
+                return _transaction(connection, work)
+            except sqlite3.OperationalError as error:
+                if attempt == RETRIES or error.sqlite_errorcode not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise StoreFailed(f"The records cannot be written ({error}).") from error
+                time.sleep(RETRY_S)
+        raise AssertionError
+
+    def version(self) -> int:
+        """Changes whenever another connection has committed."""
+        return int(self._connection().execute("PRAGMA data_version").fetchone()[0])
+
+    def backup(self, target: Path) -> None:
+        """A copy of the records as they are now, while they are in use."""
+        with sqlite3.connect(target) as copy:
+            self._connection().backup(copy, pages=1_000)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        copy.close()
+
+    def close(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()
+        with self._lock:
+            for connection in self._opened:
+                with suppress(sqlite3.Error):
+                    connection.close()
+            self._opened.clear()
+
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of the thread that asks."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = connect(self.path)
+            with self._lock:
+                self._opened.append(self._local.connection)
+        return self._local.connection  # type: ignore[no-any-return]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = OFF")  # what must go together, goes together in one function
+    connection.execute("PRAGMA cache_size = -16000")
+    connection.execute("PRAGMA mmap_size = 17179869184")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    if _version(connection) == len(MIGRATIONS):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection)
+        if version > len(MIGRATIONS):
+            raise ConfigurationError(
+                f"The records are of version {version}, which a newer Anabranch wrote; "
+                f"this one knows version {len(MIGRATIONS)}. Update Anabranch."
+            )
+        for migration in MIGRATIONS[version:]:
+            for statement in _statements(migration):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    """One by one: executescript would commit by itself."""
+    found: list[str] = []
+    text = ""
+    for line in script.splitlines():
+        text += line + "\n"
+        if sqlite3.complete_statement(text):
+            found.append(text)
+            text = ""
+    return found
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result

@@ -1,0 +1,255 @@
+"""Jobs: documents on their way in. A document that was acknowledged is in here until it is kept or has failed."""
+
+import sqlite3
+import time
+from collections.abc import Collection as Some
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from anabranch.domain.model import Value
+from anabranch.knowledge.model import Collection, Item, Job, NewDocument, Outcome
+from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.text import Chunking
+
+# A document that was in hand this often when the whole process ended is not tried again. The first time it may have been
+# in bad company; from then on it is tried alone.
+ATTEMPTS = 5
+CLAIM_BYTES = 8 * 1024 * 1024
+
+Hold = tuple[int, str]
+
+
+class Claim(Value):
+    """An item that the indexer has taken on."""
+
+    key: int
+    job: int
+    owner: str
+    collection: Collection
+    document_id: str
+    arrived: NewDocument
+    content_hash: str
+    chunking: Chunking
+    attempts: int
+
+    @property
+    def holds(self) -> set[Hold]:
+        return holds_of(self.collection.key, self.arrived.identity, self.content_hash)
+
+
+def create(
+    db: sqlite3.Connection, collection: Collection, owner: str, arrived: Sequence[NewDocument], chunking: Chunking
+) -> str:
+    """Accept documents; when this is committed, none of them is lost."""
+    identifier = new_id()
+    cursor = db.execute(
+        "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+        (identifier, collection.key, collection.id, owner, msgspec.json.encode(chunking).decode(), time.time()),
+    )
+    job = cursor.lastrowid
+    for ordinal, document in enumerate(arrived):
+        content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
+        identity = identity_of(document, content_hash)
+        kept = documents.by_identity(db, collection.key, identity)
+        described = msgspec.structs.replace(document, data=b"", identity=identity)
+        cursor = db.execute(
+            "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
+            "VALUES (?, ?, ?, 'pending', ?, ?)",
+            (job, ordinal, kept.id if kept else new_id(), msgspec.json.encode(described).decode(), content_hash),
+        )
+        db.execute("INSERT INTO uploads VALUES (?, ?)", (cursor.lastrowid, document.data))
+    return identifier
+
+
+def identity_of(document: NewDocument, content_hash: str) -> str:
+    if document.identity:
+        return document.identity
+    if document.source == "url":
+        return f"url:{document.url}"
+    if document.filename:
+        return f"file:{document.filename}"
+    return f"sha256:{content_hash}"
+
+
+def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
+    row = db.execute("SELECT * FROM jobs WHERE id = ?", (identifier,)).fetchone()
+    if row is None:
+        return None
+    items = tuple(
+        _item(item) for item in db.execute("SELECT * FROM items WHERE job = ? ORDER BY ordinal", (row["key"],))
+    )
+    done = sum(item.status in ("completed", "failed", "cancelled") for item in items)
+    failed = sum(item.status == "failed" for item in items)
+    return Job(
+        key=row["key"],
+        id=row["id"],
+        collection_id=row["collection_id"],
+        owner=row["owner"],
+        status=_status(row, items, done, failed),
+        total=len(items),
+        processed=done,
+        failed=failed,
+        created_at=row["created_at"],
+        completed_at=row["completed_at"],
+        items=items,
+    )
+
+
+def cancel(db: sqlite3.Connection, key: int) -> None:
+    """What has not begun never will; what is kept already stays."""
+    db.execute("UPDATE jobs SET cancelled = 1 WHERE key = ? AND completed_at IS NULL", (key,))
+    db.execute("DELETE FROM uploads WHERE item IN (SELECT key FROM items WHERE job = ? AND status = 'pending')", (key,))
+    db.execute("UPDATE items SET status = 'cancelled' WHERE job = ? AND status = 'pending'", (key,))
+    _close(db, key)
+
+
+def recover(db: sqlite3.Connection) -> int:
+    """Give back what an indexer that is no more had taken on. Only the holder of the indexer's lock may call this."""
+    return db.execute("UPDATE items SET status = 'pending' WHERE status = 'processing'").rowcount
+
+
+def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Claim]:
+    """The next items, in the order in which they arrived; a large one by itself, and so one that was in hand when a
+    process ended. An item waits as long as one that it would replace or repeat is `held` by somebody."""
+    chosen = _chosen(db, limit, set(held))
+    rows = db.execute(
+        "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
+        "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
+        "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
+        (msgspec.json.encode(chosen).decode(),),
+    ).fetchall()
+    claims: list[Claim] = []
+    for row in rows:
+        collection = collections.by_key(db, row["job_collection"])
+        db.execute(
+            "UPDATE items SET status = 'processing', attempts = attempts + 1 WHERE key = ?",
+            (row["key"],),
+        )
+        if collection is None:
+            fail(db, row["key"], "The collection was deleted.")
+            continue
+        if row["attempts"] >= ATTEMPTS:
+            fail(db, row["key"], f"The document ended its process {ATTEMPTS} times; it is not tried again.")
+            continue
+        arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+        claims.append(
+            Claim(
+                key=row["key"],
+                job=row["job"],
+                owner=row["job_owner"],
+                collection=collection,
+                document_id=row["document_id"],
+                arrived=msgspec.structs.replace(arrived, data=row["data"]),
+                content_hash=row["content_hash"],
+                chunking=msgspec.json.decode(row["chunking"], type=Chunking),
+                attempts=row["attempts"],
+            )
+        )
+    return claims
+
+
+def _chosen(db: sqlite3.Connection, limit: int, held: set[Hold]) -> list[int]:
+    waiting = db.execute(
+        "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "
+        "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
+        "WHERE status = 'pending' ORDER BY items.key LIMIT ?",
+        (limit,),
+    ).fetchall()
+    again = [row for row in waiting if row["attempts"]]
+    if again:
+        return [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
+    chosen: list[int] = []
+    room = CLAIM_BYTES
+    for row in waiting:
+        identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
+        holds = holds_of(row["collection"], identity, row["content_hash"])
+        if (chosen and row["size"] > room) or not holds.isdisjoint(held):
+            break
+        chosen.append(row["key"])
+        room -= row["size"]
+        held |= holds
+    return chosen
+
+
+def holds_of(collection: int, identity: str | None, content_hash: str) -> set[Hold]:
+    """What of a document two must not work on at once: else the older of two versions might be the one that stays."""
+    return {(collection, identity or ""), (collection, content_hash)}
+
+
+def is_pending(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM items WHERE status = 'pending' LIMIT 1").fetchone() is not None
+
+
+def waiting(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM items WHERE status IN ('pending', 'processing')").fetchone()[0])
+
+
+def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
+    """Whether the item is still to be done: neither its job nor its collection has gone meanwhile."""
+    row = db.execute(
+        "SELECT jobs.cancelled FROM items JOIN jobs ON jobs.key = items.job "
+        "JOIN collections ON collections.key = jobs.collection WHERE items.key = ? AND items.status = 'processing'",
+        (claim.key,),
+    ).fetchone()
+    return row is not None and not row["cancelled"]
+
+
+def complete(db: sqlite3.Connection, item: int, document_id: str, outcome: Outcome, chunk_count: int) -> None:
+    _finish(db, item, status="completed", document_id=document_id, outcome=outcome, chunk_count=chunk_count)
+
+
+def fail(db: sqlite3.Connection, item: int, reason: str) -> None:
+    _finish(db, item, status="failed", error=reason)
+
+
+def drop(db: sqlite3.Connection, item: int) -> None:
+    _finish(db, item, status="cancelled")
+
+
+def give_back(db: sqlite3.Connection, items: Sequence[int]) -> None:
+    """Undo a claim: the process is about to stop, and that is not the document's fault."""
+    db.executemany(
+        "UPDATE items SET status = 'pending', attempts = attempts - 1 WHERE key = ? AND status = 'processing'",
+        ((item,) for item in items),
+    )
+
+
+def _finish(db: sqlite3.Connection, item: int, **values: Any) -> None:
+    columns = ", ".join(f"{name} = ?" for name in values)
+    db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*values.values(), item))  # noqa: S608  our own names
+    db.execute("DELETE FROM uploads WHERE item = ?", (item,))
+    _close(db, db.execute("SELECT job FROM items WHERE key = ?", (item,)).fetchone()[0])
+
+
+def _close(db: sqlite3.Connection, job: int) -> None:
+    db.execute(
+        "UPDATE jobs SET completed_at = ? WHERE key = ? AND completed_at IS NULL AND NOT EXISTS "
+        "(SELECT 1 FROM items WHERE job = jobs.key AND status IN ('pending', 'processing'))",
+        (time.time(), job),
+    )
+
+
+def _status(row: sqlite3.Row, items: Sequence[Item], done: int, failed: int) -> Any:
+    if row["completed_at"] is None:
+        return "processing" if done or any(item.status == "processing" for item in items) else "pending"
+    if row["cancelled"] or any(item.status == "cancelled" for item in items):
+        return "cancelled"
+    return "failed" if items and failed == len(items) else "completed"
+
+
+def _item(row: sqlite3.Row) -> Item:
+    arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+    return Item(
+        key=row["key"],
+        ordinal=row["ordinal"],
+        document_id=row["document_id"],
+        name=arrived.filename or arrived.url or arrived.title or "text",
+        status=row["status"],
+        outcome=row["outcome"],
+        chunk_count=row["chunk_count"],
+        error=row["error"],
+    )

@@ -1,0 +1,170 @@
+"""The query log: what was asked, what was found, what was answered, and what people thought of it."""
+
+import sqlite3
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from anabranch.domain.model import Passage, Value
+from anabranch.knowledge.model import Caller
+
+DAY_S = 86_400
+# What guests ask is kept under no user's name, and not under the operator's ("") either.
+GUEST = "(guest)"
+Rating = Literal["thumbs_up", "thumbs_down"]
+
+
+class Quote(Value):
+    citation_index: int
+    chunk: str
+    document: str
+    text: str
+
+
+class Asked(Value):
+    """A question and what became of it. `id` is what a client sends with its feedback."""
+
+    id: str
+    user: str
+    original: str
+    answer: str
+    refused: bool
+    model: str | None
+    found: tuple[Passage, ...]
+    quotes: tuple[Quote, ...]
+    collections: tuple[int, ...]
+    top_k: int
+    input_tokens: int
+    output_tokens: int
+    retrieval_ms: int
+    latency_ms: int
+    conversation: str | None = None
+    rewritten: str | None = None
+    variants: tuple[str, ...] = ()
+    filters: Any = None
+    endpoint: str | None = None
+    transaction_token: str | None = None
+    faithfulness: float | None = None
+    relevance: float | None = None
+
+
+class Turn(Value):
+    question: str
+    answer: str
+
+
+def asker(caller: Caller) -> str:
+    """The name under which a caller's questions are kept."""
+    return caller.owner if caller.user is not None or caller.operator else GUEST
+
+
+def record(db: sqlite3.Connection, asked: Asked) -> None:
+    now = time.time()
+    db.execute(
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            asked.id,
+            asked.user,
+            asked.conversation,
+            asked.original,
+            asked.rewritten,
+            _json(asked.variants),
+            _json(asked.filters),
+            asked.top_k,
+            asked.endpoint,
+            asked.transaction_token,
+            asked.retrieval_ms,
+            asked.latency_ms,
+            now,
+        ),
+    )
+    db.executemany(
+        "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, asked.id, now) for key in asked.collections)
+    )
+    db.executemany(
+        "INSERT INTO retrievals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            (
+                asked.id,
+                rank,
+                passage.place.chunk_id,
+                passage.document_id,
+                passage.place.scores.dense,
+                passage.place.scores.sparse,
+                passage.place.scores.fused,
+                passage.place.scores.rerank,
+            )
+            for rank, passage in enumerate(asked.found, 1)
+            if passage.place is not None
+        ),
+    )
+    db.execute(
+        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+        (
+            asked.id,
+            asked.answer,
+            asked.refused,
+            asked.model,
+            asked.input_tokens,
+            asked.output_tokens,
+            asked.faithfulness,
+            asked.relevance,
+            now,
+        ),
+    )
+    db.executemany(
+        "INSERT INTO citations VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            (asked.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text)
+            for ordinal, quote in enumerate(asked.quotes)
+        ),
+    )
+
+
+def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> list[Turn]:
+    """The last turns of a user's own conversation, oldest first."""
+    rows = db.execute(
+        "SELECT original, answer FROM queries JOIN responses ON responses.query = queries.id "
+        "WHERE user = ? AND conversation = ? ORDER BY queries.created_at DESC, queries.id DESC LIMIT ?",
+        (user, conversation, limit),
+    ).fetchall()
+    return [Turn(question=row[0], answer=row[1]) for row in reversed(rows)]
+
+
+def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> bool:
+    """Feedback on one's own question; False if there is none of that id."""
+    row = db.execute("SELECT user FROM queries WHERE id = ?", (query,)).fetchone()
+    if row is None or not (caller.operator or row["user"] == asker(caller)):
+        return False
+    db.execute("UPDATE responses SET feedback = ?, comment = ? WHERE query = ?", (rating, comment, query))
+    return True
+
+
+def count(db: sqlite3.Connection, collection: int, days: int, user: str | None = None) -> int:
+    """The questions that went to a collection, of one user or of all."""
+    row = db.execute(
+        "SELECT count(*) FROM query_collections JOIN queries ON queries.id = query_collections.query "
+        "WHERE collection = ? AND query_collections.created_at >= ? AND (? IS NULL OR user = ?)",
+        (collection, time.time() - days * DAY_S, user, user),
+    ).fetchone()
+    return int(row[0])
+
+
+def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
+    """Delete what is older than some days, of one user or of all; how many questions that were."""
+    chosen = [
+        row[0]
+        for row in db.execute(
+            "SELECT id FROM queries WHERE created_at < ? AND (? IS NULL OR user = ?)",
+            (time.time() - days * DAY_S, user, user),
+        )
+    ]
+    for table in ("query_collections", "retrievals", "responses", "citations"):
+        db.executemany(f"DELETE FROM {table} WHERE query = ?", ((query,) for query in chosen))  # noqa: S608
+    db.executemany("DELETE FROM queries WHERE id = ?", ((query,) for query in chosen))
+    return len(chosen)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

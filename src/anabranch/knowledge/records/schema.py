@@ -1,0 +1,197 @@
+"""The tables, as migrations that only go forward."""
+
+FIRST = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE collections (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    description TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    UNIQUE (owner, name)
+);
+
+-- A new version of a document is a new row under the same id; keys are never used again.
+CREATE TABLE documents (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    collection INTEGER NOT NULL REFERENCES collections (key),
+    owner TEXT NOT NULL,
+    source TEXT NOT NULL,
+    identity TEXT NOT NULL,
+    filename TEXT,
+    url TEXT,
+    title TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    recipe TEXT NOT NULL,
+    metadata TEXT NOT NULL,
+    visibility TEXT NOT NULL,
+    allowed_users TEXT NOT NULL,
+    allowed_groups TEXT NOT NULL,
+    day INTEGER NOT NULL,
+    pages INTEGER,
+    first_chunk INTEGER NOT NULL,
+    chunk_count INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+);
+CREATE INDEX documents_by_collection ON documents (collection, created_at);
+CREATE INDEX documents_by_hash ON documents (content_hash);
+CREATE INDEX documents_by_chunk ON documents (first_chunk);
+CREATE UNIQUE INDEX documents_by_identity ON documents (collection, identity);
+
+CREATE TABLE contents (document INTEGER PRIMARY KEY, content TEXT NOT NULL);
+
+-- Every scalar of the metadata and every tag, for filters.
+CREATE TABLE attributes (
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    document INTEGER NOT NULL,
+    PRIMARY KEY (name, value, document)
+) WITHOUT ROWID;
+CREATE INDEX attributes_by_document ON attributes (document);
+
+-- The chunks of one document have keys in a row: first_chunk, first_chunk + 1, …
+CREATE TABLE chunks (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL,
+    document INTEGER NOT NULL,
+    start_char INTEGER NOT NULL,
+    end_char INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    headers TEXT NOT NULL,
+    page INTEGER,
+    text TEXT NOT NULL
+);
+
+CREATE TABLE embeddings (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL, tokens BLOB NOT NULL);
+
+CREATE TABLE changes (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    op TEXT NOT NULL,
+    document INTEGER NOT NULL,
+    at REAL NOT NULL
+);
+
+CREATE TABLE jobs (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    collection INTEGER NOT NULL,
+    collection_id TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    chunking TEXT NOT NULL,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL,
+    completed_at REAL
+);
+CREATE INDEX jobs_open ON jobs (key) WHERE completed_at IS NULL;
+
+CREATE TABLE items (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    job INTEGER NOT NULL REFERENCES jobs (key),
+    ordinal INTEGER NOT NULL,
+    document_id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    outcome TEXT,
+    chunk_count INTEGER NOT NULL DEFAULT 0,
+    error TEXT,
+    arrived TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX items_by_job ON items (job, ordinal);
+CREATE INDEX items_pending ON items (key) WHERE status = 'pending';
+
+CREATE TABLE uploads (item INTEGER PRIMARY KEY, data BLOB NOT NULL);
+
+CREATE TABLE queries (
+    id TEXT PRIMARY KEY,
+    user TEXT NOT NULL,
+    conversation TEXT,
+    original TEXT NOT NULL,
+    rewritten TEXT,
+    variants TEXT NOT NULL,
+    filters TEXT NOT NULL,
+    top_k INTEGER NOT NULL,
+    endpoint TEXT,
+    transaction_token TEXT,
+    retrieval_ms INTEGER NOT NULL,
+    latency_ms INTEGER NOT NULL,
+    created_at REAL NOT NULL
+);
+CREATE INDEX queries_by_conversation ON queries (user, conversation, created_at);
+CREATE INDEX queries_by_time ON queries (created_at);
+
+CREATE TABLE query_collections (
+    collection INTEGER NOT NULL,
+    query TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (collection, created_at, query)
+) WITHOUT ROWID;
+CREATE INDEX query_collections_by_query ON query_collections (query);
+
+CREATE TABLE retrievals (
+    query TEXT NOT NULL,
+    rank INTEGER NOT NULL,
+    chunk TEXT NOT NULL,
+    document TEXT NOT NULL,
+    dense REAL,
+    sparse REAL,
+    fused REAL,
+    rerank REAL,
+    PRIMARY KEY (query, rank)
+) WITHOUT ROWID;
+CREATE INDEX retrievals_by_document ON retrievals (document);
+
+CREATE TABLE responses (
+    query TEXT PRIMARY KEY,
+    answer TEXT NOT NULL,
+    refused INTEGER NOT NULL,
+    model TEXT,
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    faithfulness REAL,
+    relevance REAL,
+    feedback TEXT,
+    comment TEXT,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE citations (
+    query TEXT NOT NULL,
+    ordinal INTEGER NOT NULL,
+    citation_index INTEGER NOT NULL,
+    chunk TEXT NOT NULL,
+    document TEXT NOT NULL,
+    quoted TEXT NOT NULL,
+    PRIMARY KEY (query, ordinal)
+) WITHOUT ROWID;
+CREATE INDEX citations_by_document ON citations (document);
+
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY,
+    hash TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL,
+    groups TEXT NOT NULL,
+    operator INTEGER NOT NULL,
+    note TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    revoked_at REAL
+) WITHOUT ROWID;
+
+CREATE TABLE endpoints (
+    owner TEXT NOT NULL,
+    slug TEXT NOT NULL,
+    collection INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (owner, slug)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (FIRST,)

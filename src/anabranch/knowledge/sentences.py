@@ -1,0 +1,126 @@
+"""Where sentences, list items and lines begin and end."""
+
+# ruff: noqa: RUF001, SIM905  the signs of other scripts are meant, and word lists read better as words
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+Span = tuple[int, int]
+
+_CLOSERS = "\"'”’»)\\]}*_"
+_WIDE_CLOSERS = "”’」』）】》〉\"')\\]"
+_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\[[ xX]\])[ \t]"
+_CANDIDATE = re.compile(
+    # The look-behind keeps a long row of dots from being read again from each of them.
+    rf"(?P<narrow>[.!?…؟۔।॥։።။។](?<![.!?…].)(?:[ ]?[.!?…])*)(?P<closers>[{_CLOSERS}]*)(?=\s)"
+    rf"|(?P<wide>[。！？｡]+[{_WIDE_CLOSERS}]*)"
+    rf"|\n(?:[ \t\r]*\n|(?=[ \t]*{_MARKER}))"
+)
+_ITEM = re.compile(rf"^[ \t]*{_MARKER}", re.MULTILINE)
+_LINE = re.compile(r"\S(?:[^\n]*\S)?")
+_WORD = re.compile(r"\w+")
+_NEXT = re.compile(r"\S")
+_DOTTED = re.compile(r"(?:\w\.)+\w{1,2}|\w{1,2}(?:\.\w)+")
+_ENUMERATOR = re.compile(r"\d{1,3}(?:\.\d{1,3})*|[a-zA-Z]|[ivxIVX]{1,5}")
+_OPENERS = "\"'“‘«([{*_"
+
+# Never the end of a sentence: a name or an example follows.
+_LEADS = frozenset(
+    "dr mr mrs ms mx prof rev hon gen col capt lt sgt maj cmdr sen rep gov pres st mt messrs mme mlle "
+    "e.g i.e eg ie cf viz vs v bzw z.b d.h u.a dipl ing".split()
+)
+# Before a number they are its name; elsewhere they are words.
+_COUNTED = frozenset(
+    "no nos nr fig figs eq eqs eqn sec sect ch chap vol vols art p pp par para pt ref refs tab ex app abs ver v "
+    "jan feb mar apr jun jul aug sep sept oct nov dec".split()
+)
+# They may end a sentence: what follows decides.
+_OPEN = frozenset(
+    "etc al inc ltd co corp bros jr sr ed eds est dept univ assn approx ca resp incl excl max avg ave blvd rd "
+    "mg ml cm mm kg km hr hrs hz ft lb lbs oz a.m p.m usw".split()
+)
+_OPENINGS = frozenset(
+    "The This That These Those There Then They It Its In He She We I You But And Or So If When While Where What Why "
+    "Who How A An As At On For From To No Not After Before Although However Both Each All Some Many Most Our My His "
+    "Her Their With Since Thus Therefore".split()
+)
+
+
+def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """The sentences of text[start:end] in order. They begin and end on something visible, and nothing visible is
+    outside of them. A blank line and a list marker at the head of a line always begin a new one."""
+    end = len(text) if end is None else end
+    begin = start
+    for found in _CANDIDATE.finditer(text, start, end):
+        stop = found.end()
+        if found["narrow"] and not _ends(text, begin, found, end):
+            continue
+        if (span := trim(text, begin, stop)) is not None:
+            yield span
+        begin = stop
+    if (span := trim(text, begin, end)) is not None:
+        yield span
+
+
+def items(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """The items of a list: each from its marker to the next; where nothing is marked, each line is one."""
+    end = len(text) if end is None else end
+    heads = [found.start() for found in _ITEM.finditer(text, start, end)]
+    if not heads:
+        yield from lines(text, start, end)
+        return
+    edges = [start, *heads, end]
+    for low, high in pairwise(edges):
+        if (span := trim(text, low, high)) is not None:
+            yield span
+
+
+def lines(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """The lines that have something on them."""
+    for found in _LINE.finditer(text, start, len(text) if end is None else end):
+        yield found.span()
+
+
+def trim(text: str, start: int, end: int) -> Span | None:
+    """The span without the white space around it, None if there is nothing else."""
+    inner = text[start:end]
+    left = len(inner) - len(inner.lstrip())
+    if left == len(inner):
+        return None
+    return start + left, start + len(inner.rstrip())
+
+
+def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
+    """Whether the stop that was found ends the sentence that begins at `begin`."""
+    following = _NEXT.search(text, found.end(), end)
+    if following is None:
+        return True
+    after = following[0]
+    stop = found["narrow"]
+    if stop != ".":
+        # A question inside a sentence ("Why?" she asked) goes on in lower case, and so does a pause ... like this.
+        return not after.islower() or (not found["closers"] and stop[0] not in ".…")
+    at = found.start()
+    word = text[max(begin, at - 24) : at]
+    word = word.split()[-1].lstrip(_OPENERS) if word and not word[-1].isspace() else ""
+    if not word:
+        return True
+    if at - begin < 40 and _ENUMERATOR.fullmatch(word) and not text[begin : at - len(word)].strip():
+        return False
+    return _breaks(word, text, following.start(), after)
+
+
+def _breaks(word: str, text: str, at: int, after: str) -> bool:
+    """Whether a full stop behind this word ends a sentence, if what stands at `at` follows."""
+    known = word.lower()
+    if known in _COUNTED and after.isdigit():
+        return False
+    if known in _LEADS:
+        return False
+    if after.islower():
+        return len(word) >= 4 and word.isalpha() and known not in _OPEN and known not in _COUNTED
+    if known in _OPEN or _DOTTED.fullmatch(word) or (len(word) == 1 and word.isupper()):
+        begins = _WORD.match(text, at)
+        return begins is not None and begins[0] in _OPENINGS
+    return True

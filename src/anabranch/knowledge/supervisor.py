@@ -1,0 +1,78 @@
+"""The supervisor: whoever gets the data folder's lock runs the indexer as a child, and starts it again if it dies."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ELECTION_S = 0.5
+RESTART_S = 1.0
+STOP_S = 20.0
+
+
+class Supervisor:
+    """The lock is inherited by the child, so that there is never a second one, not even when a parent is killed: the
+    child lives until its standard input ends."""
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], greeting: bytes, *, died: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._lock = folder / "indexer.lock"
+        self._command = command
+        self._greeting = greeting
+        self._died = died
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Supervisor":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            while not _locked(descriptor):  # noqa: ASYNC110  nobody tells when a lock becomes free
+                await asyncio.sleep(ELECTION_S)
+            while True:
+                self._died(await self._child(descriptor))
+                await asyncio.sleep(RESTART_S)
+        finally:
+            os.close(descriptor)
+
+    async def _child(self, descriptor: int) -> int:
+        child = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(descriptor,),
+            start_new_session=True,  # a Ctrl-C in the terminal is for the parent, who then ends the child in order
+        )
+        assert child.stdin is not None
+        try:
+            child.stdin.write(self._greeting)
+            with contextlib.suppress(ConnectionError):
+                await child.stdin.drain()
+            return await child.wait()
+        finally:
+            child.stdin.close()
+            with contextlib.suppress(ProcessLookupError):
+                try:
+                    async with asyncio.timeout(STOP_S):
+                        await child.wait()
+                except TimeoutError:
+                    child.kill()
+                    await child.wait()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,230 @@
+"""The generator that needs no model: the sentences that carry the answer, word for word, each with its mark."""
+
+import math
+import re
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from itertools import islice
+
+from anabranch.domain.model import Context, Delta, Passage, Prompt, Usage, Value
+from anabranch.domain.support import MAX_TITLE, Wording, bare, nearness, readable, share, support
+from anabranch.knowledge.sentences import sentences
+
+ABSTENTION = "The documents that were found do not answer this."
+ABSTAINED = "abstained"
+SUPPORTED = 0.5
+
+MAX_PICKED = 3
+MAX_SENTENCES = 4
+MAX_CHARACTERS = 600
+MAX_SENTENCE = 1_000
+MAX_HEADING = 80
+MAX_READ = 200
+
+# What a sentence is worth: the weight of the question's words that it adds, then how near its passage is, and whether
+# a sentence that was picked names its passage.
+NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
+
+SAYING = re.compile(r"[^\W_]")
+UNSTOPPED = re.compile(r"[^\d:]*[^\W\d_]")
+QUESTION = re.compile(r"[?\uff1f][\"'\u201d\u2019)\]*_]*\Z")
+LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}\]\s*)+")
+REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
+LEANS_BACK = re.compile(
+    r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
+)
+
+
+class Extractive:
+    """The best supporting sentences, verbatim, in reading order, cited [n], at most a short paragraph; abstains in
+    words when nothing supports an answer."""
+
+    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
+        quoted = quotes(prompt.question, prompt.passages)
+        if not quoted:
+            yield Delta(text=ABSTENTION, usage=Usage(), finish_reason=ABSTAINED)
+            return
+        for quote in quoted[:-1]:
+            yield Delta(text=_cited(quote, prompt.passages) + " ")
+        yield Delta(text=_cited(quoted[-1], prompt.passages), usage=Usage(), finish_reason="stop")
+
+
+class Quote(Value, gc=False):
+    """A sentence of a passage, the `order`-th, as character offsets in its text. `has` are the question's words in it
+    and in what it stands under (the title, the headings, the question that it answers); `leans` says that it begins
+    with a word that points at the sentence before."""
+
+    passage: int
+    order: int
+    start: int
+    end: int
+    has: int
+    leans: bool
+
+
+def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
+    """The sentences that answer, in reading order; none if the passages do not support an answer."""
+    if support(question, passages) < SUPPORTED:
+        return []
+    wording = Wording(question)
+    texts = readable(passages)
+    candidates = [
+        quote for index in range(len(texts)) for quote in _read(wording, passages[index], index, texts[index])
+    ]
+    picked = _with_antecedents(Choice(wording, passages, candidates).pick(), candidates)
+    return _in_reading_order(picked, passages)
+
+
+def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator[Quote]:
+    """The sentences of a passage that state something. A heading or a question lends its words to what follows."""
+    headers = " | ".join(passage.place.headers)[:MAX_TITLE] if passage.place else ""
+    under = wording.within(f"{bare(passage.title)} | {headers}")
+    above, last = 0, len(text.rstrip())
+    for order, (begin, end) in enumerate(islice(sentences(text), MAX_READ)):
+        lead_in = LEAD_IN.match(text, begin, end)
+        start = lead_in.end() if lead_in else begin
+        found = wording.within(text[start:end])
+        if QUESTION.search(text, start, end) or (end < last and _is_heading(text, begin, start, end)):
+            above = found
+        elif SAYING.search(text, start, end):
+            yield Quote(
+                passage=index,
+                order=order,
+                start=start,
+                end=_cut(text, start, end),
+                has=found | above | under,
+                leans=LEANS_BACK.match(text, start, end) is not None,
+            )
+
+
+def _is_heading(text: str, begin: int, start: int, end: int) -> bool:
+    """Marked as one; or a short line without a full stop that is no item of a list and holds no number or colon."""
+    if text[begin] == "#" or begin < start:
+        return text[begin] == "#"
+    return end - start <= MAX_HEADING and UNSTOPPED.fullmatch(text, start, end) is not None
+
+
+def _cut(text: str, start: int, end: int) -> int:
+    """Where a sentence without an end is cut off: behind a word."""
+    if end - start <= MAX_SENTENCE:
+        return end
+    space = text.rfind(" ", start + MAX_SENTENCE // 2, start + MAX_SENTENCE)
+    return space if space > 0 else start + MAX_SENTENCE
+
+
+class Choice:
+    """Picks, one by one, the sentence that adds most of what the question asks about."""
+
+    def __init__(self, wording: Wording, passages: Sequence[Passage], candidates: Sequence[Quote]) -> None:
+        self._wording = wording
+        self._passages = passages
+        self._candidates = candidates
+        within = [0] * len(passages)
+        for quote in candidates:
+            within[quote.passage] |= quote.has
+        self._near = [
+            nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, within, strict=True)
+        ]
+        self._weights = _weights(wording, within)
+        self._titles = [bare(passage.title).strip().lower() for passage in passages]
+        self._worth: dict[int, float] = {}
+
+    def pick(self) -> list[Quote]:
+        picked: list[Quote] = []
+        covered, left = 0, MAX_CHARACTERS
+        named: set[int] = set()
+        said: set[str] = set()
+        while len(picked) < MAX_PICKED:
+            rest = [
+                q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in said)
+            ]
+            best = max(rest, key=lambda quote: self._value(quote, covered, named), default=None)
+            if best is None or (picked and not (best.has & ~covered or best.passage in named)):
+                break
+            picked.append(best)
+            said.add(self._text(best))
+            covered |= best.has
+            left -= best.end - best.start
+            named |= self._names(best)
+            named -= {quote.passage for quote in picked}
+        return picked
+
+    def _value(self, quote: Quote, covered: int, named: Collection[int]) -> float:
+        gain = self._weight(quote.has & ~covered)
+        return gain + NEARNESS * self._near[quote.passage] + (NAMED if quote.passage in named else 0.0)
+
+    def _weight(self, bits: int) -> float:
+        if bits not in self._worth:
+            self._worth[bits] = sum(self._weights[bit] for bit in _each(bits))
+        return self._worth[bits]
+
+    def _names(self, quote: Quote) -> set[int]:
+        """The passages whose title stands in the sentence: it leads on to them."""
+        sentence = self._text(quote).lower()
+        return {at for at, title in enumerate(self._titles) if len(title) > 2 and title in sentence}
+
+    def _text(self, quote: Quote) -> str:
+        return self._passages[quote.passage].text[quote.start : quote.end]
+
+
+def _weights(wording: Wording, within: Sequence[int]) -> dict[int, float]:
+    """Words that few passages have, and names, weigh more; together they weigh 1."""
+    weights: dict[int, float] = {}
+    for bit in _each(wording.everything):
+        having = sum(1 for bits in within if bits & bit)
+        rarity = 0.3 + math.log(1 + (len(within) - having + 0.5) / (having + 0.5))
+        weights[bit] = rarity * (NAME_WEIGHT if wording.names & bit else 1.0)
+    whole = sum(weights.values())
+    return {bit: weight / whole for bit, weight in weights.items()}
+
+
+def _each(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest
+        bits ^= lowest
+
+
+def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> list[Quote]:
+    """A sentence that begins with "It" or "This" brings along the one before it, where there is room."""
+    at = {(quote.passage, quote.order): quote for quote in candidates}
+    whole = dict.fromkeys(picked)
+    left = MAX_CHARACTERS - sum(quote.end - quote.start for quote in picked)
+    for quote in picked:
+        before = at.get((quote.passage, quote.order - 1))
+        if before is None or before in whole or not quote.leans or len(whole) == MAX_SENTENCES:
+            continue
+        if before.end - before.start <= left:
+            whole[before] = None
+            left -= before.end - before.start
+    return list(whole)
+
+
+def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> list[Quote]:
+    """Documents as they were first used; within one, as it is written."""
+    first: dict[tuple[str, str | int], int] = {}
+    keyed: list[tuple[int, int, int, int, Quote]] = []
+    for quote in picked:
+        passage = passages[quote.passage]
+        document = first.setdefault((passage.source, passage.document_id or quote.passage), len(first))
+        place = passage.place.start if passage.place else 0
+        keyed.append((document, place, quote.passage, quote.start, quote))
+    return [quote for *_, quote in sorted(keyed, key=lambda key: key[:-1])]
+
+
+def _cited(quote: Quote, passages: Sequence[Passage]) -> str:
+    """The words and their mark. A reference inside them would read as a mark of ours, so ours takes its place."""
+    mark = f" [{quote.passage + 1}]"
+    sources = {passage.source for passage in passages}
+
+    def replaced(found: re.Match[str]) -> str:
+        names = (name.strip() for name in re.split(r"[,;]", found[1]))
+        return mark if any(name in sources or _counts(name, len(passages)) for name in names) else found[0]
+
+    words = REFERENCE.sub(replaced, passages[quote.passage].text[quote.start : quote.end])
+    while words.endswith(mark):
+        words = words.removesuffix(mark)
+    return words.replace(mark + mark, mark) + mark
+
+
+def _counts(name: str, passages: int) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 6 and 0 < int(name) <= passages

@@ -1,0 +1,160 @@
+"""all-MiniLM-L6-v2 on this machine: texts to vectors, without a service and without an account."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.model import Embedding, Value
+from anabranch.knowledge.stopwords import STOPWORDS
+from anabranch.models.sessions import Ids, batches, padded, session
+
+NAME = "all-MiniLM-L6-v2"
+MODEL = "model.onnx"
+TOKENIZER = "tokenizer.json"
+MANIFEST = "MANIFEST"
+# The version of the graph that this code expects; the builder has it from here, so that loading needs no builder.
+GRAPH = 1
+
+BEGIN, END = 101, 102
+# No text worth embedding takes more characters to fill the window; the rest would be tokenized for nothing.
+MAX_CHARS = 65_536
+# How many texts are tokenized and sorted at a time.
+SORTED_TEXTS = 256
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+Floats = npt.NDArray[np.float32]
+
+
+class ModelMissing(ConfigurationError):
+    """The model's files are not there, not whole, or not of this version."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"The embedding model {NAME} {found}. Run: anabranch models install")
+
+
+class Manifest(Value):
+    """What a finished installation says of itself. `mean` is the mean vector of tokens that carry meaning."""
+
+    name: str
+    graph: int
+    sha256: dict[str, str]
+    mean: tuple[float, ...]
+
+
+class Files(Value):
+    manifest: Manifest
+    model: bytes
+    tokenizer: bytes
+
+
+def read(folder: Path) -> Files:
+    """The installed files, each of them checked."""
+    place = folder / NAME
+    try:
+        manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=Manifest)
+        model, tokenizer = (place / MODEL).read_bytes(), (place / TOKENIZER).read_bytes()
+    except FileNotFoundError as error:
+        raise ModelMissing(f"is not installed in {folder}") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelMissing(f"in {folder} cannot be read") from error
+    if (manifest.name, manifest.graph, len(manifest.mean)) != (NAME, GRAPH, MiniLM.dimensions):
+        raise ModelMissing(f"in {folder} was installed by another version of Anabranch")
+    for name, content in ((MODEL, model), (TOKENIZER, tokenizer)):
+        if hashlib.sha256(content).hexdigest() != manifest.sha256.get(name):
+            raise ModelMissing(f"in {folder} is damaged: {name} is not what was installed")
+    return Files(manifest=manifest, model=model, tokenizer=tokenizer)
+
+
+class Vocabulary:
+    """Texts to the ids of their word pieces, and which of those carry meaning."""
+
+    def __init__(self, tokenizer: bytes) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # "[SEP]" in a document is five characters, not a command.
+        self._tokenizer.encode_special_tokens = True
+        pieces = self._tokenizer.get_vocab()
+        self._stops, self._continues, self._says = (np.zeros(len(pieces), np.bool_) for _ in range(3))
+        for piece, number in pieces.items():
+            self._stops[number] = piece in STOPWORDS
+            self._continues[number] = piece.startswith("##")
+            special = piece.startswith("[") and piece.endswith("]")
+            self._says[number] = not special and any(character.isalnum() for character in piece)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets: list[tuple[int, int]] = self._encoding(text).offsets
+        return offsets
+
+    def ids(self, text: str, window: int) -> Ids:
+        """As the model takes them: between the marks for begin and end, cut to the window."""
+        return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
+
+    def carries(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Punctuation, marks and stop words carry nothing. A piece is a stop word only if its word ends with it."""
+        carried = self._says[ids]
+        carried[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
+        return carried
+
+    def _encoding(self, text: str) -> Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            return self._tokenizer.encode(SURROGATES.sub("\ufffd", text), add_special_tokens=False)
+
+
+class MiniLM:
+    """An Embedder. The model takes in 256 tokens, of which two mark the begin and the end: the window is what is left
+    for a text, and a longer text is cut to it. A text's vectors do not depend on what else is embedded with it."""
+
+    name = NAME
+    dimensions = 384
+    window = 254
+
+    def __init__(self, files: Files, threads: int = 1) -> None:
+        self._vocabulary = Vocabulary(files.tokenizer)
+        self._mean: Floats = np.array(files.manifest.mean, np.float32)
+        self._session = session(files.model, threads)
+
+    @classmethod
+    def load(cls, folder: Path, threads: int = 1) -> Self:
+        """From the folder that `install` was given; raises ModelMissing."""
+        return cls(read(folder), threads)
+
+    def tokens(self, text: str) -> Sequence[tuple[int, int]]:
+        return self._vocabulary.offsets(text)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
+        """In a thread, bit by bit, so that the event loop goes on and a cancellation stops the work soon."""
+        found: list[Embedding] = []
+        while len(found) < len(texts):
+            found += await self._embed(texts[len(found) : len(found) + SORTED_TEXTS])
+        return found
+
+    async def _embed(self, texts: Sequence[str]) -> list[Embedding]:
+        ids = await asyncio.to_thread(lambda: [self._vocabulary.ids(text, self.window) for text in texts])
+        found: dict[int, Embedding] = {}
+        for batch in batches([len(each) for each in ids]):
+            embedded = await asyncio.to_thread(self._embedded, [ids[number] for number in batch])
+            found.update(zip(batch, embedded, strict=True))
+        return [found[number] for number in range(len(ids))]
+
+    def _embedded(self, batch: list[Ids]) -> list[Embedding]:
+        ids, mask = padded(batch)
+        sentences, tokens = self._session.run(["sentence", "tokens"], {"ids": ids, "mask": mask})
+        return [
+            Embedding(vector=sentence.tobytes(), tokens=self._signs(rows[: len(text)][self._vocabulary.carries(text)]))
+            for text, sentence, rows in zip(batch, sentences, tokens, strict=True)
+        ]
+
+    def _signs(self, tokens: Floats) -> bytes:
+        return np.packbits(tokens > self._mean, axis=1).tobytes()

@@ -1,0 +1,121 @@
+"""The configuration file, anabranch.yaml: settings, and the sources and models that the operator has named."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from anabranch.domain.errors import ConfigurationError, UpstreamError
+from anabranch.domain.model import Endpoint, EndpointKind
+from anabranch.runtime.outbound import parse
+
+DEFAULT_FILE = Path("anabranch.yaml")
+PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]{0,62}/[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
+
+
+class NamedEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of `sources:` or `models:`. `token` may name a variable: `${VARIABLE}`; `publish` is the `owner/slug`
+    under which others may ask a model of ours."""
+
+    url: str
+    slug: str
+    kind: EndpointKind = "space"
+    owner: str | None = None
+    tenant: str | None = None
+    token: str | None = None
+    publish: str | None = None
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """anabranch.yaml."""
+
+    settings: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+
+
+def read(named: Path | None) -> tuple[Path, File]:
+    """The file that was named, or the one in this folder if there is one."""
+    if named is None and not DEFAULT_FILE.is_file():
+        return DEFAULT_FILE, File()
+    path = named or DEFAULT_FILE
+    try:
+        return path, msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, File)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: this is not a text file.") from None
+    except yaml.YAMLError as error:
+        # Not the whole error: it quotes the line, and there may be a secret on it.
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        raise ConfigurationError(f"{path}: this is not YAML{where}.") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}.") from None
+
+
+def endpoints(
+    file: File, environment: Mapping[str, str], path: str
+) -> tuple[dict[str, Endpoint], dict[str, Endpoint], dict[str, str]]:
+    """The sources, the models, and under which `owner/slug` which of these models is published."""
+    sources = {name: _entry(entry, f"{path}: sources.{name}") for name, entry in file.sources.items()}
+    models = {name: _entry(entry, f"{path}: models.{name}") for name, entry in file.models.items()}
+    published: dict[str, str] = {}
+    for name, entry in models.items():
+        if entry.publish is None:
+            continue
+        if not PUBLISHED.fullmatch(entry.publish):
+            raise ConfigurationError(
+                f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {entry.publish!r}."
+            )
+        if published.setdefault(entry.publish, name) != name:
+            raise ConfigurationError(f"{path}: models.{name}.publish is {entry.publish!r}, and so is another's.")
+    for name, entry in sources.items():
+        if entry.publish is not None:
+            raise ConfigurationError(f"{path}: sources.{name}.publish: only models and collections are published.")
+    return (
+        {n: _endpoint(e, ("space",), environment, f"{path}: sources.{n}") for n, e in sources.items()},
+        {n: _endpoint(e, ("space", "openai"), environment, f"{path}: models.{n}") for n, e in models.items()},
+        published,
+    )
+
+
+def _entry(given: object, where: str) -> NamedEndpoint:
+    try:
+        return msgspec.convert(given, NamedEndpoint)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where}: {error}.") from None
+
+
+def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
+    if entry.kind not in kinds:
+        raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
+    try:
+        parse(entry.url)
+    except UpstreamError:
+        raise ConfigurationError(
+            f"{where}.url takes a URL that begins with http:// or https://{_shown(entry.url)}."
+        ) from None
+    token = entry.token
+    if token is not None and token.startswith("${") and token.endswith("}"):
+        variable = token[2:-1]
+        token = environment.get(variable)
+        if not token:
+            raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
+    return Endpoint(
+        slug=entry.slug,
+        url=entry.url,
+        owner=entry.owner,
+        tenant=entry.tenant,
+        kind=entry.kind,
+        operator=True,
+        token=token,
+    )
+
+
+def _shown(value: str) -> str:
+    """The value that was given, unless a password may be in it."""
+    return "" if "@" in value else f", not {value!r}"

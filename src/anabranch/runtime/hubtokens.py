@@ -1,0 +1,159 @@
+"""Tokens that the hub has signed: RS256, for one audience, checked against the keys that it publishes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+import jwt
+import msgspec
+
+from anabranch.domain.contracts import Clock, Outbound
+from anabranch.domain.errors import Unauthorized, UpstreamError
+from anabranch.domain.model import Value
+
+ALGORITHM = "RS256"
+LEEWAY_S = 30
+# An unknown key may be a new one, so the hub is asked again; but a stranger cannot make us ask it all the time.
+REFRESHES = 5
+REFRESH_WINDOW_S = 60.0
+# A hub that does not answer is left alone for a while, and never holds up a request for longer than this.
+FETCH_S = 3.0
+RETRY_S = 10.0
+MAX_TOKEN = 8_192
+# What the library lets through of a token or a key that is none: bad numbers, bad text, lists in lists in lists.
+UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+NOT_THE_HUBS = "The token is not one that the hub has signed."
+
+
+class Bearer(Value):
+    """Whom the hub vouches for, and to which of the audiences; `user` None is a guest."""
+
+    audiences: tuple[str, ...]
+    user: str | None
+    groups: tuple[str, ...] = ()
+
+
+class KeySet(Value):
+    keys: list[dict[str, Any]]
+
+
+class HubTokens:
+    def __init__(self, url: str, outbound: Outbound, clock: Clock, ttl_s: float) -> None:
+        self._address = f"{url.rstrip('/')}/.well-known/jwks.json"
+        self._outbound = outbound
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched: float | None = None
+        self._failed: float | None = None
+        self._refreshes: deque[float] = deque(maxlen=REFRESHES)
+        self._fetching = asyncio.Lock()
+
+    async def verify(self, token: str, audiences: Collection[str]) -> Bearer:
+        """The bearer, if the token is whole, current, and meant for one of the audiences."""
+        key = await self._key(_signer(token))
+        try:
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[ALGORITHM],
+                audience=list(audiences),
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "aud"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise Unauthorized("The token has expired.") from None
+        except jwt.ImmatureSignatureError:
+            raise Unauthorized("The token is not valid yet: the hub's clock and ours differ.") from None
+        except jwt.InvalidAudienceError:
+            raise Unauthorized("The token is meant for somebody else.") from None
+        except UNREADABLE:
+            raise Unauthorized(NOT_THE_HUBS) from None
+        return _bearer(claims, audiences)
+
+    async def _key(self, identifier: str) -> jwt.PyJWK:
+        if self._is_old() or self._known(identifier) is None:
+            async with self._fetching:
+                if self._may_ask(identifier):
+                    await self._fetch()
+        if (key := self._known(identifier)) is not None:
+            return key
+        if self._failed is not None:
+            raise Unauthorized("The hub's keys cannot be had now, so the token cannot be checked.")
+        raise Unauthorized("The token is signed with a key that the hub does not publish.")
+
+    def _known(self, identifier: str) -> jwt.PyJWK | None:
+        """A token need not say which key it is signed with as long as there is only one."""
+        if not identifier and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(identifier)
+
+    def _is_old(self) -> bool:
+        return self._fetched is None or self._clock.monotonic() - self._fetched > self._ttl_s
+
+    def _may_ask(self, identifier: str) -> bool:
+        now = self._clock.monotonic()
+        if self._failed is not None and now - self._failed < RETRY_S:
+            return False
+        if self._is_old():
+            return True
+        if self._known(identifier) is not None:
+            return False
+        if len(self._refreshes) == REFRESHES and now - self._refreshes[0] < REFRESH_WINDOW_S:
+            return False
+        self._refreshes.append(now)
+        return True
+
+    async def _fetch(self) -> None:
+        """The keys that the hub has now. While it cannot be asked, those of before go on: a hub that is away for a
+        while does not lock everybody out."""
+        try:
+            async with (
+                asyncio.timeout(FETCH_S),
+                self._outbound.request("GET", self._address, headers={}, operator=True) as reply,
+            ):
+                if reply.status != 200:
+                    raise UpstreamError(f"It answered with {reply.status}.")
+                published = msgspec.json.decode(await reply.read(), type=KeySet).keys
+        except (UpstreamError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._failed = self._clock.monotonic()
+            return
+        self._keys = {str(key.get("kid") or ""): made for key in published if (made := _usable(key)) is not None}
+        self._fetched, self._failed = self._clock.monotonic(), None
+
+
+def _signer(token: str) -> str:
+    """The key that a token says it is signed with. What cannot be the hub's is refused before the hub is asked."""
+    if len(token) > MAX_TOKEN:
+        raise Unauthorized("The token is too long.")
+    try:
+        header = jwt.get_unverified_header(token)
+    except UNREADABLE:
+        raise Unauthorized(NOT_THE_HUBS) from None
+    if header.get("alg") != ALGORITHM:
+        raise Unauthorized(NOT_THE_HUBS)
+    return header.get("kid") or ""
+
+
+def _usable(key: dict[str, Any]) -> jwt.PyJWK | None:
+    if key.get("kty") != "RSA" or key.get("alg", ALGORITHM) != ALGORITHM or key.get("use", "sig") != "sig":
+        return None
+    try:
+        return jwt.PyJWK(key, algorithm=ALGORITHM)
+    except UNREADABLE:
+        return None
+
+
+def _bearer(claims: dict[str, Any], audiences: Collection[str]) -> Bearer:
+    said = claims["aud"]
+    meant = tuple(one for one in ([said] if isinstance(said, str) else said) if one in audiences)
+    if claims.get("role") == "guest" or claims.get("sub") in (None, "", "guest"):
+        return Bearer(audiences=meant, user=None)
+    names = (claims.get(name) for name in ("username", "preferred_username", "sub"))
+    groups = claims.get("groups")
+    return Bearer(
+        audiences=meant,
+        user=next(str(name) for name in names if name),
+        groups=tuple(str(group) for group in groups) if isinstance(groups, list) else (),
+    )

@@ -1,0 +1,33 @@
+"""A collection in this process, as a source like any other."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Context, Endpoint, Query, SourceReply, Status
+from anabranch.knowledge.model import EVERYTHING, Caller
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.room import Knowledge
+
+
+class CollectionSource:
+    def __init__(self, endpoint: Endpoint, knowledge: "Callable[[], Awaitable[Knowledge]]") -> None:
+        self._endpoint = endpoint
+        self._knowledge = knowledge
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        """Nothing to see is nothing found: a caller without the right cannot tell it from an empty collection."""
+        path = self._endpoint.path
+        try:
+            room = await self._knowledge()
+            if self._endpoint.slug != EVERYTHING:
+                filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
+                query = msgspec.structs.replace(query, filters=filters)
+            source = None if self._endpoint.slug == EVERYTHING else path
+            passages = await room.search(query, Caller.of(context), source)
+        except AnabranchError as error:
+            return SourceReply(path=path, status=Status.ERROR, error=error.message)
+        return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(passages))

@@ -1,0 +1,347 @@
+"""Collections and documents as a caller sees them: taken in, found, replaced, changed, removed."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rooms import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
+
+from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
+from anabranch.domain.model import Filters, Query
+from anabranch.knowledge.model import Caller, NewDocument, Permissions
+from anabranch.knowledge.records import documents, jobs
+
+PRIVATE = Permissions(visibility="private")
+STAFF = Permissions(visibility="restricted", allowed_groups=("staff",))
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
+    async with workshop(tmp_path) as opened:
+        await opened.collection()
+        yield opened
+
+
+async def test_what_was_taken_in_is_found_before_and_after_the_fold(shop: Workshop) -> None:
+    await shop.put("Herons eat fish in shallow water.", "Bakers knead dough at night.")
+    assert (await shop.titles("fish"))[0] == "Herons"
+    shop.writer.fold()
+    assert (await shop.titles("fish"))[0] == "Herons"
+    await shop.put("Otters eat fish too.")
+    assert set((await shop.titles("fish"))[:2]) == {"Herons", "Otters"}
+    assert len(await shop.find("fish")) == 3
+
+
+async def test_a_passage_is_a_piece_of_its_document_with_all_its_scores(shop: Workshop) -> None:
+    await shop.put("Herons eat fish in shallow water.", metadata={"author": "Ann", "tags": ["birds"]})
+    [found] = await shop.find("What do herons eat?")
+    assert found.place is not None
+    assert found.document_id is not None
+    document = await shop.room.document(OPERATOR, found.document_id, content=True)
+    assert document.content is not None
+    assert document.content[found.place.start : found.place.end] == found.text
+    scores = found.place.scores
+    assert None not in (scores.dense, scores.sparse, scores.fused, scores.rerank)
+    assert found.place.metadata == {"author": "Ann", "tags": ["birds"]}
+    assert found.source == "notes"
+    assert 0 <= found.score <= 1
+
+
+async def test_the_same_again_changes_nothing(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    job = await shop.put("Herons eat fish.")
+    assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["unchanged"]
+    assert len(await shop.find("herons")) == 1
+    twin = NewDocument(source="text", data=b"Herons eat fish.", identity="another name")
+    job = await shop.room.ingest(OPERATOR, "notes", [twin])
+    await shop.take_in()
+    assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["unchanged"]
+    assert len(await shop.find("herons")) == 1
+
+
+async def test_the_same_text_for_other_eyes_is_another_document(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    other = NewDocument(source="text", data=b"Herons eat fish.", identity="secret", permissions=PRIVATE)
+    await shop.room.ingest(OPERATOR, "notes", [other])
+    await shop.take_in()
+    assert len(await shop.find("herons", OPERATOR)) == 2
+    assert len(await shop.find("herons", BOB)) == 1
+
+
+async def test_a_changed_document_replaces_the_old_one_under_the_same_id(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    [before] = await shop.find("herons")
+    job = await shop.put("Herons eat frogs.")
+    [after] = await shop.find("herons")
+    assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["replaced"]
+    assert before.document_id == after.document_id
+    assert after.text == "Herons eat frogs."
+    assert await shop.find("fish", metadata={"none": "none"}) == []
+
+
+async def test_a_query_sees_the_old_or_the_new_never_both_or_neither(shop: Workshop) -> None:
+    await shop.put("Herons count 0.")
+
+    async def ask() -> None:
+        while not done.is_set():
+            found = [passage.text for passage in await shop.find("herons count")]
+            assert len(found) == 1, found
+
+    done = asyncio.Event()
+    asking = [asyncio.create_task(ask()) for _ in range(3)]
+    for number in range(1, 40):
+        await shop.put(f"Herons count {number}.")
+        if number % 13 == 0:
+            await asyncio.to_thread(shop.writer.fold)
+    done.set()
+    await asyncio.gather(*asking)
+
+
+async def test_said_anew_but_not_cut_anew(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    job = await shop.put("Herons eat fish.", metadata={"tags": ["birds"]})
+    assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["updated"]
+    assert len(await shop.find("herons", tags=("birds",))) == 1
+
+
+async def test_deleted_is_gone_at_once(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.", "Otters eat fish.")
+    shop.writer.fold()
+    found = await shop.find("fish")
+    assert found[0].document_id is not None
+    assert await shop.room.delete_document(OPERATOR, found[0].document_id) == 1
+    left = await shop.titles("fish")
+    assert left == [found[1].title]
+    with pytest.raises(NotFound):
+        await shop.room.document(OPERATOR, found[0].document_id)
+    for _ in range(5):  # past the share of the dead, the segment is written anew
+        shop.writer.fold()
+    assert await shop.titles("fish") == left
+
+
+async def test_a_deleted_collection_takes_everything_with_it(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    await shop.room.ingest(OPERATOR, "notes", [text("Otters wait in the queue.")])
+    assert await shop.room.delete_collection(OPERATOR, "notes") == 1
+    assert await shop.find("fish") == []
+    assert shop.database.reading(jobs.waiting) == 0
+    with pytest.raises(NotFound):
+        await shop.room.collection(OPERATOR, "notes")
+    assert await shop.collection("notes")  # the name is free again
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"collections": ("birds",)}, {"Herons"}),
+        ({"collections": ("birds", "notes")}, {"Herons", "Otters", "Pikes"}),
+        ({"collections": ("none",)}, set()),
+        ({"tags": ("wet",)}, {"Otters", "Pikes"}),
+        ({"tags": ("wet", "furry")}, {"Otters"}),
+        ({"metadata": {"depth": 3}}, {"Pikes"}),
+        ({"metadata": {"depth": "3"}}, {"Pikes"}),
+        ({"metadata": {"site.name": "Loch"}}, {"Otters"}),
+        ({"start": "2020-01-01", "end": "2020-12-31"}, {"Otters"}),
+        ({"start": "2020-06-15", "end": "2020-06-15"}, {"Otters"}),
+        ({"end": "2019-12-31"}, set()),
+    ],
+)
+async def test_filters_come_before_ranking(shop: Workshop, filters: dict[str, object], expected: set[str]) -> None:
+    await shop.collection("birds")
+    await shop.put("Herons eat fish.", collection="birds")
+    otter = {"tags": ["wet", "furry"], "created_date": "2020-06-15", "site": {"name": "Loch"}}
+    await shop.put("Otters eat fish.", metadata=otter)
+    shop.writer.fold()
+    await shop.put("Pikes eat fish.", metadata={"tags": ["wet"], "depth": 3})
+    assert set(await shop.titles("fish", limit=1 if len(expected) == 1 else 10, **filters)) == expected
+
+
+async def test_permissions(shop: Workshop) -> None:
+    await shop.collection("hers", ALICE)
+    await shop.put("Open eats fish.", collection="hers", caller=ALICE)
+    await shop.put("Staff eats fish.", collection="hers", caller=ALICE, permissions=STAFF)
+    await shop.put("Private eats fish.", collection="hers", caller=ALICE, permissions=PRIVATE)
+    named = Permissions(visibility="restricted", allowed_users=("bob",))
+    await shop.put("Bobs eats fish.", collection="hers", caller=ALICE, permissions=named)
+    shop.writer.fold()
+    colleague = Caller(user="carol", groups=("staff",))
+    views = {
+        ALICE: {"Open", "Staff", "Private", "Bobs"},
+        OPERATOR: {"Open", "Staff", "Private", "Bobs"},
+        BOB: {"Open", "Bobs"},
+        colleague: {"Open", "Staff"},
+        GUEST: {"Open"},
+    }
+    for caller, expected in views.items():
+        assert set(await shop.titles("eats fish", caller)) == expected
+        assert (await shop.room.collection(caller, "hers")).documents == len(expected)
+        listed, total = await shop.room.documents(caller, "hers", 0, 100)
+        assert {document.title for document in listed} == expected
+        assert total == len(expected)
+
+
+async def test_a_change_of_permissions_holds_at_once(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    shop.writer.fold()
+    [seen] = await shop.find("herons", BOB)
+    assert seen.document_id is not None
+    await shop.room.describe(OPERATOR, seen.document_id, permissions=PRIVATE)
+    assert await shop.find("herons", BOB) == []
+    with pytest.raises(NotFound):
+        await shop.room.document(BOB, seen.document_id)
+    await shop.room.describe(OPERATOR, seen.document_id, permissions=Permissions())
+    assert len(await shop.find("herons", BOB)) == 1
+
+
+async def test_a_closed_collection_is_not_there_for_others(shop: Workshop) -> None:
+    await shop.collection("closed", ALICE, default_permissions=PRIVATE)
+    await shop.put("Herons eat fish.", collection="closed", caller=ALICE)
+    assert "closed" not in {one.collection.name for one in await shop.room.collections(BOB)}
+    for attempt in (shop.room.collection(BOB, "closed"), shop.room.delete_collection(BOB, "closed")):
+        with pytest.raises(NotFound):
+            await attempt
+    with pytest.raises(NotFound):
+        await shop.room.ingest(BOB, "closed", [text("Mine now.")])
+    assert await shop.find("herons", BOB, collections=("closed",)) == []
+
+
+async def test_seen_but_not_owned_cannot_be_changed(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    [seen] = await shop.find("herons", BOB)
+    assert seen.document_id is not None
+    for attempt in (
+        shop.room.describe(BOB, seen.document_id, title="Mine"),
+        shop.room.delete_document(BOB, seen.document_id),
+        shop.room.delete_collection(BOB, "notes"),
+        shop.room.ingest(BOB, "notes", [text("Mine now.")]),
+    ):
+        with pytest.raises(Forbidden):
+            await attempt
+
+
+async def test_two_owners_may_use_one_name(shop: Workshop) -> None:
+    await shop.collection("mine", ALICE)
+    await shop.collection("mine", BOB)
+    await shop.put("Alices fish.", collection="mine", caller=ALICE)
+    await shop.put("Bobs fish.", collection="mine", caller=BOB)
+    assert await shop.titles("fish", ALICE, collections=("mine",)) == ["Alices"]
+    assert await shop.titles("fish", BOB, collections=("mine",)) == ["Bobs"]
+    with pytest.raises(Conflict):
+        await shop.collection("mine", ALICE)
+
+
+@pytest.mark.parametrize("name", ["", "   ", "a" * 101, "tab\there", "new\nline"])
+async def test_a_collection_needs_a_proper_name(shop: Workshop, name: str) -> None:
+    with pytest.raises(InvalidQuestion):
+        await shop.collection(name)
+
+
+async def test_another_embedding_model_is_refused(shop: Workshop) -> None:
+    with pytest.raises(InvalidQuestion, match="embedding_model"):
+        await shop.collection("other", embedding_model="text-embedding-3-small")
+
+
+async def test_one_bad_document_fails_alone(shop: Workshop) -> None:
+    bad = NewDocument(source="file", data=b"%PDF-1.7 nothing of a PDF", filename="bad.pdf")
+    job = await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), bad, text("Otters eat fish.")])
+    await shop.take_in()
+    seen = await shop.room.job(OPERATOR, job)
+    assert [item.status for item in seen.items] == ["completed", "failed", "completed"]
+    assert (seen.status, seen.processed, seen.failed) == ("completed", 3, 1)
+    assert seen.items[1].error
+    assert len(await shop.find("fish")) == 2
+
+
+async def test_a_cancelled_job_keeps_what_is_in_and_drops_the_rest(shop: Workshop) -> None:
+    many = [text(f"Number{n} eats fish.") for n in range(40)]
+    job = await shop.room.ingest(OPERATOR, "notes", many)
+    await shop.indexer._step()
+    seen = await shop.room.cancel(OPERATOR, job)
+    assert seen.status == "cancelled"
+    kept = sum(item.status == "completed" for item in seen.items)
+    assert 0 < kept < 40
+    await shop.take_in()
+    assert (await shop.room.collection(OPERATOR, "notes")).documents == kept
+    assert shop.database.reading(lambda db: db.execute("SELECT count(*) FROM uploads").fetchone()[0]) == 0
+
+
+async def test_what_a_dead_indexer_had_in_hand_is_taken_up_again(shop: Workshop) -> None:
+    await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish.")])
+    await shop.database.write(lambda db: jobs.claim(db, 10))
+    await shop.take_in()
+    assert await shop.find("herons") == []
+    await shop.database.write(jobs.recover)
+    await shop.take_in()
+    assert len(await shop.find("herons")) == 1
+
+
+async def test_a_document_that_kills_its_process_is_given_up(shop: Workshop) -> None:
+    job = await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), text("Otters eat fish.")])
+    for _ in range(jobs.ATTEMPTS):
+        await shop.database.write(lambda db: jobs.claim(db, 1))
+        await shop.database.write(jobs.recover)
+    await shop.take_in()
+    assert [item.status for item in (await shop.room.job(OPERATOR, job)).items] == ["failed", "completed"]
+
+
+async def test_jobs_are_their_owners_own(shop: Workshop) -> None:
+    await shop.collection("hers", ALICE)
+    job = await shop.put("Herons eat fish.", collection="hers", caller=ALICE)
+    with pytest.raises(NotFound):
+        await shop.room.job(BOB, job)
+    with pytest.raises(NotFound):
+        await shop.room.cancel(BOB, job)
+
+
+async def test_pages_of_documents_are_complete_and_in_order(shop: Workshop) -> None:
+    await shop.put(*[f"Number{n} eats fish." for n in range(23)])
+    seen: list[str] = []
+    after = 0
+    while True:
+        page, total = await shop.room.documents(OPERATOR, "notes", after, 5)
+        assert total == 23
+        if not page:
+            break
+        seen += [document.title for document in page]
+        after = page[-1].key
+    assert seen == [f"Number{n}" for n in range(23)]
+
+
+async def test_variants_and_a_hoped_for_answer_widen_the_search(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.", "Bakers knead dough.", "Masons lay bricks.")
+    plain = Query(text="herons", limit=1, similarity_threshold=0, filters=Filters())
+    wide = Query(text="herons", limit=3, similarity_threshold=0, variants=("dough",), hypothetical="Masons lay bricks.")
+    assert [p.title for p in await shop.room.search(plain, OPERATOR)] == ["Herons"]
+    assert {p.title for p in await shop.room.search(wide, OPERATOR)} == {"Herons", "Bakers", "Masons"}
+
+
+async def test_random_histories_agree_with_the_records(tmp_path: Path) -> None:
+    """Whatever is done in whatever order, a search finds exactly what the records hold."""
+    chance = random.Random(4)
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        for step in range(120):
+            match chance.randrange(6):
+                case 0 | 1 | 2:
+                    await shop.put(f"Number{chance.randrange(30)} is of step {step} and eats fish.")
+                case 3:
+                    listed, _ = await shop.room.documents(OPERATOR, None, 0, 100)
+                    if listed:
+                        await shop.room.delete_document(OPERATOR, chance.choice(listed).id)
+                case 4:
+                    shop.writer.fold()
+                case _:
+                    shop.writer.compact() if chance.random() < 0.5 else shop.writer.rebuild()
+            found = {p.text for p in await shop.find("eats fish", limit=100)}
+            kept = shop.database.reading(lambda db: {row[0] for row in db.execute("SELECT content FROM contents")})
+            assert found == kept, step
+        async with workshop(tmp_path) as fresh:  # another process that starts now sees the same
+            assert {p.text for p in await fresh.find("eats fish", limit=100)} == kept
+
+
+async def test_attributes_are_bounded(shop: Workshop) -> None:
+    assert len(documents.attributes({f"k{n}": n for n in range(1_000)})) <= documents.MAX_ATTRIBUTES
+    with pytest.raises(InvalidQuestion, match="larger"):
+        await shop.put("Herons eat fish.", metadata={"blob": "x" * 100_000})

@@ -1,0 +1,219 @@
+"""Embeddings from a server: in order, of unit length, tried again where that helps, and never nonsense."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from served import Served, served
+
+from anabranch.domain.contracts import Embedder, Exchange
+from anabranch.domain.errors import EmbeddingFailed, UpstreamError
+from anabranch.models.embeddings import OpenAIEmbeddings, embeddings_url
+
+DIMENSIONS = 8
+
+
+def vector(text: str) -> list[float]:
+    return [float(len(text)), 2.0, *[0.0] * (DIMENSIONS - 2)]
+
+
+def good(asked: dict[str, Any]) -> object:
+    items = [{"object": "embedding", "index": n, "embedding": vector(t)} for n, t in enumerate(asked["input"])]
+    return {"object": "list", "data": items[::-1], "model": asked["model"], "usage": {"total_tokens": 1}}
+
+
+def embedder(server: Served, **more: Any) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(server.url, "small", server.outbound, api_key="key", sleep=server.sleep, **more)
+
+
+async def test_texts_come_back_in_their_order_and_in_batches() -> None:
+    texts = ["x" * number for number in range(1, 301)]
+    async with served(good) as server:
+        embeds: Embedder = embedder(server)
+        assert embeds.dimensions == 0
+        found = [np.frombuffer(each.vector, np.float32) for each in await embeds.embed(texts)]
+    assert embeds.dimensions == DIMENSIONS
+    assert embeds.name == "small"
+    for text, each in zip(texts, found, strict=True):
+        expected = np.array(vector(text)) / np.linalg.norm(vector(text))
+        assert np.abs(each - expected).max() < 1e-6
+    assert [len(asked["input"]) for asked in server.asked] == [16, 96, 96, 92]
+    assert {asked["model"] for asked in server.asked} == {"small"}
+    assert server.headers[0]["Authorization"] == "Bearer key"
+    assert set(server.paths) == {"/v1/embeddings"}
+
+
+async def test_long_vectors_come_in_small_batches() -> None:
+    def long(asked: dict[str, Any]) -> object:
+        return {"data": [{"embedding": [0.5] * 4096} for _ in asked["input"]]}
+
+    async with served(long) as server:
+        assert len(await embedder(server).embed(["x"] * 40)) == 40
+    assert [len(asked["input"]) for asked in server.asked] == [16, 20, 4]
+
+
+async def test_no_texts_no_call() -> None:
+    async with served(good) as server:
+        assert list(await embedder(server).embed([])) == []
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503, ConnectionResetError()])
+async def test_what_may_pass_is_tried_again(fault: int | BaseException) -> None:
+    async with served(fault, fault, fault, good) as server:
+        assert len(await embedder(server).embed(["a"])) == 1
+    assert len(server.slept) == 3
+    for slept, most in zip(server.slept, (0.5, 1.0, 2.0), strict=True):
+        assert most / 2 <= slept <= most
+
+
+async def test_a_server_that_stays_away_fails_after_three_retries() -> None:
+    async with served(503) as server:
+        with pytest.raises(EmbeddingFailed, match="No luck today"):
+            await embedder(server).embed(["a"])
+        assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413])
+async def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
+    async with served(status) as server:
+        with pytest.raises(EmbeddingFailed, match="No luck today") as failed:
+            await embedder(server).embed(["a"])
+        assert len(server.asked) == 1
+    assert failed.value.code == "embedding_failed"
+    assert failed.value.details == {"upstream_status": status}
+
+
+async def test_nobody_listens() -> None:
+    async with served(good) as server:
+        gone = OpenAIEmbeddings("http://127.0.0.1:9", "small", server.outbound, sleep=server.sleep)
+        with pytest.raises(EmbeddingFailed, match="No connection"):
+            await gone.embed(["a"])
+    assert len(server.slept) == 3
+
+
+async def test_an_address_that_cannot_be_called_is_not_tried_again() -> None:
+    async with served(good) as server:
+        wrong = OpenAIEmbeddings("ftp://127.0.0.1", "small", server.outbound, sleep=server.sleep)
+        with pytest.raises(EmbeddingFailed, match="must begin with http"):
+            await wrong.embed(["a"])
+    assert server.slept == []
+
+
+async def test_a_server_that_does_not_answer_in_time() -> None:
+    async with served(None) as server:
+        with pytest.raises(EmbeddingFailed, match=r"within 0\.05 s"):
+            await embedder(server, timeout_s=0.05).embed(["a"])
+        assert len(server.asked) == 4
+
+
+HOSTILE: list[tuple[str, bytes | dict[str, Any]]] = [
+    ("not a list", b"<html>"),
+    ("not a list", b"[" * 100_000),
+    ("not a list", b'{"data": [{"index": 0, "embedding": [NaN, 1]}, {"index": 1, "embedding": [1, 1]}]}'),
+    ("not a list", {"data": None}),
+    ("not a list", {"error": "no"}),
+    ("not a list", {"data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": "AAAA"}]}),
+    ("not a list", {"data": [{"index": "0", "embedding": [1.0]}, {"index": "1", "embedding": [1.0]}]}),
+    ("not a list", {"data": [{"index": 0, "embedding": ["1"]}, {"index": 1, "embedding": [None]}]}),
+    ("does not match", {"data": []}),
+    ("does not match", {"data": [{"index": 0, "embedding": [1.0]}]}),
+    ("does not match", {"data": [{"index": 0, "embedding": [1.0]}] * 2}),
+    ("does not match", {"data": [{"index": n, "embedding": [1.0]} for n in (0, 1, 2)]}),
+    ("does not match", {"data": [{"index": n, "embedding": [1.0]} for n in (-1, 0)]}),
+    ("one usable length", {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}),
+    ("one usable length", {"data": [{"index": n, "embedding": []} for n in (0, 1)]}),
+    ("one usable length", {"data": [{"index": n, "embedding": [1] * 20_000} for n in (0, 1)]}),
+    ("cannot be compared", {"data": [{"index": n, "embedding": [0.0, 0.0]} for n in (0, 1)]}),
+    ("cannot be compared", {"data": [{"index": n, "embedding": [1e308, 1e308]} for n in (0, 1)]}),
+    ("larger than", b" " * 5_000_000),
+]
+
+
+@pytest.mark.parametrize(("complaint", "reply"), HOSTILE, ids=lambda value: str(value)[:40])
+async def test_hostile_replies_fail_clearly(complaint: str, reply: bytes | dict[str, Any]) -> None:
+    body = reply if isinstance(reply, bytes) else msgspec.json.encode(reply)
+    async with served(body) as server:
+        with pytest.raises(EmbeddingFailed, match=complaint):
+            await embedder(server).embed(["a", "b"])
+
+
+async def test_vectors_must_keep_their_length() -> None:
+    async with served(good, lambda _: {"data": [{"index": 0, "embedding": [1.0] * 9}]}) as server:
+        embeds = embedder(server)
+        await embeds.embed(["a"])
+        with pytest.raises(EmbeddingFailed, match="from 8 to 9"):
+            await embeds.embed(["a"])
+    assert embeds.dimensions == DIMENSIONS
+
+
+async def test_what_is_sent_fits_the_window_and_is_never_empty() -> None:
+    async with served(good) as server:
+        embeds = embedder(server, window=10)
+        await embeds.embed(["", "one two three", "word " * 50, "\ud800"])
+    assert server.asked[0]["input"] == [" ", "one two three", "word " * 9 + "word", "?"]
+
+
+def test_tokens_are_about_what_models_count() -> None:
+    embeds = OpenAIEmbeddings("http://127.0.0.1", "small", None)  # type: ignore[arg-type]  # nothing is sent
+    assert embeds.window == 8000
+    text = "Internationalization, 2024: 東京 has 14 million people."
+    pieces = [text[start:end] for start, end in embeds.tokens(text)]
+    assert pieces[:4] == ["Intern", "ationa", "lizati", "on"]
+    assert "".join(pieces) == text.replace(" ", "")
+    assert {"東", "京"} <= set(pieces)
+
+
+@pytest.mark.parametrize("given", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h/v1/embeddings"])
+def test_an_address_may_be_given_in_part(given: str) -> None:
+    assert embeddings_url(given) == "http://h/v1/embeddings"
+
+
+class Busy:
+    """An Outbound whose server is busy once, and says for how long."""
+
+    def __init__(self, retry_after: str) -> None:
+        self.status = 429
+        self.content_type = "application/json"
+        self.retry_after = retry_after
+
+    @asynccontextmanager
+    async def _exchange(self) -> AsyncIterator[Exchange]:
+        yield self
+        self.status = 200
+
+    def request(
+        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+    ) -> AbstractAsyncContextManager[Exchange]:
+        assert operator
+        return self._exchange()
+
+    async def read(self) -> bytes:
+        return b"{}" if self.status == 429 else b'{"data": [{"embedding": [1.0]}]}'
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield await self.read()
+
+
+async def test_a_server_may_say_how_long_to_wait() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        outbound.status = 200
+
+    outbound = Busy("7")
+    await OpenAIEmbeddings("http://h", "m", outbound, sleep=sleep).embed(["a"])
+    assert slept == [7.0]
+    outbound = Busy("3600")
+    with pytest.raises(EmbeddingFailed, match="429"):
+        await OpenAIEmbeddings("http://h", "m", outbound, sleep=sleep).embed(["a"])
+    assert slept == [7.0]
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(UpstreamError):
+        embeddings_url("http://h/?q=1")

