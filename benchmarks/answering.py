@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from anabranch.domain.model import Context, Passage, Place, Prompt, Scores
 from anabranch.domain.support import Wording, signals
 from anabranch.models.extractive import ABSTAINED, Extractive, Quote, quotes
 from anabranch.models.minilm import MiniLM
+from benchmarks.room import room
 
 Floats = npt.NDArray[np.float64]
 Cosines = dict[tuple[str, str], float]
@@ -209,6 +211,38 @@ def answering(console: Console, folder: Path, model: MiniLM) -> None:
     console.print(f"  CPU a question   {(time.process_time() - began) / len(cases) * 1000:8.2f} ms")
 
 
+def served(console: Console, folder: Path, models: Path) -> None:
+    """The same through a server with its usual settings: each question in a collection of its own paragraphs, each of
+    them a document, and again when those that answer it have been deleted."""
+    questions = hotpot(folder)
+    outcomes: list[tuple[bool, bool]] = []
+    with TemporaryDirectory(prefix="anabranch-answering-") as data, room(Path(data), models) as asking:
+        for number, asked in enumerate(questions):
+            name = f"question-{number}"
+            asking.call("POST", "/v1/collections", {"name": name})
+            paragraphs = asked.texts(answerable=True)
+            taken = asking.ingest(
+                name,
+                [
+                    {"id": title, "title": title, "source": {"type": "text", "content": text}}
+                    for title, text in paragraphs.items()
+                ],
+            )
+            known = asking.ask(asked.text, collections=[name])
+            carrying = {title for title, _ in asked.facts}
+            for title, document in zip(paragraphs, taken, strict=True):
+                if title in carrying:
+                    asking.call("DELETE", f"/v1/documents/{document['id']}")
+            unknown = asking.ask(asked.text, collections=[name])
+            outcomes.append((known["refused"], unknown["refused"]))
+    shares = np.mean(outcomes, axis=0)
+    console.print(f"[bold]{folder.name}, served[/]: refused {shares[0]:.1%} with, {shares[1]:.1%} without what answers")
+    for column, wrong in ((0, True), (1, False)):
+        console.print(
+            f"  {'refused' if wrong else 'answered'}: {[n for n, o in enumerate(outcomes) if o[column] is wrong]}"
+        )
+
+
 def foreign(console: Console, folders: Sequence[Path], model: MiniLM) -> None:
     """Every collection's questions to its own ten nearest documents, and to the ten nearest of the others."""
     read = {folder.name: collection(folder) for folder in folders}
@@ -230,9 +264,13 @@ def main() -> None:
     parser.add_argument(
         "--search", type=Path, nargs="*", default=[], help="folders of test collections, as BEIR has them"
     )
+    parser.add_argument("--served", action="store_true", help="ask a running server instead of the generator alone")
     parser.add_argument("--models", type=Path, default=Path.home() / ".cache/anabranch/models")
     told = parser.parse_args()
     console = Console(highlight=False)
+    if told.served:
+        served(console, told.data, told.models)
+        return
     model = MiniLM.load(told.models)
     if told.data:
         answering(console, told.data, model)

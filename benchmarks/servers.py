@@ -68,10 +68,10 @@ def on_terminate_as_on_interrupt() -> None:
 
 
 @contextmanager
-def serving(name: str) -> Iterator[Server]:
+def serving(name: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """One of the servers that are compared, ready for requests."""
     port = _free_port()
-    with _running(name, COMMANDS[name](port), ANABRANCH_ENV) as (process, log):
+    with _running(name, COMMANDS[name](port), {**ANABRANCH_ENV, **(env or {})}) as (process, log):
         server = Server(name=name, authority=f"127.0.0.1:{port}", process=process)
         _wait_until(lambda: _healthy(server), name, process, log)
         yield server

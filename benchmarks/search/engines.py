@@ -120,7 +120,7 @@ class Ours:
 
         def find(db: Any) -> list[int]:
             view = self._view(db, group)
-            found = retrieve(view, Query(text=text, limit=limit, similarity_threshold=0), [asked])
+            found = retrieve(view, Query(text=text, limit=limit, similarity_threshold=0, rerank=rerank), [asked])
             if rerank:
                 found = interact(db, view, found, asked)
             fetch(db, found, limit, Caller(operator=True), None)

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -147,7 +148,7 @@ async def seed(folder: Path, models_dir: Path) -> Seeded:
         for path, name in PUBLISHED.items():
             owner, _, slug = path.partition("/")
             key = (await room.collection(OPERATOR, name)).collection.key
-            await room.database.write(lambda db, o=owner, s=slug, k=key: endpoints.publish(db, o, s, k))
+            await room.database.write(partial(endpoints.publish, owner=owner, slug=slug, collection=key))
     return Seeded(folder, models_dir, {name: new_key(folder, **given)[1] for name, given in KEYS.items()})
 
 

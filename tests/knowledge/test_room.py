@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rooms import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
@@ -148,7 +149,7 @@ async def test_a_deleted_collection_takes_everything_with_it(shop: Workshop) -> 
         ({"end": "2019-12-31"}, set()),
     ],
 )
-async def test_filters_come_before_ranking(shop: Workshop, filters: dict[str, object], expected: set[str]) -> None:
+async def test_filters_come_before_ranking(shop: Workshop, filters: dict[str, Any], expected: set[str]) -> None:
     await shop.collection("birds")
     await shop.put("Herons eat fish.", collection="birds")
     otter = {"tags": ["wet", "furry"], "created_date": "2020-06-15", "site": {"name": "Loch"}}
@@ -320,6 +321,7 @@ async def test_variants_and_a_hoped_for_answer_widen_the_search(shop: Workshop) 
 async def test_random_histories_agree_with_the_records(tmp_path: Path) -> None:
     """Whatever is done in whatever order, a search finds exactly what the records hold."""
     chance = random.Random(4)
+    kept: set[str] = set()
     async with workshop(tmp_path) as shop:
         await shop.collection()
         for step in range(120):

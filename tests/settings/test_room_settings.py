@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import docx
 import numpy as np
 import onnx
-import psutil
 import pytest
 from modelserver import PREFERRED, ModelServer, model_server
 from onnx import TensorProto, helper, numpy_helper
@@ -21,8 +19,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from variables import loaded, opened, served
 
 from anabranch import Anabranch, AnabranchError, Question, Settings, Until
+from anabranch.app.embedders import embedder_for
 from anabranch.app.indexer import indexer
 from anabranch.app.running import COLLECTIONS
+from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.knowledge.model import Caller, Item, NewDocument
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
@@ -167,17 +167,16 @@ async def test_embedding_window_is_the_largest_chunk(server: ModelServer) -> Non
     assert made.settings.requested == Chunking()
 
 
-async def test_embedding_threads_are_the_indexers(tmp_path: Path, models_dir: Path) -> None:
-    used = []
-    for count in ("1", "3"):
-        settings = loaded(DATA_DIR=str(tmp_path / count), MODELS_DIR=str(models_dir), EMBEDDING_THREADS=count)
-        async with Anabranch.open(settings=settings) as anabranch, indexer(settings) as taking_in:
-            room = await anabranch.knowledge()
-            await room.create_collection(OPERATOR, "notes")
-            await room.ingest(OPERATOR, "notes", [text(TEXTS[0])])
-            await taking_in.drain()
-            used.append(psutil.Process().num_threads() - threading.active_count())
-    assert used[1] - used[0] == 2
+async def test_embedding_threads_are_the_indexers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def recorded(settings: Settings, outbound: Outbound, *, threads: int = 1) -> Embedder:
+        given.append(threads)
+        return embedder_for(settings, outbound, threads=threads)
+
+    monkeypatch.setattr("anabranch.app.indexer.embedder_for", recorded)
+    async with indexer(loaded(DATA_DIR=str(tmp_path), EMBEDDING_THREADS="3")):
+        assert given == [3]
 
 
 # --- rerankers

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,9 @@ import msgspec
 
 from anabranch.app.embedders import LocalEmbedder, embedder_for, reranker_for
 from anabranch.domain.contracts import Outbound
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Query
+from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.supervisor import Supervisor
@@ -35,6 +38,7 @@ class Rooms:
         self._died = died
         self._opening = asyncio.Lock()
         self._open: Knowledge | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
 
     @property
@@ -47,9 +51,13 @@ class Rooms:
             async with self._opening:
                 if self._open is None:
                     self._open = await self._opened()
+                    if self._indexing and self._settings.embedding_url is None:
+                        self._warming = asyncio.create_task(_warm(self._open))
         return self._open
 
     async def close(self) -> None:
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
         await self._stack.aclose()
         if self._open is not None:
             self._open.close()
@@ -67,7 +75,7 @@ class Rooms:
         embedder = embedder_for(self._settings, self._outbound)
         try:
             await database.read(lambda db: facts.check_embedder(db, embedder.name))
-            reranker = reranker_for(self._settings, self._outbound)
+            reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound)
         except BaseException:
             database.close()
             raise
@@ -77,6 +85,12 @@ class Rooms:
             await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
         searcher = Searcher(database, reader, embedder, reranker)
         return Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+
+
+async def _warm(room: "Knowledge") -> None:
+    """Load the model and the index now, so that nobody's first question waits for them."""
+    with suppress(AnabranchError):
+        await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 
 def check(settings: Settings) -> None:

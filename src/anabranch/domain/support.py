@@ -14,6 +14,7 @@ Unit = TypeVar("Unit", str, tuple[str, str])
 
 # A Chinese or Japanese sign counts as a word: its neighbours make the pairs that words make elsewhere.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W_]+")
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n{2,}")
 BRACKETED = re.compile(r"\([^()]*\)")
 _STOP = """
 a about above after again against all also am an and any are as at be because been before being below between both but
@@ -37,32 +38,35 @@ NAMES, NEAR, ABOUT, BIAS = 6.7, 8.2, 3.2, -12.0
 UNTITLED, NAMELESS = 0.5, 0.6
 # Where no vector similarity is known, the share of the question's words stands in for it.
 NEAR_UNKNOWN, NEAR_SHARE = 0.36, 0.44
+# A sentence that has so much of a question without names is near, whatever else its passage speaks of.
+SAID = 0.75
 
 
 class Wording:
     """A question as what can be looked for: its content words and its pairs of neighbours, each of them one bit.
-    `names` are those that are spelled as names or numbers."""
+    `words` are the words alone, `names` what is spelled as a name or a number."""
 
     def __init__(self, question: str) -> None:
         spelled = WORD.findall(_folded(question[:MAX_QUESTION]))
         self.stems = [stem(word.lower()) for word in spelled]
         self._words: dict[str, int] = {}
         self._pairs: dict[tuple[str, str], int] = {}
-        self.names = self.everything = 0
+        self.names = self.words = self.everything = 0
         content = [word.lower() not in STOP for word in spelled]
         named = [is_content and _named(spelled, at) for at, is_content in enumerate(content)]
         for at, one in enumerate(self.stems):
             if content[at]:
-                self._add(self._words, one, is_name=named[at])
+                self.words |= self._add(self._words, one, is_name=named[at])
                 if at and content[at - 1]:
                     self._add(self._pairs, (self.stems[at - 1], one), is_name=named[at] and named[at - 1])
         self._heads = {one[:3] for one in self._words}
 
-    def _add(self, units: dict[Unit, int], unit: Unit, *, is_name: bool) -> None:
+    def _add(self, units: dict[Unit, int], unit: Unit, *, is_name: bool) -> int:
         bit = units.setdefault(unit, 1 << len(self._words) + len(self._pairs))
         self.everything |= bit
         if is_name:
             self.names |= bit
+        return bit
 
     def within(self, text: str) -> int:
         """Which of them the text has."""
@@ -102,10 +106,14 @@ def support(question: str, passages: Sequence[Passage]) -> float:
 def signals(wording: Wording, passages: Sequence[Passage]) -> Signals:
     titles = [wording.within(bare(passage.title)) for passage in passages[:MAX_PASSAGES]]
     found = [title | wording.within(text) for title, text in zip(titles, readable(passages), strict=True)]
-    near = [nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, found, strict=False)]
+    near = max(
+        nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, found, strict=False)
+    )
+    if not wording.names and (said := _said_at_once(wording, passages)) >= SAID:
+        near = max(near, NEAR_UNKNOWN + NEAR_SHARE * said)
     return Signals(
         names=share(_best_pair(found, wording.names), wording.names) if wording.names else 1.0,
-        near=max(near),
+        near=near,
         about=_about(wording, passages, titles),
     )
 
@@ -121,6 +129,20 @@ def _about(wording: Wording, passages: Sequence[Passage], titles: Sequence[int])
     if not wording.names:
         return max(known, NAMELESS)
     return known if any(titles) else UNTITLED
+
+
+def _said_at_once(wording: Wording, passages: Sequence[Passage]) -> float:
+    """The largest share of the question's words that stands in one sentence; a single word is no sentence."""
+    if wording.words.bit_count() < 2:
+        return 0.0
+    return max(
+        (
+            share(wording.within(sentence) & wording.words, wording.words)
+            for text in readable(passages)
+            for sentence in SENTENCE.split(text)
+        ),
+        default=0.0,
+    )
 
 
 def nearness(passage: Passage, shared: float) -> float:

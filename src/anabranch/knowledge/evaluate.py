@@ -15,7 +15,7 @@ from anabranch.domain.model import Filters, Query, Value
 from anabranch.knowledge.index.reader import Reader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.search import Candidates, interact, retrieve
+from anabranch.knowledge.search import OVERFETCH, interact, retrieve
 
 Stage = Literal["bm25", "dense", "hybrid", "rerank"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -79,8 +79,15 @@ async def evaluate(
             view = reader.view(db, Filters(), OPERATOR)
             wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
             page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
-            page = interact(db, view, page, embeddings[0])
-            return {stage: _documents(db, _ordered(stage, wide, page)) for stage in stages}
+            best = interact(db, view, page, embeddings[0]).keys.tolist()
+            hybrid = wide.keys.tolist()
+            ranked: dict[Stage, Sequence[int]] = {
+                "bm25": view.lexical(text).best(DEEP * OVERFETCH)[0].tolist(),
+                "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), DEEP * OVERFETCH)[0].tolist(),
+                "hybrid": hybrid,
+                "rerank": [*best, *(key for key in hybrid if key not in set(best))],
+            }
+            return {stage: _documents(db, ranked[stage]) for stage in stages}
 
         for stage, ranked in database.reading(rank).items():
             found[stage].append(measure(ranked, dataset.judged[query]))
@@ -100,21 +107,6 @@ def measure(ranked: Sequence[str], judged: Mapping[str, float]) -> tuple[float, 
         sum(gain > 0 for gain in gains[:100]) / relevant,
         1 / first if first else 0.0,
     )
-
-
-def _ordered(stage: Stage, wide: Candidates, page: Candidates) -> list[int]:
-    match stage:
-        case "bm25":
-            listed = wide.keys[wide.listed_sparse]
-            return list(listed[np.lexsort((listed, -wide.sparse[wide.listed_sparse]))].tolist())
-        case "dense":
-            listed = wide.keys[wide.listed_dense]
-            return list(listed[np.lexsort((listed, -wide.dense[wide.listed_dense]))].tolist())
-        case "hybrid":
-            return list(wide.keys.tolist())
-        case "rerank":
-            best = page.keys.tolist()
-            return [*best, *(key for key in wide.keys.tolist() if key not in set(best))]
 
 
 def _documents(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:

@@ -28,6 +28,8 @@ DENSE_WEIGHT = 0.5
 MISSING_RANK = 1000
 # As many candidates are fetched and reranked at least, however few are wanted: smoothing needs company.
 POOL = 50
+# What the records no longer have must not leave a page short.
+SPARE = 2
 SNAPSHOTS = 5
 NEAR, SHARED, BIAS = 5.4, 2.0, -1.9
 
@@ -41,7 +43,7 @@ WHERE chunks.key IN (SELECT value FROM json_each(?))
 
 
 class Candidates(NamedTuple):
-    """What retrieval found, best fused first; a score that a list did not give is NaN."""
+    """What retrieval found, best first, and every score of it."""
 
     keys: NDArray[np.int64]
     dense: NDArray[np.float32]
@@ -49,8 +51,6 @@ class Candidates(NamedTuple):
     shared: NDArray[np.float32]
     fused: NDArray[np.float32]
     reranked: NDArray[np.float32] | None
-    listed_dense: NDArray[np.bool_]
-    listed_sparse: NDArray[np.bool_]
 
     def chosen(self, order: NDArray[np.int64]) -> "Candidates":
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
@@ -111,27 +111,24 @@ class Searcher:
 
 
 def retrieve(view: View, query: Query, embeddings: Sequence[Embedding]) -> Candidates:
-    """Both lists, over-fetched, and their fusion by rank."""
+    """Both lists, over-fetched, fused by rank; of the best, every score."""
     wanted = max(query.limit * OVERFETCH, POOL)
     vectors = [np.frombuffer(embedding.vector, np.float32) for embedding in embeddings]
     dense = _best([view.nearest(vector, wanted) for vector in vectors], wanted)
     lexical = [view.lexical(text) for text in (query.text, *query.variants)]
     sparse = _best([one.best(wanted) for one in lexical], wanted)
-    keys = np.union1d(dense[0], sparse[0])
-    dense_ranks, sparse_ranks = _ranks(keys, dense[0]), _ranks(keys, sparse[0])
-    fused = DENSE_WEIGHT / (RRF_K + dense_ranks) + (1 - DENSE_WEIGHT) / (RRF_K + sparse_ranks)
-    order = np.lexsort((keys, -fused))
-    found = Candidates(
+    keys = np.union1d(dense, sparse)
+    fused = DENSE_WEIGHT / (RRF_K + _ranks(keys, dense)) + (1 - DENSE_WEIGHT) / (RRF_K + _ranks(keys, sparse))
+    best = np.lexsort((keys, -fused))[: max(POOL, query.limit) if query.rerank else SPARE * query.limit]
+    keys = keys[best]
+    return Candidates(
         keys=keys,
         dense=products(np.stack(vectors), view.vectors(keys, len(vectors[0]))).max(axis=0),
         sparse=np.max([one.at(keys) for one in lexical], axis=0).astype(np.float32),
         shared=lexical[0].shares(keys),
-        fused=fused.astype(np.float32),
+        fused=fused[best].astype(np.float32),
         reranked=None,
-        listed_dense=dense_ranks < MISSING_RANK,
-        listed_sparse=sparse_ranks < MISSING_RANK,
     )
-    return found.chosen(order[: max(POOL, query.limit)] if query.rerank else order)
 
 
 def interact(db: sqlite3.Connection, view: View, found: Candidates, question: Embedding) -> Candidates:
@@ -212,15 +209,15 @@ def _listed(keys: Sequence[int]) -> tuple[str]:
     return (msgspec.json.encode(keys).decode(),)
 
 
-def _best(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]], limit: int) -> tuple[NDArray[np.int64], ...]:
-    """Several lists as one, each chunk with the best of its scores."""
+def _best(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]], limit: int) -> NDArray[np.int64]:
+    """The keys of several lists as one list, each at the best of its scores."""
     if len(lists) == 1:
-        return lists[0][:1]
+        return lists[0][0]
     keys = np.concatenate([one for one, _ in lists])
     scores = np.concatenate([one for _, one in lists])
     order = np.lexsort((keys, -scores))
     _, first = np.unique(keys[order], return_index=True)
-    return (keys[order][np.sort(first)][:limit],)
+    return keys[order][np.sort(first)][:limit]
 
 
 def _ranks(keys: NDArray[np.int64], ranked: NDArray[np.int64]) -> NDArray[np.int64]:

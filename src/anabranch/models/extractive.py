@@ -23,6 +23,8 @@ MAX_READ = 200
 # What a sentence is worth: the weight of the question's words that it adds, then how near its passage is, and whether
 # a sentence that was picked names its passage.
 NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
+# What only its heading says counts less.
+LENT = 0.8
 
 SAYING = re.compile(r"[^\W_]")
 UNSTOPPED = re.compile(r"[^\d:]*[^\W\d_]")
@@ -49,14 +51,15 @@ class Extractive:
 
 
 class Quote(Value, gc=False):
-    """A sentence of a passage, the `order`-th, as character offsets in its text. `has` are the question's words in it
-    and in what it stands under (the title, the headings, the question that it answers); `leans` says that it begins
-    with a word that points at the sentence before."""
+    """A sentence of a passage, the `order`-th, as character offsets in its text. `says` are the question's words in it
+    and in its document's title, `has` also those in the heading or the question that it stands under; `leans` says that
+    it begins with a word that points at the sentence before."""
 
     passage: int
     order: int
     start: int
     end: int
+    says: int
     has: int
     leans: bool
 
@@ -77,8 +80,8 @@ def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
 def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator[Quote]:
     """The sentences of a passage that state something. A heading or a question lends its words to what follows."""
     headers = " | ".join(passage.place.headers)[:MAX_TITLE] if passage.place else ""
-    under = wording.within(f"{bare(passage.title)} | {headers}")
-    above, last = 0, len(text.rstrip())
+    under = wording.within(bare(passage.title))
+    above, last = wording.within(headers), len(text.rstrip())
     for order, (begin, end) in enumerate(islice(sentences(text), MAX_READ)):
         lead_in = LEAD_IN.match(text, begin, end)
         start = lead_in.end() if lead_in else begin
@@ -91,6 +94,7 @@ def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator
                 order=order,
                 start=start,
                 end=_cut(text, start, end),
+                says=found | under,
                 has=found | above | under,
                 leans=LEANS_BACK.match(text, start, end) is not None,
             )
@@ -149,7 +153,8 @@ class Choice:
         return picked
 
     def _value(self, quote: Quote, covered: int, named: Collection[int]) -> float:
-        gain = self._weight(quote.has & ~covered)
+        said, lent = quote.says & ~covered, quote.has & ~quote.says & ~covered
+        gain = self._weight(said) + LENT * self._weight(lent)
         return gain + NEARNESS * self._near[quote.passage] + (NAMED if quote.passage in named else 0.0)
 
     def _weight(self, bits: int) -> float:

@@ -123,7 +123,9 @@ class MiniLM:
     def __init__(self, files: Files, threads: int = 1) -> None:
         self._vocabulary = Vocabulary(files.tokenizer)
         self._mean: Floats = np.array(files.manifest.mean, np.float32)
-        self._session = session(files.model, threads)
+        # A batch in each thread: all threads on one batch would wait for each other in every layer.
+        self._session = session(files.model)
+        self._threads = threads
 
     @classmethod
     def load(cls, folder: Path, threads: int = 1) -> Self:
@@ -143,9 +145,14 @@ class MiniLM:
     async def _embed(self, texts: Sequence[str]) -> list[Embedding]:
         ids = await asyncio.to_thread(lambda: [self._vocabulary.ids(text, self.window) for text in texts])
         found: dict[int, Embedding] = {}
-        for batch in batches([len(each) for each in ids]):
-            embedded = await asyncio.to_thread(self._embedded, [ids[number] for number in batch])
-            found.update(zip(batch, embedded, strict=True))
+        waiting = batches([len(each) for each in ids])
+
+        async def lane() -> None:
+            for batch in waiting:
+                embedded = await asyncio.to_thread(self._embedded, [ids[number] for number in batch])
+                found.update(zip(batch, embedded, strict=True))
+
+        await asyncio.gather(*(lane() for _ in range(self._threads)))
         return [found[number] for number in range(len(ids))]
 
     def _embedded(self, batch: list[Ids]) -> list[Embedding]:

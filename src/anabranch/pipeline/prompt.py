@@ -99,7 +99,9 @@ async def _numbered(
     question: Question, passages: Sequence[Passage], counter: TokenCounter, budget_tokens: int
 ) -> Prompt:
     asked = (await counter.count([question.text]))[0]
-    kept = await _assembled(passages, counter, budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked)
+    # However long the question is, something of the material must find room.
+    room = max(budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked, budget_tokens // 4)
+    kept = await _assembled(passages, counter, room)
     context = "\n\n".join(
         f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(kept, 1)
     )

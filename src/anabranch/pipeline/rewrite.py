@@ -14,7 +14,7 @@ VERSION = "rewrite-1"
 VARIANTS = 3
 LONGEST = 1_000
 TURNS = 6
-NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*])\s*(.+?)\s*$", re.MULTILINE)
+NUMBERED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
 ALONE = (
     "Below is a conversation and the next question in it. Write that question again so that it can be understood "

@@ -37,6 +37,10 @@ def publish(collection: str, path: str, as_json: bool, config: Path | None) -> N
     """Let others ask a COLLECTION as owner/slug."""
     owner, slug = _split(path)
     settings = configured(config)
+    if path in settings.published_models:
+        raise Conflict(
+            f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another."
+        )
     require_records(settings)
 
     async def run() -> str:

@@ -204,7 +204,7 @@ def _summary(answer: Answer) -> Text:
         parts.append(f"{times.generation_ms} ms {answer.model}")
     if answer.usage and answer.usage.total_tokens:
         parts.append(f"{answer.usage.total_tokens} tokens")
-    if answer.finish_reason not in (None, "stop"):
+    if not answer.refused and answer.finish_reason not in (None, "stop"):
         parts.append(f"the model did not finish ({printable(answer.finish_reason or '')})")
     if answer.omitted:
         parts.append(f"{answer.omitted} documents had no room")

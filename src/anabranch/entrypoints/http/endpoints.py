@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.publishing import Publication
-from anabranch.domain.errors import AnabranchError, InvalidQuestion
+from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
 from anabranch.entrypoints.http import chat_wire as wire
@@ -91,9 +91,10 @@ class EndpointSurface:
         if publication.model is None:
             run = self._start(publication, asked, self._search(publication, asked, spoken), context)
             reply = (await whole(run, receive)).replies[0]
-            if reply.status is not Status.SUCCESS:
-                status = 504 if reply.status is Status.TIMEOUT else 503
-                await _refuse(send, status, reply.error or "The search failed.")
+            if reply.status is Status.TIMEOUT:
+                raise DeadlineExceeded("The search took too long.")
+            if reply.status is not Status.SUCCESS:  # why is in the log: it may name our folders
+                await _refuse(send, 503, "The collection cannot be searched at the moment.")
                 return
             await _send(send, _references(publication, reply.passages, metadata=asked.include_metadata is not False))
             return

@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from secrets import token_hex
 
 import msgspec
 import numpy as np
@@ -128,11 +129,9 @@ class Writer:
         return np.asarray(alive[documents], bool) if len(alive) else np.zeros(len(part), bool)
 
     def _written(self, segment: Segment, number: int) -> str:
-        name = f"segment-{number}"
-        folder = self._generations.path(name)
-        if folder.exists():  # left behind by a process that was killed
-            self._generations.sweep(self._generations.current())
-        segment.write(folder)
+        # No name is used twice, not even after somebody has deleted the index: readers know segments by their names.
+        name = f"segment-{number}-{token_hex(3)}"
+        segment.write(self._generations.path(name))
         return name
 
     def _publish(self, manifest: Manifest) -> None:

@@ -15,8 +15,8 @@ from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.knowledge.text import Chunking
 
-# A document that was in hand this often when the whole process ended is not tried again. The first time it may have been
-# in bad company; from then on it is tried alone.
+# A document that was in hand this often when the whole process ended is not tried again. The first time it may have
+# been in bad company; from then on it is tried alone.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
 
@@ -113,9 +113,9 @@ def recover(db: sqlite3.Connection) -> int:
 
 
 def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Claim]:
-    """The next items, in the order in which they arrived; a large one by itself, and so one that was in hand when a
-    process ended. An item waits as long as one that it would replace or repeat is `held` by somebody."""
-    chosen = _chosen(db, limit, set(held))
+    """The next items, in the order in which they arrived; a large one by itself. `held` is what is being worked on: an
+    item that would replace or repeat it waits, and one that was in hand when a process ended waits for all of it."""
+    chosen = _chosen(db, limit, held)
     rows = db.execute(
         "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
         "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
@@ -152,26 +152,30 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
     return claims
 
 
-def _chosen(db: sqlite3.Connection, limit: int, held: set[Hold]) -> list[int]:
+def _chosen(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
     waiting = db.execute(
         "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE status = 'pending' ORDER BY items.key LIMIT ?",
         (limit,),
     ).fetchall()
-    again = [row for row in waiting if row["attempts"]]
-    if again:
-        return [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
-    chosen: list[int] = []
-    room = CLAIM_BYTES
+    free: list[sqlite3.Row] = []
+    taken = set(held)
     for row in waiting:
         identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
         holds = holds_of(row["collection"], identity, row["content_hash"])
-        if (chosen and row["size"] > room) or not holds.isdisjoint(held):
+        if holds.isdisjoint(taken):
+            free.append(row)
+        taken |= holds
+    if again := [row for row in free if row["attempts"]]:
+        return [] if held else [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
+    chosen: list[int] = []
+    room = CLAIM_BYTES
+    for row in free:
+        if chosen and row["size"] > room:
             break
         chosen.append(row["key"])
         room -= row["size"]
-        held |= holds
     return chosen
 
 

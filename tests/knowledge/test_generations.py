@@ -1,0 +1,65 @@
+"""A reader that is overtaken by the writer while it opens a generation."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from rooms import OPERATOR, Workshop, workshop
+
+from anabranch.domain.model import Filters
+from anabranch.knowledge.index.generation import Generations, Manifest
+from anabranch.knowledge.index.reader import Moved, Reader
+
+
+class Overtaken(Generations):
+    """Reads which generation is current, and before anything is done with it there is another."""
+
+    def __init__(self, shop: Workshop) -> None:
+        super().__init__(shop.folder / "index")
+        self._shop = shop
+        self.often = 1
+
+    def current(self) -> Manifest:
+        seen = super().current()
+        if self.often:
+            self.often -= 1
+            writing = threading.Thread(target=self._shop.writer.rebuild)  # its own thread has its own snapshot
+            writing.start()
+            writing.join()
+        return seen
+
+
+async def test_it_looks_again(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("Herons eat fish.")
+        shop.writer.fold()
+        reader = Reader(Overtaken(shop))
+        with pytest.raises(Moved):
+            shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR))
+        view = shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR))
+        assert view.rows == 1
+
+
+async def test_a_segment_that_is_really_gone_is_not_waited_for(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("Herons eat fish.")
+        [name] = shop.writer.fold().segments
+        shop.generations.path(name).rename(tmp_path / "elsewhere")
+        with pytest.raises(FileNotFoundError):
+            await shop.find("herons")
+
+
+async def test_an_index_that_was_deleted_is_made_again_under_those_who_read_it(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("Herons eat fish.")
+        shop.writer.fold()
+        elsewhere = Reader(shop.generations)  # in another process, where nobody asks for a while
+        assert shop.database.reading(lambda db: elsewhere.view(db, Filters(), OPERATOR)).rows == 1
+        shutil.rmtree(shop.folder / "index")
+        await shop.put("Otters eat fish.")
+        shop.writer.fold()
+        assert shop.database.reading(lambda db: elsewhere.view(db, Filters(), OPERATOR)).rows == 2

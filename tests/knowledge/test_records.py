@@ -1,0 +1,175 @@
+"""The records: migrations, transactions, several processes, backups, keys."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rooms import OPERATOR, workshop
+
+from anabranch.domain.errors import ConfigurationError
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import facts, keys, queries
+from anabranch.knowledge.records.database import NAME, Database, connect, migrate
+from anabranch.knowledge.records.identifiers import made_at, new_id
+from anabranch.knowledge.records.schema import MIGRATIONS
+
+
+def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
+    Database.open(tmp_path).close()
+    before = (tmp_path / NAME).stat().st_size
+    Database.open(tmp_path).close()
+    assert (tmp_path / NAME).stat().st_size == before
+    assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
+
+
+def test_records_of_a_newer_anabranch_are_left_alone(tmp_path: Path) -> None:
+    Database.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / NAME) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(ConfigurationError, match="Update Anabranch"):
+        Database.open(tmp_path)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Database.open(tmp_path).close()
+    broken = (*MIGRATIONS, "CREATE TABLE extra (a);\nINSERT INTO nowhere VALUES (1);")
+    monkeypatch.setattr("anabranch.knowledge.records.database.MIGRATIONS", broken)
+    connection = connect(tmp_path / NAME)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection)
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+    assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'extra'").fetchone()[0] == 0
+    connection.close()
+
+
+@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\x00" + b"\xff" * 4096])
+def test_a_broken_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(ConfigurationError, match="AGGREGATOR_DATA_DIR"):
+        Database.open(tmp_path)
+
+
+def test_a_write_is_all_or_nothing(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+
+    def half(db: sqlite3.Connection) -> None:
+        db.execute("INSERT INTO facts VALUES ('half', 'done')")
+        raise ValueError("broke")
+
+    with pytest.raises(ValueError, match="broke"):
+        database.writing(half)
+    assert database.reading(lambda db: db.execute("SELECT * FROM facts").fetchall()) == []
+    database.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from anabranch.knowledge.records.database import Database
+database = Database.open(Path(sys.argv[1]))
+for number in range(100):
+    database.writing(lambda db: db.execute("INSERT INTO changes (op, document, at) VALUES ('update', 1, 0)"))
+database.close()
+"""
+
+
+def test_processes_write_in_turns_and_lose_nothing(tmp_path: Path) -> None:
+    Database.open(tmp_path).close()
+    running = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) for _ in range(3)]
+    assert [process.wait(30) for process in running] == [0, 0, 0]
+    database = Database.open(tmp_path)
+    assert database.reading(lambda db: db.execute("SELECT count(*), max(seq) FROM changes").fetchone()[:]) == (300, 300)
+    database.close()
+
+
+async def test_a_backup_is_whole_while_documents_come_in(tmp_path: Path) -> None:
+    async with workshop(tmp_path / "data") as shop:
+        await shop.collection()
+
+        async def coming_in() -> None:
+            for number in range(30):
+                await shop.put(f"Number{number} eats fish.")
+
+        await shop.put("First eats fish.")
+        coming = asyncio.create_task(coming_in())
+        await asyncio.to_thread(shop.database.backup, tmp_path / "copy.sqlite")
+        await coming
+    (tmp_path / "other").mkdir()
+    (tmp_path / "copy.sqlite").rename(tmp_path / "other" / NAME)
+    async with workshop(tmp_path / "other") as restored:
+        found = {passage.text for passage in await restored.find("eats fish", limit=100)}
+        kept = restored.database.reading(lambda db: {row[0] for row in db.execute("SELECT content FROM contents")})
+        assert found == kept
+        assert "First eats fish." in kept
+
+
+def test_vectors_of_two_models_are_never_mixed(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    database.writing(lambda db: facts.require_embedder(db, "one", 384))
+    for name, dimensions in (("two", 384), ("one", 768)):
+        with pytest.raises(ConfigurationError, match="index rebuild"):
+            database.writing(lambda db, n=name, d=dimensions: facts.require_embedder(db, n, d))  # type: ignore[misc]
+    database.writing(lambda db: facts.require_embedder(db, "one", 384))
+    database.close()
+
+
+def test_keys(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    key, secret = database.writing(lambda db: keys.create(db, user="alice", groups=("staff",)))
+    assert database.reading(lambda db: keys.find(db, secret)) == key
+    assert key.caller == Caller(user="alice", groups=("staff",))
+    assert database.reading(lambda db: keys.find(db, secret + "x")) is None
+    assert secret.encode() not in (tmp_path / NAME).read_bytes() + (tmp_path / f"{NAME}-wal").read_bytes()
+    assert database.writing(lambda db: keys.revoke(db, key.id))
+    assert not database.writing(lambda db: keys.revoke(db, key.id))
+    assert database.reading(lambda db: keys.find(db, secret)) is None
+    database.close()
+
+
+def asked(user: str, **more: object) -> queries.Asked:
+    return queries.Asked(
+        id=new_id(),
+        user=user,
+        original="Why?",
+        answer="Because.",
+        refused=False,
+        model="extractive",
+        found=(),
+        quotes=(queries.Quote(citation_index=1, chunk="c", document="d", text="words"),),
+        collections=(1,),
+        top_k=10,
+        input_tokens=1,
+        output_tokens=1,
+        retrieval_ms=1,
+        latency_ms=1,
+        conversation="talk",
+    )
+
+
+def test_the_query_log_is_ones_own_and_can_be_forgotten(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    hers, his = asked("alice"), asked("bob")
+    for one in (hers, his):
+        database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
+    assert len(database.reading(lambda db: queries.turns(db, "alice", "talk", 5))) == 1
+    bob = Caller(user="bob")
+    assert not database.writing(lambda db: queries.rate(db, hers.id, bob, "thumbs_up", None))
+    assert database.writing(lambda db: queries.rate(db, his.id, bob, "thumbs_up", None))
+    assert database.writing(lambda db: queries.rate(db, hers.id, OPERATOR, "thumbs_down", "no"))
+    assert database.writing(lambda db: queries.forget(db, 0, "alice")) == 1
+    left = {
+        table: database.reading(lambda db, t=table: db.execute(f"SELECT count(*) FROM {t}").fetchone()[0])  # type: ignore[misc]
+        for table in ("queries", "responses", "citations", "query_collections")
+    }
+    assert set(left.values()) == {1}
+    assert database.writing(lambda db: queries.forget(db, 1)) == 0
+    database.close()
+
+
+def test_identifiers_are_in_the_order_in_which_they_were_made() -> None:
+    assert made_at(new_id()) - 1.7e9 > 0
+    assert made_at("nonsense") == made_at("6ba7b810-9dad-41d1-80b4-00c04fd430c8") == 0.0
