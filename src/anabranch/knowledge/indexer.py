@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from anabranch.domain.errors import AnabranchError
 from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, Writer
 from anabranch.knowledge.ingest import Ingestion
 from anabranch.knowledge.records import jobs, queries
@@ -32,11 +33,15 @@ class Indexer:
     async def run(self) -> None:
         """Until it is cancelled; what it has in hand is then given back."""
         await self._database.write(jobs.recover)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(LANES):
-                tasks.create_task(self._lane())
-            tasks.create_task(self._folding())
-            tasks.create_task(self._forgetting())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(LANES):
+                    tasks.create_task(self._lane())
+                tasks.create_task(self._folding())
+                tasks.create_task(self._forgetting())
+        except ExceptionGroup as group:
+            # One of them in our own words says more than a group of tasks that were cancelled for it.
+            raise next((error for error in group.exceptions if isinstance(error, AnabranchError)), group) from group
 
     async def drain(self) -> None:
         """Take in everything that waits, bring the index up to it, and return."""

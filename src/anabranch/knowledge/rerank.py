@@ -16,8 +16,8 @@ Scores = NDArray[np.float32]
 
 # Tuned on Cranfield and Medline (docs/search.md): how much each part counts, and how much the neighbours do.
 DENSE = 1.0
-SPARSE = 1.0
-TOKENS = 1.0
+SPARSE = 1.5
+TOKENS = 0.7
 NEIGHBOURS = 10
 SMOOTHING = 0.3
 
