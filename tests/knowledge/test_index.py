@@ -48,7 +48,8 @@ def test_scores_are_those_of_the_textbook(texts: list[list[int]], query: list[in
     mask = np.array(chosen[: len(texts)])
     average = sum(map(len, texts)) / len(texts) or 1.0
     built = postings.build(texts)
-    scored = postings.score(built, weights(texts, query), postings.norms(built, average), mask)
+    spans = [(*built.span(term), weight) for term, weight in weights(texts, query)]
+    scored = postings.score(built, spans, postings.norms(built, average), mask)
     for row in range(len(texts)):
         expected = bm25(texts, query, row) if mask[row] else 0.0
         assert scored.scores[row] == pytest.approx(expected, abs=1e-4)

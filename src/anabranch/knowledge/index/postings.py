@@ -26,7 +26,7 @@ class Postings(NamedTuple):
     lengths: NDArray[np.uint32]
 
     def span(self, term: int) -> tuple[int, int]:
-        at = int(np.searchsorted(self.terms, np.uint64(term)))
+        at = int(self.terms.searchsorted(np.uint64(term)))
         if at == len(self.terms) or self.terms[at] != term:
             return 0, 0
         return int(self.starts[at]), int(self.starts[at + 1])
@@ -82,13 +82,12 @@ def norms(postings: Postings, average: float) -> NDArray[np.float32]:
 
 
 def score(
-    postings: Postings, weights: Sequence[tuple[int, float]], norm: NDArray[np.float32], mask: Mask | None
+    postings: Postings, spans: Sequence[tuple[int, int, float]], norm: NDArray[np.float32], mask: Mask | None
 ) -> "Scored":
-    """BM25 of every row that holds one of the terms; `weights` has each term with its inverse document frequency."""
+    """BM25 of every row that holds one of the terms; `spans` has where each of them stands, and its weight."""
     scores = np.zeros(len(postings.lengths), np.float32)
     touched: list[NDArray[np.uint32]] = []
-    for term, weight in weights:
-        begin, end = postings.span(term)
+    for begin, end, weight in spans:
         if begin == end:
             continue
         rows, counts = postings.rows[begin:end], postings.counts[begin:end]

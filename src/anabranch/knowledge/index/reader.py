@@ -218,7 +218,7 @@ def _narrowed(mask: Mask, documents: NDArray[np.int32]) -> Mask | None:
 
 def _places(segment: Segment, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Which of the keys a segment has, and in which rows."""
-    rows = np.searchsorted(segment.keys, keys)
+    rows = segment.keys.searchsorted(keys)
     rows[rows == len(segment)] = 0
     at = np.flatnonzero(segment.keys[rows] == keys) if len(segment) else np.empty(0, np.int64)
     return at, rows[at]

@@ -17,6 +17,7 @@ from anabranch.knowledge.index.storage import sync_file, sync_folder
 # Candidates that the 8-bit scan hands to the exact vectors, beyond those that were asked for.
 SPARE = 50
 SAMPLE = 2_000
+SPANS = 4_096
 POPULATE = 512 * 1024 * 1024
 # Above this share of a segment, scanning all of it is cheaper than gathering what is permitted.
 GATHER = 0.2
@@ -53,6 +54,7 @@ class Segment:
         self.codes = _coded(vectors) if codes is None else codes
         self.words = words
         self.sketch = sketch
+        self._spans: dict[int, tuple[int, int]] = {}
         self._norms: tuple[float, NDArray[np.float32]] | None = None
 
     def __len__(self) -> int:
@@ -70,18 +72,27 @@ class Segment:
         vectors = np.concatenate([part.vectors[keep] for part, keep in chosen])
         return cls(keys, vectors, postings.merge([part.words for part in parts], kept))
 
+    def span(self, term: int) -> tuple[int, int]:
+        """Where a term's rows are; a question asks for it several times."""
+        found = self._spans.get(term)
+        if found is None:
+            if len(self._spans) >= SPANS:
+                self._spans.clear()
+            found = self._spans[term] = self.words.span(term)
+        return found
+
     def often(self, term: int, mask: Mask | None) -> int:
         """In how many rows a term stands."""
-        begin, end = self.words.span(term)
+        begin, end = self.span(term)
         return end - begin if mask is None else int(np.count_nonzero(mask[self.words.rows[begin:end]]))
 
     def having(self, term: int, rows: NDArray[np.int64]) -> Mask:
         """Which of some rows have a term."""
-        begin, end = self.words.span(term)
+        begin, end = self.span(term)
         if begin == end:
             return np.zeros(len(rows), bool)
         holding = self.words.rows[begin:end]
-        at = np.minimum(np.searchsorted(holding, rows), len(holding) - 1)
+        at = np.minimum(holding.searchsorted(rows), len(holding) - 1)
         return np.asarray(holding[at] == rows, bool)
 
     def count_words(self, mask: Mask | None) -> int:
@@ -93,7 +104,7 @@ class Segment:
         kept = self._norms
         if kept is None or kept[0] != average:
             kept = self._norms = (average, postings.norms(self.words, average))
-        return postings.score(self.words, weights, kept[1], mask)
+        return postings.score(self.words, [(*self.span(term), weight) for term, weight in weights], kept[1], mask)
 
     def nearest(self, query: NDArray[np.float32], limit: int, mask: Mask | None) -> Hits:
         """The rows with the largest inner product, best first."""
