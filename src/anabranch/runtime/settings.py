@@ -246,7 +246,5 @@ def _check_pairs(settings: Settings) -> None:
     for name, needed in NEEDS.items():
         if getattr(settings, name) is not None and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
-    if settings.auth == "jwt" and settings.jwt_audience is None:
-        raise ConfigurationError(f"{PREFIX}AUTH=jwt needs {PREFIX}JWT_AUDIENCE: whom tokens must be meant for.")
     if settings.reranker_path is not None and settings.reranker_url is not None:
         raise ConfigurationError(f"{PREFIX}RERANKER_PATH and {PREFIX}RERANKER_URL are both set; leave one of them out.")

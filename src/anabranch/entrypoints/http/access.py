@@ -40,9 +40,16 @@ class Access:
         token = self._token(scope)
         if token is None:
             return Caller(operator=True)
-        if _is_the_hubs(token) and self._audience is None:
+        audiences = await self._audiences() if _is_the_hubs(token) else ()
+        if _is_the_hubs(token) and not audiences:
             raise Unauthorized("Tokens of the hub are not taken here: AGGREGATOR_JWT_AUDIENCE is not set.")
-        return await self._anabranch.identify(token, (self._audience,) if self._audience else ())
+        return await self._anabranch.identify(token, audiences)
+
+    async def _audiences(self) -> Collection[str]:
+        """Whom a token must be meant for: as it is set, or, where nothing else is taken, whoever publishes here."""
+        if self._audience is not None:
+            return (self._audience,)
+        return _spelled(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
 
     async def visitor(self, scope: Scope, owners: Collection[str]) -> tuple[Caller, Collection[str]]:
         """Who asks what is published here, and which of these owners they may ask: a token of the hub is meant for one.
@@ -51,8 +58,7 @@ class Access:
         token = self._token(scope)
         if token is None:
             return Caller(), owners
-        # The hub writes audiences in small letters.
-        audiences = {*owners, *(owner.lower() for owner in owners), *((self._audience,) if self._audience else ())}
+        audiences = {*_spelled(owners), *((self._audience,) if self._audience else ())}
         caller = await self._anabranch.identify(token, audiences)
         meant = caller.audiences
         if self._audience in meant:
@@ -111,6 +117,11 @@ class Access:
 
     def _is_proxy(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._proxies)
+
+
+def _spelled(owners: Collection[str]) -> set[str]:
+    """As they are, and in the small letters in which the hub writes audiences."""
+    return {*owners, *(owner.lower() for owner in owners)}
 
 
 def bearer(scope: Scope) -> str | None:
