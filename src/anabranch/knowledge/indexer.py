@@ -65,9 +65,8 @@ class Indexer:
             if not claims:
                 return not self._held
             if any(claim.attempts for claim in claims):
-                await self._take(
-                    claims
-                )  # with the lock, for it is to be alone: if it ends the process, it was to blame
+                # With the lock, for it is to be alone: if it ends the process again, it was to blame.
+                await self._take(claims)
                 return True
             self._held.update(*(claim.holds for claim in claims))
         try:
