@@ -15,7 +15,7 @@ from anabranch.domain.contracts import Embedder
 from anabranch.knowledge.chunk import chunk, effective
 from anabranch.knowledge.sentences import sentences
 from anabranch.knowledge.text import Block, BlockKind, Chunking, Parsed, Piece, Strategy
-from anabranch.models.minilm import MiniLM, ModelMissing
+from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
 from anabranch.testing.prose import documents
 
@@ -396,11 +396,8 @@ def test_no_text_takes_long(strategy: Strategy, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def minilm() -> MiniLM:
-    try:
-        return MiniLM.load(Path.home() / ".cache" / "anabranch" / "models")
-    except ModelMissing as missing:
-        pytest.skip(str(missing))
+def minilm(models_dir: Path) -> MiniLM:
+    return MiniLM.load(models_dir)
 
 
 @settings(max_examples=40, deadline=None)
