@@ -120,8 +120,11 @@ def clustered(count: int) -> np.ndarray:
     return unit(centres[chance.integers(0, 400, count)] + 0.5 * chance.standard_normal((count, 128)))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_a_sketch_loses_nothing_that_an_exact_search_finds(tmp_path: Path, share: float) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
+def test_a_sketch_loses_nothing_that_an_exact_search_finds(
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.knowledge.index.segment.GATHERED", 1_000)
     vectors = clustered(sketch.WORTH_IT)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
     segment.sketch = Sketch.of(vectors)

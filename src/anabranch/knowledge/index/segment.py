@@ -19,8 +19,10 @@ SPARE = 50
 SAMPLE = 2_000
 SPANS = 4_096
 POPULATE = 512 * 1024 * 1024
-# Above this share of a segment, scanning all of it is cheaper than gathering what is permitted.
+# Above this share of a segment, scanning all of it is cheaper than gathering what is permitted; above this many, so is
+# looking at the sketch.
 GATHER = 0.2
+GATHERED = 20_000
 REACH = "reach"
 FILES: Mapping[str, type[np.generic]] = {
     "keys": np.int64,
@@ -118,7 +120,8 @@ class Segment:
         """By the 8-bit codes of whatever may be near: the few that are permitted, those that the sketch has chosen, or
         all of them."""
         code = _coded(query[None])
-        if mask is not None and allowed <= GATHER * len(self):
+        few = allowed <= GATHER * len(self) and (self.sketch is None or allowed <= GATHERED)
+        if mask is not None and few:
             rows = np.flatnonzero(mask)
         elif self.sketch is not None:
             rows = self.sketch.candidates(query, limit, mask)
