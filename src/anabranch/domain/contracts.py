@@ -1,11 +1,12 @@
 """What the rooms promise each other."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
 from anabranch.domain.events import AnswerEvent, StepEvent
 from anabranch.domain.model import (
+    Allowance,
     Answer,
     Context,
     Delta,
@@ -17,6 +18,7 @@ from anabranch.domain.model import (
     Question,
     SourceReply,
 )
+from anabranch.domain.signals import Signal
 
 Emit = Callable[[AnswerEvent], Awaitable[None]]
 
@@ -87,9 +89,9 @@ class Cache(Protocol):
 
 
 class Limiter(Protocol):
-    """Never more than the limit in any window; 0 admits, anything else is how many seconds to wait."""
+    """Never more than the limit in any window, however many ask at once."""
 
-    async def admit(self, key: str) -> float: ...
+    async def admit(self, key: str) -> Allowance: ...
 
 
 class Directory(Protocol):
@@ -106,6 +108,15 @@ class TokenCounter(Protocol):
     async def count(self, texts: Sequence[str]) -> Sequence[int]: ...
 
 
+class Span(Protocol):
+    """A piece of work that is being timed; `context` is the one to go on with inside it."""
+
+    @property
+    def context(self) -> Context: ...
+
+    def set(self, name: str, value: str | int | float | bool) -> None: ...
+
+
 class Telemetry(Protocol):
     """Is told what happens; it never slows or fails what it watches."""
 
@@ -114,6 +125,10 @@ class Telemetry(Protocol):
     def happened(self, event: AnswerEvent, context: Context) -> None: ...
 
     def crashed(self, error: BaseException, context: Context) -> None: ...
+
+    def noted(self, signal: Signal) -> None: ...
+
+    def span(self, name: str, context: Context, **attributes: str | int | float) -> AbstractContextManager[Span]: ...
 
 
 class Clock(Protocol):

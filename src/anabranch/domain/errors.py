@@ -7,6 +7,8 @@ AnabranchError
 ├── Forbidden               the caller sees it but may not change it
 ├── NotFound                it is not there, or not for this caller
 ├── Conflict                something of that name is there already
+├── RateLimited             the caller has asked too often; `details` say when it may ask again
+├── Overloaded              more questions are running and waiting than the bounds allow
 ├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
 ├── Cancelled               everybody who listened has gone
 ├── HubFailed               the hub cannot be asked, so a name stays unknown
@@ -52,6 +54,14 @@ class NotFound(AnabranchError):
 
 class Conflict(AnabranchError):
     code = "conflict"
+
+
+class RateLimited(AnabranchError):
+    code = "rate_limited"
+
+
+class Overloaded(AnabranchError):
+    code = "overloaded"
 
 
 class ShuttingDown(AnabranchError):

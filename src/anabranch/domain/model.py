@@ -39,6 +39,7 @@ class Ground(StrEnum):
     NO_SOURCES = "no_sources"
     ALL_FAILED = "all_failed"
     NOTHING_FOUND = "nothing_found"
+    WEAK = "weak"
 
 
 # A collection is asked in this process; an extractive model answers in the documents' own sentences.
@@ -46,7 +47,8 @@ EndpointKind = Literal["space", "openai", "collection", "extractive"]
 
 
 class Endpoint(Value):
-    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for."""
+    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for;
+    `alternate` is a second address of the same source, asked when the first is slow or down."""
 
     slug: str
     url: str = ""
@@ -57,6 +59,7 @@ class Endpoint(Value):
     query: str | None = None
     operator: bool = False
     token: str | None = None
+    alternate: str | None = None
 
     @property
     def path(self) -> str:
@@ -87,7 +90,9 @@ class Filters(Value):
 
 class Question(Value):
     """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found;
-    `rewrite` lets the model put the question in other words before it is searched for."""
+    `threshold` does so too when what was found is, on average, less similar than that. `rewrite` lets the model put the
+    question in other words before it is searched for; `diversity` is the λ of maximal marginal relevance (1 is
+    relevance alone, None does without). `fresh` takes no remembered answer."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -104,14 +109,19 @@ class Question(Value):
     filters: Filters = Filters()
     rerank: bool = True
     rewrite: bool = False
+    diversity: float | None = None
+    threshold: float | None = None
+    language: str | None = None
+    fresh: bool = False
 
 
 class Context(Value):
-    """What varies per request: who asks, with which tokens, until when (`deadline` is monotonic), under which trace.
-    An `operator` owns the machine or its key: nothing in its collections is hidden from them."""
+    """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
+    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them."""
 
     correlation_id: str
     deadline: float
+    surface: str = "library"
     user_id: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
@@ -120,6 +130,11 @@ class Context(Value):
     transactions: Mapping[str, str] = {}
     traceparent: str | None = None
     tracestate: str | None = None
+
+    @property
+    def trace_id(self) -> str:
+        """That of the trace that the request came with or that was begun for it, else the correlation id."""
+        return self.traceparent[3:35] if self.traceparent else self.correlation_id
 
     def __repr__(self) -> str:
         return f"Context({self.correlation_id!r})"
@@ -138,6 +153,7 @@ class Query(Value):
     rerank: bool = True
     variants: tuple[str, ...] = ()
     hypothetical: str | None = None
+    diversity: float | None = None
 
 
 class Scores(Value, gc=False):
@@ -176,11 +192,15 @@ class Passage(Value):
 
 
 class SourceReply(Value):
+    """What a source said. `seen` stands for all that it could have found for this caller at that moment, where it can
+    tell: two replies with the same one looked at the same documents."""
+
     path: str
     status: Status
     passages: tuple[Passage, ...] = ()
     error: str | None = None
     latency_ms: int = 0
+    seen: str | None = None
 
 
 class Prompt(Value):
@@ -193,6 +213,7 @@ class Prompt(Value):
     passages: tuple[Passage, ...]
     version: str
     omitted: int = 0
+    language: str | None = None
 
 
 class Usage(Value, gc=False):
@@ -207,6 +228,16 @@ class Delta(Value, gc=False):
     text: str
     usage: Usage | None = None
     finish_reason: str | None = None
+
+
+class Allowance(Value, gc=False):
+    """What a limiter says: `wait_s` 0 is admitted, anything else is how long to wait. `remaining` calls are left now;
+    after `reset_s` all of them are there again."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    wait_s: float = 0.0
 
 
 class Embedding(Value, gc=False):
@@ -250,5 +281,6 @@ class Answer(Value):
     prompt_version: str | None = None
     omitted: int = 0
     refused: bool = False
+    cached: bool = False
     rewritten: str | None = None
     variants: tuple[str, ...] = ()

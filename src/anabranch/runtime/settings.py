@@ -18,7 +18,7 @@ from anabranch.runtime.addresses import Network
 from anabranch.runtime.outbound import parse
 
 PREFIX = "AGGREGATOR_"
-SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key")
+SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
@@ -33,6 +33,18 @@ QueryTokens = Annotated[
     int,
     Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
 ]
+Remembering = Annotated[
+    float, Meta(ge=0, le=31_536_000, description="a number of seconds from 0 (off) to 31,536,000 (a year)")
+]
+Number = Annotated[int, Meta(ge=0, le=1_000_000_000, description="a whole number from 0 to 1,000,000,000")]
+Few = Annotated[int, Meta(ge=0, le=10, description="a whole number from 0 to 10")]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+RedisAddress = Annotated[
+    str,
+    Meta(pattern=r"^(rediss?|unix)://.", description="a URL that begins with redis://, rediss:// or unix://"),
+]
+Surface = Literal["rag_stream", "chat", "query", "endpoints"]
+Surfaces = Annotated[tuple[Surface, ...], Meta(description="a list of rag_stream, chat, query and endpoints")]
 Days = Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")]
 Origins = Annotated[tuple[str, ...], Meta(description='a list such as ["https://app.example.com"], or ["*"] for all')]
 Allowlist = Annotated[
@@ -93,6 +105,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_url: Address | None = None
     model_name: Text | None = None
     model_api_key: Text | None = None
+    redis_url: RedisAddress | None = None
+    redis_timeout: Seconds = 0.2
+    rate_limit: Number = 20
+    rate_limit_window: Seconds = 300.0
+    rate_limit_surfaces: Surfaces = ("rag_stream",)
+    answer_cache_ttl: Remembering = 3_600.0
+    embedding_cache_ttl: Remembering = 604_800.0
+    cache_bytes: Count = 64 * 1024 * 1024
+    max_running: Count = 1_024
+    max_waiting: Number = 64
+    model_retries: Few = 2
+    retry_budget: Share = 0.2
+    breaker_window: Seconds = 30.0
+    breaker_calls: Count = 10
+    breaker_rate: Share = 0.5
+    breaker_pause: Seconds = 10.0
+    mmr_lambda: Share | None = None
+    guard_threshold: Share | None = None
+    metrics_public: Flag = False
+    otlp_endpoint: Address | None = None
+    otlp_headers: Text | None = None
+    trace_share: Share = 1.0
+    log_queries: Flag = False
     sources: dict[str, Endpoint] = {}
     models: dict[str, Endpoint] = {}
     published_models: dict[str, str] = {}
@@ -132,6 +167,7 @@ NEEDS = {
     "embedding_api_key": "embedding_url",
     "reranker_model": "reranker_url",
     "reranker_api_key": "reranker_url",
+    "otlp_headers": "otlp_endpoint",
 }
 TYPES = get_type_hints(Settings, include_extras=True)
 VARIABLES = {PREFIX + name.upper(): name for name in TYPES if name not in ("sources", "models", "published_models")}
@@ -222,7 +258,7 @@ def _check(settings: Settings) -> None:
             raise ConfigurationError(
                 f"{PREFIX}CORS_ORIGINS takes {_takes(TYPES['cors_origins'])}{_instead_of(origin)}."
             )
-    for name in ("syfthub_url", "model_url", "embedding_url", "reranker_url"):
+    for name in ("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"):
         if (url := getattr(settings, name)) is not None:
             try:
                 parse(url)

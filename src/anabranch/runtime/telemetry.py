@@ -25,6 +25,7 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Context, Question, Status
+from anabranch.domain.signals import Signal
 from anabranch.runtime.settings import Settings
 
 FLUSH_AFTER_S = 0.05
@@ -42,8 +43,29 @@ class Silent:
 
     def crashed(self, error: BaseException, context: Context) -> None: ...
 
+    def noted(self, signal: Signal) -> None: ...
 
-class LoggedEvents:
+    def span(self, name: str, context: Context, **attributes: str | int | float) -> "Untimed":  # noqa: ARG002
+        return Untimed(context)
+
+
+class Untimed:
+    """A span that nobody looks at."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __enter__(self) -> "Untimed":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def set(self, name: str, value: str | int | float | bool) -> None: ...
+
+
+class LoggedEvents(Silent):
     """Telemetry that writes what happens as log lines. Questions appear as hash and length, tokens never."""
 
     def __init__(self, log: Log) -> None:

@@ -9,6 +9,7 @@ from anabranch.domain.contracts import Generator, Source
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, Question, SourceReply, Usage
+from anabranch.domain.signals import Signal
 
 
 class FakeSource:
@@ -67,6 +68,8 @@ class Recorder:
         self.questions: list[Question] = []
         self.events: list[AnswerEvent] = []
         self.crashes: list[BaseException] = []
+        self.signals: list[Signal] = []
+        self.spans: list[RecordedSpan] = []
 
     def asked(self, question: Question, context: Context) -> None:
         self.questions.append(question)
@@ -76,6 +79,30 @@ class Recorder:
 
     def crashed(self, error: BaseException, context: Context) -> None:
         self.crashes.append(error)
+
+    def noted(self, signal: Signal) -> None:
+        self.signals.append(signal)
+
+    def span(self, name: str, context: Context, **attributes: str | int | float) -> "RecordedSpan":
+        self.spans.append(RecordedSpan(name, context, attributes))
+        return self.spans[-1]
+
+
+class RecordedSpan:
+    def __init__(self, name: str, context: Context, attributes: Mapping[str, str | int | float]) -> None:
+        self.name = name
+        self.context = context
+        self.attributes: dict[str, str | int | float | bool] = dict(attributes)
+        self.ended = False
+
+    def __enter__(self) -> "RecordedSpan":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = True
+
+    def set(self, name: str, value: str | int | float | bool) -> None:
+        self.attributes[name] = value
 
 
 class ManualClock:

@@ -1,0 +1,65 @@
+"""What the policies around the river tell telemetry: not what becomes of a question, but how the machinery is doing."""
+
+from typing import Literal
+
+from anabranch.domain.model import Value
+
+CacheName = Literal["answer", "embedding"]
+BreakerState = Literal["closed", "half_open", "open"]
+
+
+class CacheLooked(Value, gc=False):
+    """A cache was asked; a cache that could not be reached is a miss."""
+
+    cache: CacheName
+    hit: bool
+
+
+class Joined(Value, gc=False):
+    """A question was already being answered, and this one waits for the same answer."""
+
+
+class Metered(Value, gc=False):
+    """A limiter has decided."""
+
+    surface: str
+    admitted: bool
+
+
+class Rejected(Value, gc=False):
+    """A request was turned away before a Run began."""
+
+    surface: str
+    code: str
+
+
+class Load(Value, gc=False):
+    """How many questions are being answered, and how many wait for their turn."""
+
+    running: int
+    waiting: int
+
+
+class BreakerMoved(Value, gc=False):
+    upstream: str
+    state: BreakerState
+
+
+class Retried(Value, gc=False):
+    """An upstream is asked again."""
+
+    upstream: str
+
+
+class Hedged(Value, gc=False):
+    """A source's alternate was asked too; `won` says that its reply was the one that counted."""
+
+    upstream: str
+    won: bool
+
+
+class RedisMoved(Value, gc=False):
+    reachable: bool
+
+
+Signal = CacheLooked | Joined | Metered | Rejected | Load | BreakerMoved | Retried | Hedged | RedisMoved
