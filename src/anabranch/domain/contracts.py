@@ -20,6 +20,7 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.signals import Signal
 
+Attribute = str | int | float | bool | tuple[str, ...]
 Emit = Callable[[AnswerEvent], Awaitable[None]]
 
 
@@ -99,7 +100,9 @@ class Directory(Protocol):
 
     def source(self, endpoint: Endpoint) -> Source: ...
 
-    def generator(self, endpoint: Endpoint) -> Generator: ...
+    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
+        """Not `retried` is for what the question can do without: it must not use up what the answer may need."""
+        ...
 
 
 class TokenCounter(Protocol):
@@ -114,7 +117,7 @@ class Span(Protocol):
     @property
     def context(self) -> Context: ...
 
-    def set(self, name: str, value: str | int | float | bool) -> None: ...
+    def set(self, name: str, value: Attribute) -> None: ...
 
 
 class Telemetry(Protocol):

@@ -13,6 +13,7 @@ AnabranchError
 ├── Cancelled               everybody who listened has gone
 ├── HubFailed               the hub cannot be asked, so a name stays unknown
 ├── DeadlineExceeded        the question's total time ran out
+├── RetrievalTimedOut       none of the sources answered in time, where that is an error
 ├── GenerationFailed        the model refused, failed, or said something unusable
 │   └── GenerationTimedOut  the model took too long
 ├── EmbeddingFailed         the embedding model's server refused, failed, or said something unusable
@@ -20,7 +21,12 @@ AnabranchError
 ├── InternalError           our own fault
 └── UpstreamError           a call to another machine failed; sources and models turn it into their own words
     └── UpstreamTimedOut    it did not answer in time
+
+GenerationFailed and UpstreamError also say what kind of `Trouble` it was, and how long the other side asks to be left
+alone: that is for those who decide whether to ask again, not for clients.
 """
+
+from enum import Enum
 
 
 class AnabranchError(Exception):
@@ -30,6 +36,35 @@ class AnabranchError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+
+
+class Trouble(Enum):
+    """What a failed call to another machine says: whose failure it was, and whether asking again can help."""
+
+    REQUEST = "the request was refused or could not be sent; it would be again"
+    BUSY = "nobody is at fault, and it may pass"
+    UNUSABLE = "the upstream replied with what cannot be used, and would again"
+    DOWN = "the upstream failed, and that may pass"
+
+    @property
+    def fault(self) -> bool:
+        """The upstream failed, not the request."""
+        return self is Trouble.UNUSABLE or self is Trouble.DOWN
+
+    @property
+    def may_pass(self) -> bool:
+        return self is Trouble.BUSY or self is Trouble.DOWN
+
+
+class Elsewhere(AnabranchError):
+    """What GenerationFailed and UpstreamError share. What nobody has marked is not blamed on the other machine."""
+
+    def __init__(
+        self, message: str, trouble: Trouble = Trouble.REQUEST, wait_s: float | None = None, /, **details: str | int
+    ) -> None:
+        super().__init__(message, **details)
+        self.trouble = trouble
+        self.wait_s = wait_s
 
 
 class ConfigurationError(AnabranchError):
@@ -80,7 +115,11 @@ class DeadlineExceeded(AnabranchError):
     code = "deadline_exceeded"
 
 
-class GenerationFailed(AnabranchError):
+class RetrievalTimedOut(AnabranchError):
+    code = "retrieval_timeout"
+
+
+class GenerationFailed(Elsewhere):
     code = "generation_failed"
 
 
@@ -100,7 +139,7 @@ class InternalError(AnabranchError):
     code = "internal_error"
 
 
-class UpstreamError(AnabranchError):
+class UpstreamError(Elsewhere):
     code = "upstream_error"
 
 

@@ -92,7 +92,8 @@ class Question(Value):
     """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found;
     `threshold` does so too when what was found is, on average, less similar than that. `rewrite` lets the model put the
     question in other words before it is searched for; `diversity` is the λ of maximal marginal relevance (1 is
-    relevance alone, None does without). `fresh` takes no remembered answer."""
+    relevance alone, None does without). `language` is that of our own messages, `answer_in` the one that the model must
+    write in. `fresh` takes no remembered answer."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -112,6 +113,7 @@ class Question(Value):
     diversity: float | None = None
     threshold: float | None = None
     language: str | None = None
+    answer_in: str | None = None
     fresh: bool = False
 
 
@@ -193,7 +195,8 @@ class Passage(Value):
 
 class SourceReply(Value):
     """What a source said. `seen` stands for all that it could have found for this caller at that moment, where it can
-    tell: two replies with the same one looked at the same documents."""
+    tell: two replies with the same one looked at the same documents. `fault` says that the upstream failed, and not
+    what was asked of it."""
 
     path: str
     status: Status
@@ -201,6 +204,7 @@ class SourceReply(Value):
     error: str | None = None
     latency_ms: int = 0
     seen: str | None = None
+    fault: bool = False
 
 
 class Prompt(Value):

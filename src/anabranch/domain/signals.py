@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from anabranch.domain.model import Value
+from anabranch.domain.model import Usage, Value
 
 CacheName = Literal["answer", "embedding"]
 BreakerState = Literal["closed", "half_open", "open"]
@@ -20,10 +20,11 @@ class Joined(Value, gc=False):
 
 
 class Metered(Value, gc=False):
-    """A limiter has decided."""
+    """A limiter has decided about a caller: a user, or an address."""
 
     surface: str
     admitted: bool
+    caller: str = ""
 
 
 class Rejected(Value, gc=False):
@@ -51,6 +52,13 @@ class Retried(Value, gc=False):
     upstream: str
 
 
+class Spent(Value, gc=False):
+    """What a call to a model took, as the model reports it, for whatever it was made."""
+
+    model: str
+    usage: Usage
+
+
 class Hedged(Value, gc=False):
     """A source's alternate was asked too; `won` says that its reply was the one that counted."""
 
@@ -60,6 +68,25 @@ class Hedged(Value, gc=False):
 
 class RedisMoved(Value, gc=False):
     reachable: bool
+    reason: str = ""
 
 
-Signal = CacheLooked | Joined | Metered | Rejected | Load | BreakerMoved | Retried | Hedged | RedisMoved
+class RedisSaidNo(Value, gc=False):
+    """Redis answers, and refuses a command: it is read-only, full, wants a password. `why` is its error's name."""
+
+    why: str
+
+
+Signal = (
+    CacheLooked
+    | Joined
+    | Metered
+    | Rejected
+    | Load
+    | BreakerMoved
+    | Retried
+    | Spent
+    | Hedged
+    | RedisMoved
+    | RedisSaidNo
+)

@@ -5,7 +5,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from anabranch.domain.contracts import Generator, Source
+from anabranch.domain.contracts import Attribute, Generator, Source
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, Question, SourceReply, Usage
@@ -57,7 +57,7 @@ class FakeDirectory:
     def source(self, endpoint: Endpoint) -> Source:
         return self._sources[endpoint.path]
 
-    def generator(self, endpoint: Endpoint) -> Generator:
+    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
         return self._generators[endpoint.path]
 
 
@@ -92,7 +92,7 @@ class RecordedSpan:
     def __init__(self, name: str, context: Context, attributes: Mapping[str, str | int | float]) -> None:
         self.name = name
         self.context = context
-        self.attributes: dict[str, str | int | float | bool] = dict(attributes)
+        self.attributes: dict[str, Attribute] = dict(attributes)
         self.ended = False
 
     def __enter__(self) -> "RecordedSpan":
@@ -101,7 +101,7 @@ class RecordedSpan:
     def __exit__(self, *_: object) -> None:
         self.ended = True
 
-    def set(self, name: str, value: str | int | float | bool) -> None:
+    def set(self, name: str, value: Attribute) -> None:
         self.attributes[name] = value
 
 
