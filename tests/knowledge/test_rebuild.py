@@ -112,10 +112,10 @@ async def test_a_reader_that_was_open_starts_afresh(database: Database, tmp_path
     reader = Reader(Generations(tmp_path / "index"))
     before = Searcher(database, reader, OLD, None)
     asked = Query(text="word5", limit=1, similarity_threshold=0.0)
-    assert (await before.search(asked, OPERATOR, None))[0].title == "5"
+    assert (await before.search(asked, OPERATOR, None)).passages[0].title == "5"
     await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), silent)
     after = Searcher(database, reader, NEW, None)
-    assert (await after.search(asked, OPERATOR, None))[0].title == "5"
+    assert (await after.search(asked, OPERATOR, None)).passages[0].title == "5"
 
 
 @pytest.mark.parametrize("end", [Killed(), EmbeddingFailed("No luck today.")])

@@ -94,3 +94,14 @@ def test_no_text_takes_long(piece: str) -> None:
     for split in (sentences, items, lines):
         assert sum(1 for _ in split(text)) >= 1
     assert time.process_time() - began < 3
+
+
+def test_a_heading_without_a_blank_line_is_not_part_of_the_sentence_below_it() -> None:
+    text = "# Greeble\nThe greeble factor is 17 units. It was measured.\n## Older\nIt was 12."
+    assert [text[start:end] for start, end in sentences(text)] == [
+        "# Greeble",
+        "The greeble factor is 17 units.",
+        "It was measured.",
+        "## Older",
+        "It was 12.",
+    ]

@@ -11,7 +11,7 @@ import msgspec
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
-from anabranch.domain.model import Passage, Query, Value
+from anabranch.domain.model import Filters, Passage, Query, Value
 from anabranch.knowledge.chunk import effective
 from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.index.reader import Moved, Reader
@@ -31,7 +31,7 @@ from anabranch.knowledge.records.cursors import Cursors
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.identifiers import made_at
 from anabranch.knowledge.records.queries import Asked, Rating, Turn
-from anabranch.knowledge.search import Searcher
+from anabranch.knowledge.search import Found, Searcher
 from anabranch.knowledge.text import Chunking
 
 T = TypeVar("T")
@@ -60,7 +60,15 @@ class Knowledge:
         self._embedder = embedder
 
     async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
+        return (await self.find(query, caller, source)).passages
+
+    async def find(self, query: Query, caller: Caller, source: str | None = None) -> Found:
+        """What a search gives, and what stands for all that it could have found."""
         return await self._searcher.search(query, caller, source)
+
+    async def seen(self, filters: Filters, caller: Caller) -> str:
+        """What stands for all that the caller may find, as it is now: other documents or other rights, another one."""
+        return await self._at_one_moment(lambda db: self._reader.view(db, filters, caller).seen)
 
     async def create_collection(
         self,
@@ -245,9 +253,9 @@ class Knowledge:
     async def _look(self, work: Callable[[sqlite3.Connection, Catalog], T]) -> T:
         """Read with the catalog and the records at the same moment."""
 
-        def read(db: sqlite3.Connection) -> T:
-            return work(db, self._reader.look(db))
+        return await self._at_one_moment(lambda db: work(db, self._reader.look(db)))
 
+    async def _at_one_moment(self, read: Callable[[sqlite3.Connection], T]) -> T:
         while True:
             try:
                 return await self.database.read(read)

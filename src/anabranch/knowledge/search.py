@@ -1,10 +1,8 @@
 """Search: dense and keyword lists, fused by rank, reranked, checked against the records, each score kept."""
 
 import asyncio
-import math
 import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +19,7 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import Database, StoreFailed
 from anabranch.knowledge.records.documents import permissions_of
+from anabranch.knowledge.variety import mmr
 
 OVERFETCH = 5
 RRF_K = 60
@@ -30,6 +29,10 @@ MISSING_RANK = 1000
 POOL = 50
 # What the records no longer have must not leave a page short.
 SPARE = 2
+# Variety is chosen among the best, so many times what is wanted: from further down it would bring what is unlike the
+# rest because it is beside the point (docs/search.md). What is as good as a copy of something better does not count.
+CHOICE = 2
+COPY = 0.9
 SNAPSHOTS = 5
 NEAR, SHARED, BIAS = 5.4, 2.0, -1.9
 
@@ -56,6 +59,15 @@ class Candidates(NamedTuple):
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
 
 
+class Found(NamedTuple):
+    """Passages, best first, and row by row their vectors where the choice among them is still to be made. `seen` stands
+    for all that could have been found."""
+
+    passages: list[Passage]
+    seen: str
+    vectors: NDArray[np.float32] | None = None
+
+
 class Searcher:
     def __init__(self, database: Database, reader: Reader, embedder: Embedder, reranker: Reranker | None) -> None:
         self._database = database
@@ -63,44 +75,48 @@ class Searcher:
         self._embedder = embedder
         self._reranker = reranker
 
-    async def search(self, query: Query, caller: Caller, source: str | None) -> list[Passage]:
-        """The best passages that the caller may see, best first, as of one moment; without a `source` each is named for
-        its collection."""
+    async def search(self, query: Query, caller: Caller, source: str | None) -> Found:
+        """The best passages that the caller may see, best first (or as they were chosen for variety), as of one moment;
+        without a `source` each is named for its collection."""
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
         embeddings = await self._embedder.embed(texts)
         found = await asyncio.to_thread(self._found, query, caller, embeddings, source)
-        if query.rerank and self._reranker is not None and found:
-            with suppress(RerankFailed):  # then the built-in order stands
+        if query.rerank and self._reranker is not None and found.passages:
+            try:
                 found = await self._reranked(query, found)
-        return [one for one in found if one.score >= query.similarity_threshold][: query.limit]
+            except RerankFailed:  # then the built-in order stands, and the answer is not worth keeping
+                found = found._replace(seen="")
+        passages = found.passages
+        if found.vectors is not None:
+            scores = np.array([passage.score for passage in passages])
+            passages = [passages[at] for at in varied(scores, found.vectors, query)]
+        enough = [one for one in passages if one.score >= query.similarity_threshold]
+        return Found(enough[: query.limit], found.seen)
 
-    async def _reranked(self, query: Query, found: Sequence[Passage]) -> list[Passage]:
+    async def _reranked(self, query: Query, found: Found) -> Found:
         """By a model that reads question and passage together."""
         assert self._reranker is not None
-        scores = await self._reranker.score(query.text, found)
-        scored = [
-            msgspec.structs.replace(
-                passage,
-                place=msgspec.structs.replace(
-                    passage.place, scores=msgspec.structs.replace(passage.place.scores, rerank=float(score))
-                ),
-            )
-            for passage, score in zip(found, scores, strict=True)
-            if passage.place is not None
-        ]
-        return in_order(sorted(scored, key=lambda one: -(one.place.scores.rerank or 0.0) if one.place else 0.0))
+        scores = await self._reranker.score(query.text, found.passages)
+        scored = [_scored(*pair) for pair in zip(found.passages, scores, strict=True)]
+        order = sorted(range(len(scored)), key=lambda at: -scores[at])
+        vectors = None if found.vectors is None else found.vectors[order]
+        return Found(in_order([scored[at] for at in order]), found.seen, vectors)
 
-    def _found(
-        self, query: Query, caller: Caller, embeddings: Sequence[Embedding], source: str | None
-    ) -> list[Passage]:
-        def work(db: sqlite3.Connection) -> list[Passage]:
+    def _found(self, query: Query, caller: Caller, embeddings: Sequence[Embedding], source: str | None) -> Found:
+        def work(db: sqlite3.Connection) -> Found:
             facts.check_embedder(db, self._embedder.name)  # somebody may have rebuilt the index with another
             view = self._reader.view(db, query.filters, caller)
             candidates = retrieve(view, query, embeddings)
             if query.rerank and len(candidates.keys):
                 candidates = interact(db, view, candidates, embeddings[0])
-            wanted = max(query.limit, POOL) if query.rerank and self._reranker is not None else query.limit
-            return fetch(db, candidates, wanted, caller, source)
+            vectors = None
+            if query.diversity is not None:
+                vectors = view.vectors(candidates.keys, len(embeddings[0].vector) // 4)
+            if query.rerank and self._reranker is not None:  # it has yet to say how relevant each is
+                fetched = fetch(db, candidates, max(query.limit, POOL), caller, source)
+                return Found(list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)])
+            order = None if vectors is None else varied(relevance(candidates), vectors, query)
+            return Found(list(fetch(db, candidates, query.limit, caller, source, order).values()), view.seen)
 
         for _ in range(SNAPSHOTS):
             try:
@@ -119,7 +135,7 @@ def retrieve(view: View, query: Query, embeddings: Sequence[Embedding]) -> Candi
     sparse = _best([one.best(wanted) for one in lexical], wanted)
     keys = np.union1d(dense, sparse)
     fused = DENSE_WEIGHT / (RRF_K + _ranks(keys, dense)) + (1 - DENSE_WEIGHT) / (RRF_K + _ranks(keys, sparse))
-    best = np.lexsort((keys, -fused))[: max(POOL, query.limit) if query.rerank else SPARE * query.limit]
+    best = np.lexsort((keys, -fused))[: _pooled(query)]
     keys = keys[best]
     return Candidates(
         keys=keys,
@@ -147,19 +163,44 @@ def interact(db: sqlite3.Connection, view: View, found: Candidates, question: Em
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))
 
 
-def fetch(db: sqlite3.Connection, found: Candidates, wanted: int, caller: Caller, source: str | None) -> list[Passage]:
-    """The passages themselves, each checked once more against the records."""
-    passages: list[Passage] = []
-    for begin in range(0, len(found.keys), wanted):  # more than once only if the index had something that is not there
-        keys = found.keys[begin : begin + wanted].tolist()
+def fetch(
+    db: sqlite3.Connection,
+    found: Candidates,
+    wanted: int,
+    caller: Caller,
+    source: str | None,
+    order: NDArray[np.int64] | None = None,
+) -> dict[int, Passage]:
+    """The passages themselves, by rank, each checked once more against the records: as many as are wanted, taken by
+    rank or in the order of choice."""
+    taking = np.arange(len(found.keys)) if order is None else order
+    scores = relevance(found)
+    passages: dict[int, Passage] = {}
+    for begin in range(0, len(taking), wanted):  # more than once only if the index had something that is not there
+        ranks = taking[begin : begin + wanted].tolist()
+        keys = found.keys[ranks].tolist()
         rows = {row["chunk_key"]: row for row in db.execute(FETCH, _listed(keys))}
-        for at, key in enumerate(keys, begin):
+        for rank, key in zip(ranks, keys, strict=True):
             row = rows.get(key)
-            if row is not None and permissions_of(row).permits(caller, row["owner"]):
-                passages.append(_passage(row, found, at, source))
+            if len(passages) < wanted and row is not None and permissions_of(row).permits(caller, row["owner"]):
+                passages[rank] = _passage(row, found, rank, float(scores[rank]), source)
         if len(passages) >= wanted:
             break
-    return in_order(passages[:wanted])
+    ranked = sorted(passages)
+    passages.update(zip(ranked, in_order([passages[rank] for rank in ranked]), strict=True))
+    return passages
+
+
+def varied(scores: NDArray[np.float64], vectors: NDArray[np.float32], query: Query) -> NDArray[np.int64]:
+    """What stands in order of relevance in the order of choice: first the few that are unlike each other, then the
+    rest, in case the records have lost one of them."""
+    shown = np.maximum.accumulate(scores[::-1])[::-1]
+    copies = (np.tril(products(vectors, vectors), -1) > COPY).any(axis=1)
+    near = (shown >= query.similarity_threshold) & (np.cumsum(~copies) <= CHOICE * query.limit)
+    pool = int(np.count_nonzero(near))  # the first so many, for neither condition holds again once it has failed
+    weight = 1.0 if query.diversity is None else query.diversity
+    chosen = mmr(shown[:pool].astype(np.float32), vectors[:pool], query.limit, weight)
+    return np.concatenate((chosen, np.setdiff1d(np.arange(len(scores)), chosen)))
 
 
 def in_order(passages: Sequence[Passage]) -> list[Passage]:
@@ -172,18 +213,19 @@ def in_order(passages: Sequence[Passage]) -> list[Passage]:
     return ordered[::-1]
 
 
-def _relevance(dense: float, shared: float) -> float:
-    """How likely a passage is of use, from 0 to 1: a number that can be compared between collections. Fitted so that
-    at 0.5 little of use is lost (docs/search.md)."""
-    return 1 / (1 + math.exp(-(NEAR * dense + SHARED * shared + BIAS)))
+def relevance(found: Candidates) -> NDArray[np.float64]:
+    """How likely each is of use, from 0 to 1: a number that can be compared between collections. Fitted so that at 0.5
+    little of use is lost (docs/search.md)."""
+    likely: NDArray[np.float64] = NEAR * found.dense.astype(np.float64) + SHARED * found.shared + BIAS
+    return 1 / (1 + np.exp(-likely))
 
 
-def _passage(row: sqlite3.Row, found: Candidates, at: int, source: str | None) -> Passage:
+def _passage(row: sqlite3.Row, found: Candidates, at: int, score: float, source: str | None) -> Passage:
     return Passage(
         source=row["collection_name"] if source is None else source,
         title=row["title"],
         text=row["text"],
-        score=_relevance(float(found.dense[at]), float(found.shared[at])),
+        score=score,
         document_id=row["id"],
         place=Place(
             chunk_id=row["chunk_id"],
@@ -203,6 +245,19 @@ def _passage(row: sqlite3.Row, found: Candidates, at: int, source: str | None) -
             ),
         ),
     )
+
+
+def _scored(passage: Passage, score: float) -> Passage:
+    """With what a reranking model gave it."""
+    assert passage.place is not None
+    scores = msgspec.structs.replace(passage.place.scores, rerank=float(score))
+    return msgspec.structs.replace(passage, place=msgspec.structs.replace(passage.place, scores=scores))
+
+
+def _pooled(query: Query) -> int:
+    """How many candidates are looked at more closely."""
+    choosing = query.rerank or query.diversity is not None
+    return max(POOL, query.limit) if choosing else SPARE * query.limit
 
 
 def _listed(keys: Sequence[int]) -> tuple[str]:

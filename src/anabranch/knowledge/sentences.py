@@ -11,11 +11,13 @@ Span = tuple[int, int]
 _CLOSERS = "\"'”’»)\\]}*_"
 _WIDE_CLOSERS = "”’」』）】》〉\"')\\]"
 _MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\[[ xX]\])[ \t]"
+_HEADING = r"[ ]{0,3}\#{1,6}[ \t]"
 _CANDIDATE = re.compile(
     # The look-behind keeps a long row of dots from being read again from each of them.
     rf"(?P<narrow>[.!?…؟۔।॥։።။។](?<![.!?…].)(?:[ ]?[.!?…])*)(?P<closers>[{_CLOSERS}]*)(?=\s)"
     rf"|(?P<wide>[。！？｡]+[{_WIDE_CLOSERS}]*)"
-    rf"|\n(?:[ \t\r]*\n|(?=[ \t]*{_MARKER}))"
+    rf"|\n(?:[ \t\r]*\n|(?=[ \t]*{_MARKER})|(?={_HEADING}))"
+    rf"|(?m:^{_HEADING}[^\n]*\n)"
 )
 _ITEM = re.compile(rf"^[ \t]*{_MARKER}", re.MULTILINE)
 _LINE = re.compile(r"\S(?:[^\n]*\S)?")
@@ -49,7 +51,8 @@ _OPENINGS = frozenset(
 
 def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
     """The sentences of text[start:end] in order. They begin and end on something visible, and nothing visible is
-    outside of them. A blank line and a list marker at the head of a line always begin a new one."""
+    outside of them. A blank line and a list marker at the head of a line always begin a new one, and a Markdown heading
+    is one by itself."""
     end = len(text) if end is None else end
     begin = start
     for found in _CANDIDATE.finditer(text, start, end):

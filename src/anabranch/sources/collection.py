@@ -27,7 +27,7 @@ class CollectionSource:
                 filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
                 query = msgspec.structs.replace(query, filters=filters)
             source = None if self._endpoint.slug == EVERYTHING else path
-            passages = await room.search(query, Caller.of(context), source)
+            found = await room.find(query, Caller.of(context), source)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
-        return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(passages))
+        return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(found.passages), seen=found.seen)

@@ -1,5 +1,6 @@
 """The catalog: what filters must know of every document, in memory, as of one place in the sequence of changes."""
 
+import hashlib
 import sqlite3
 from collections import OrderedDict
 from datetime import date
@@ -77,6 +78,7 @@ class Catalog:
                 count,
                 row["tokens"],
                 row["size"],
+                row["updated_at"],
             )
             if count:
                 self._chunks = _roomy(self._chunks, first + count - 1)
@@ -135,6 +137,17 @@ class Catalog:
             if one.key in holding or one.settings.default_permissions.permits(caller, one.owner)
         ]
 
+    def fingerprint(self, mask: Mask) -> str:
+        """What stands for these documents, as they are now: the same in every process, and for every caller who may
+        find exactly these."""
+        keys = np.flatnonzero(mask)
+        digest = hashlib.blake2b(keys.tobytes(), digest_size=16)
+        digest.update(self._table["updated_at"][keys].tobytes())
+        holding = np.unique(self._table["collection"][keys]).tolist()
+        names = [(key, one.id, one.name) for key in holding if (one := self.collections.get(key)) is not None]
+        digest.update(msgspec.json.encode(names))
+        return digest.hexdigest()
+
     def totals(self, key: int, permitted: Mask) -> tuple[int, int, int, int]:
         """A collection's documents, chunks, tokens and bytes, as far as they are permitted."""
         rows = self._table[permitted & (self._table["collection"] == key)]
@@ -166,6 +179,7 @@ _ROW = np.dtype(
         ("chunks", np.int32),
         ("tokens", np.int64),
         ("size", np.int64),
+        ("updated_at", np.float64),
     ]
 )
 

@@ -41,6 +41,7 @@ class View(NamedTuple):
     parts: tuple[tuple[Segment, Mask | None], ...]
     rows: int
     average: float
+    seen: str = ""
 
     def nearest(self, query: NDArray[np.float32], limit: int) -> Hits:
         """The chunks closest to a vector, by key."""
@@ -126,9 +127,10 @@ class Reader:
 
     def _viewed(self, mask: Mask) -> View:
         parts = tuple((part.segment, _narrowed(mask, part.documents)) for part in (*self._segments, *self._delta))
+        seen = self.catalog.fingerprint(mask)
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
-        return View(parts, rows, words / rows if words else 1.0)
+        return View(parts, rows, words / rows if words else 1.0, seen)
 
     def look(self, db: sqlite3.Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
