@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Generator
+from anabranch.domain.messages import message
 from anabranch.domain.model import Context, Delta, Passage, Place, Prompt, Scores
 from anabranch.domain.support import Wording, signals, support
-from anabranch.models.extractive import ABSTAINED, ABSTENTION, Extractive, quotes
+from anabranch.models.extractive import ABSTAINED, Extractive, quotes
 from anabranch.pipeline.cite import cite
+
+ABSTENTION = message("refusal_abstained")
 
 RIVER = Passage(
     source="lee/rivers",

@@ -134,7 +134,7 @@ async def test_whatever_fails_becomes_one_terminal_event(fails: BaseException, c
     assert isinstance(events[-1], Failed)
     assert events[-1].code == code
     assert isinstance(outcome[0], AnabranchError)
-    assert recorder.events == events
+    assert recorder.events == events[-1:]  # what comes before it is told where it happens
     assert len(recorder.crashes) == (code == "internal_error")
 
 

@@ -75,7 +75,8 @@ async def composed(
     return "\n\n".join(f"[{m.role}]\n{m.content}" for m in prompt.messages), prompt.omitted
 
 
-@pytest.mark.parametrize("basis", Ground)
+# What is too weak to answer from never comes as far as a prompt.
+@pytest.mark.parametrize("basis", [basis for basis in Ground if basis is not Ground.WEAK])
 async def test_the_prompt(basis: Ground, snapshot: SnapshotAssertion) -> None:
     passages = [passage("Refunds take <30> days & more."), passage("Ask us.", "bob/faq", 0.5, "F & A")]
     question = Question(text="How long?", history=(Message(role="user", content="Hi"),))

@@ -5,11 +5,11 @@ import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from itertools import islice
 
+from anabranch.domain.messages import message
 from anabranch.domain.model import Context, Delta, Passage, Prompt, Usage, Value
 from anabranch.domain.support import MAX_TITLE, Wording, bare, nearness, readable, share, support
 from anabranch.knowledge.sentences import sentences
 
-ABSTENTION = "The documents that were found do not answer this."
 ABSTAINED = "abstained"
 SUPPORTED = 0.5
 
@@ -43,7 +43,8 @@ class Extractive:
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
         quoted = quotes(prompt.question, prompt.passages)
         if not quoted:
-            yield Delta(text=ABSTENTION, usage=Usage(), finish_reason=ABSTAINED)
+            abstention = message("refusal_abstained", prompt.language)
+            yield Delta(text=abstention, usage=Usage(), finish_reason=ABSTAINED)
             return
         for quote in quoted[:-1]:
             yield Delta(text=_cited(quote, prompt.passages) + " ")

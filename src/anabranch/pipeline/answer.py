@@ -3,19 +3,34 @@
 import msgspec
 
 from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry, TokenCounter
-from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.errors import InvalidQuestion, RetrievalTimedOut
 from anabranch.domain.events import RetrievalFinished, RetrievalStarted, Token
-from anabranch.domain.model import Answer, Context, Ground, Question, Timings, Until
+from anabranch.domain.model import (
+    Answer,
+    Context,
+    Endpoint,
+    Ground,
+    Passage,
+    Prompt,
+    Question,
+    SourceReply,
+    Status,
+    Timings,
+    Until,
+)
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.fanout import fan_out
-from anabranch.pipeline.generate import generate
+from anabranch.pipeline.generate import Generated, generate
 from anabranch.pipeline.guard import ground, refusal
 from anabranch.pipeline.merge import merge
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
+from anabranch.pipeline.telling import told
 
 ABSTAINED = "abstained"
+# Spec 4's surface is alone in having an error for a search that took too long.
+RAG = "rag"
 # A question is put in other words only as long as there is time for the rest.
 REWRITE_SHARE = 0.2
 
@@ -42,17 +57,16 @@ class Pipeline:
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         began = self._clock.monotonic()
+        emit = told(emit, self._telemetry, context)
         words = await self._in_other_words(question, context, began)
-        leads = route(question, self._directory, *words)
-        await emit(RetrievalStarted(sources=tuple(lead.path for lead in leads)))
-        budget_s = self._retrieval_budget_s(question, context, began)
-        replies = await fan_out(leads, context, emit, self._clock, self._telemetry, budget_s)
+        replies = await self._retrieved(question, words, context, emit)
         retrieval_ms = self._since_ms(began)
         found = sum(len(reply.passages) for reply in replies)
         await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
 
-        passages = merge(replies, question.profile)
-        basis = ground(replies, passages)
+        with self._telemetry.span("merge", context):
+            passages = merge(replies, question.profile)
+        basis = ground(replies, passages, question.threshold if question.until is Until.GENERATE else None)
         answer = Answer(
             text="",
             ground=basis,
@@ -61,29 +75,29 @@ class Pipeline:
             rewritten=words.text if words.text != question.text else None,
             variants=words.variants,
         )
+        if question.profile == RAG and replies and all(reply.status is Status.TIMEOUT for reply in replies):
+            raise RetrievalTimedOut("None of the sources answered in time.")
         if question.until is Until.MERGE:
             return self._timed(answer, began, retrieval_ms)
-        if question.refuse and basis is not Ground.DOCUMENTS:
-            text = refusal(basis, replies)
+        if basis is Ground.WEAK or (question.refuse and basis is not Ground.DOCUMENTS):
+            text = refusal(basis, replies, question.language)
             await emit(Token(text=text))
             return self._timed(msgspec.structs.replace(answer, text=text, refused=True), began, retrieval_ms)
         if question.model is None:
             raise InvalidQuestion("No model is named, and none is configured.")
 
-        chat = question.profile == "chat"
-        budget = self._limits.context_tokens if chat else self._limits.query_context_tokens
-        prompt = await compose(question, passages, basis, self._counter, budget)
-        generator = self._directory.generator(question.model)
-        model, timeout_s = question.model.path, self._limits.generation_timeout_s
-        written = await generate(generator, model, prompt, context, emit, self._clock, timeout_s)
+        prompt = await self._composed(question, passages, basis, context)
+        written = await self._generated(question.model, prompt, context, emit)
+        with self._telemetry.span("cite", context):
+            citations = cite(written.text, prompt.passages)
         answer = msgspec.structs.replace(
             answer,
             text=written.text,
             passages=prompt.passages,
-            citations=cite(written.text, prompt.passages),
+            citations=citations,
             usage=written.usage,
             finish_reason=written.finish_reason,
-            model=model,
+            model=question.model.path,
             prompt_version=prompt.version,
             omitted=prompt.omitted,
             refused=written.finish_reason == ABSTAINED,
@@ -94,8 +108,44 @@ class Pipeline:
         if not question.rewrite or question.model is None:
             return Rewritten(question.text)
         budget_s = min(self._limits.rewrite_timeout_s, (context.deadline - now) * REWRITE_SHARE)
-        generator = self._directory.generator(question.model)
-        return await rewrite(question.text, question.history, generator, context, budget_s)
+        generator = self._directory.generator(question.model, retried=False)
+        with self._telemetry.span("rewrite", context) as span:
+            return await rewrite(question.text, question.history, generator, span.context, budget_s)
+
+    async def _retrieved(
+        self, question: Question, words: Rewritten, context: Context, emit: Emit
+    ) -> tuple[SourceReply, ...]:
+        leads = route(question, self._directory, *words)
+        await emit(RetrievalStarted(sources=tuple(lead.path for lead in leads)))
+        budget_s = self._retrieval_budget_s(question, context, self._clock.monotonic())
+        with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(leads)}) as span:
+            return await fan_out(leads, span.context, emit, self._clock, self._telemetry, budget_s)
+
+    async def _composed(
+        self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
+    ) -> Prompt:
+        chat = question.profile == "chat"
+        budget = self._limits.context_tokens if chat else self._limits.query_context_tokens
+        with self._telemetry.span("prompt", context):
+            return await compose(question, passages, basis, self._counter, budget)
+
+    async def _generated(self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit) -> Generated:
+        asked = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": model.kind,
+            "gen_ai.request.model": model.slug,
+            "gen_ai.request.max_tokens": prompt.max_tokens,
+            "gen_ai.request.temperature": prompt.temperature,
+        }
+        with self._telemetry.span("generate", context, **asked) as span:
+            generator, timeout_s = self._directory.generator(model), self._limits.generation_timeout_s
+            written = await generate(generator, model.path, prompt, span.context, emit, self._clock, timeout_s)
+            if written.usage is not None:
+                span.set("gen_ai.usage.input_tokens", written.usage.prompt_tokens)
+                span.set("gen_ai.usage.output_tokens", written.usage.completion_tokens)
+            if written.finish_reason is not None:
+                span.set("gen_ai.response.finish_reasons", (written.finish_reason,))
+            return written
 
     def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
         """A source's time; where a model still has to write, never more than half of what is left."""

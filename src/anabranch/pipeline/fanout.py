@@ -18,13 +18,15 @@ async def fan_out(
     telemetry: Telemetry,
     budget_s: float,
 ) -> tuple[SourceReply, ...]:
-    """The replies in the order of the leads; each is emitted the moment it is there."""
+    """The replies in the order of the leads; each is emitted the moment it is there. A source's deadline is its own."""
+    ends = clock.monotonic() + budget_s
+    own = msgspec.structs.replace(context, deadline=ends) if ends < context.deadline else context
 
     async def ask(index: int, path: str, source: Source, query: Query) -> SourceReply:
         began = clock.monotonic()
         try:
             async with asyncio.timeout(budget_s):
-                reply = await source.search(query, context)
+                reply = await source.search(query, own)
         except TimeoutError:
             reply = SourceReply(
                 path=path, status=Status.TIMEOUT, error=f"The source did not answer within {budget_s:.3g} seconds."

@@ -4,6 +4,8 @@ import asyncio
 from contextlib import aclosing, nullcontext
 from typing import NamedTuple
 
+import msgspec
+
 from anabranch.domain.contracts import Clock, Emit, Generator
 from anabranch.domain.errors import GenerationFailed, GenerationTimedOut
 from anabranch.domain.events import GenerationStarted, Token
@@ -27,6 +29,8 @@ async def generate(
     finish_reason: str | None = None
     own = timeout_s < context.deadline - began
     limit = asyncio.timeout(timeout_s) if own else nullcontext()
+    if own:
+        context = msgspec.structs.replace(context, deadline=began + timeout_s)
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
         async with limit, aclosing(generator.generate(prompt, context)) as deltas:

@@ -1,13 +1,21 @@
 """Guard: is there enough to answer from, and if not, what is missing?"""
 
 from collections.abc import Sequence
+from heapq import nlargest
+from typing import assert_never
 
+from anabranch.domain.messages import message
 from anabranch.domain.model import Ground, Passage, SourceReply, Status
 
+# However many sources were asked: those that have nothing to say must not speak against the one that has.
+BEST = 5
 
-def ground(replies: Sequence[SourceReply], passages: Sequence[Passage]) -> Ground:
+
+def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshold: float | None = None) -> Ground:
+    """What an answer could stand on; with a threshold, passages must be that similar to the question on average."""
     if passages:
-        return Ground.DOCUMENTS
+        weak = threshold is not None and similarity(passages) < threshold
+        return Ground.WEAK if weak else Ground.DOCUMENTS
     if not replies:
         return Ground.NO_SOURCES
     if all(reply.status is not Status.SUCCESS for reply in replies):
@@ -15,13 +23,28 @@ def ground(replies: Sequence[SourceReply], passages: Sequence[Passage]) -> Groun
     return Ground.NOTHING_FOUND
 
 
-def refusal(missing: Ground, replies: Sequence[SourceReply]) -> str:
+def similarity(passages: Sequence[Passage]) -> float:
+    """The mean of the best scores, each weighted by itself: what the threshold is compared with. In a small collection
+    most of what is found is about something else, and must not speak against the passage that has the answer."""
+    best = nlargest(BEST, (passage.score for passage in passages))
+    return sum(score * score for score in best) / (sum(best) or 1.0)
+
+
+def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | None = None) -> str:
     """An answer that says what is missing, in place of one that nothing carries."""
-    if missing is Ground.NO_SOURCES:
-        return "No source was asked, so there is nothing to answer from. Name at least one source."
-    failed = [reply for reply in replies if reply.status is not Status.SUCCESS]
-    if missing is Ground.ALL_FAILED:
-        none = "The source did not answer" if len(replies) == 1 else f"None of the {len(replies)} sources answered"
-        return f"{none}, so there is nothing to answer from."
-    searched = f"{len(replies) - len(failed)} of {len(replies)} sources" if failed else f"all {len(replies)} sources"
-    return f"Nothing that answers this was found in {searched if len(replies) > 1 else 'the source'}."
+    count = len(replies)
+    answered = sum(reply.status is Status.SUCCESS for reply in replies)
+    match missing:
+        case Ground.NO_SOURCES:
+            return message("refusal_no_sources", language)
+        case Ground.ALL_FAILED:
+            return message("refusal_failed_one" if count == 1 else "refusal_failed_all", language, count=count)
+        case Ground.WEAK:
+            return message("refusal_weak", language)
+        case Ground.NOTHING_FOUND | Ground.DOCUMENTS if count == 1:
+            return message("refusal_nothing_one", language)
+        case Ground.NOTHING_FOUND | Ground.DOCUMENTS:
+            key = "refusal_nothing_all" if answered == count else "refusal_nothing_some"
+            return message(key, language, answered=answered, count=count)
+        case _:
+            assert_never(missing)

@@ -89,6 +89,7 @@ PROFILES: Mapping[str, MergeProfile] = MappingProxyType(
     {
         "chat": MergeProfile(rank=by_similarity, distinct=exact_duplicates_once),
         "query": MergeProfile(rank=by_rank, distinct=said_once),
+        "rag": MergeProfile(rank=by_rank, distinct=said_once),
     }
 )
 

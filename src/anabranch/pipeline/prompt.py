@@ -41,6 +41,8 @@ SYSTEM_TOKENS = 500
 ANSWER_TOKENS = 1_000
 WORTH_CUTTING = 100
 
+LANGUAGES = {"en": "English", "de": "German", "es": "Spanish", "fr": "French", "zh": "Chinese"}
+
 QUERY_SYSTEM = (
     "You answer questions from numbered passages and from nothing else. Behind each statement put the number of the "
     "passage that carries it in square brackets, such as [2]. If the passages do not answer the question, say so. "
@@ -61,6 +63,11 @@ INSTRUCTIONS = {
         "documents do not contain this information, and do not answer from your own knowledge."
     ),
 }
+
+
+def version_of(profile: str) -> str:
+    """Which version of the prompt a surface's questions are put in."""
+    return VERSION if profile == "chat" else QUERY_VERSION
 
 
 async def compose(
@@ -92,6 +99,7 @@ async def compose(
         passages=tuple(passages[index] for index in kept),
         version=VERSION,
         omitted=len(passages) - len(kept),
+        language=question.language,
     )
 
 
@@ -106,6 +114,8 @@ async def _numbered(
         f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(kept, 1)
     )
     task = "Answer from the passages, and cite them as [n]."
+    if question.answer_in in LANGUAGES:
+        task += f" Write the answer in {LANGUAGES[question.answer_in]}."
     told = f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}"
     return Prompt(
         question=question.text,
@@ -119,6 +129,7 @@ async def _numbered(
         passages=tuple(kept),
         version=QUERY_VERSION,
         omitted=len(passages) - len(kept),
+        language=question.language,
     )
 
 

@@ -33,6 +33,7 @@ def route(
                 rerank=question.rerank,
                 variants=variants,
                 hypothetical=hypothetical,
+                diversity=question.diversity,
             ),
         )
         for endpoint in question.sources

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from anabranch.domain.contracts import Answerer, Telemetry
+from anabranch.domain.contracts import Answerer, Span, Telemetry
 from anabranch.domain.errors import AnabranchError, Cancelled, DeadlineExceeded, InternalError
 from anabranch.domain.events import TERMINAL, Answered, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Question
@@ -93,11 +93,11 @@ class Run:
         self._stop_reason: AnabranchError | None = None
         self._outcome: Answer | AnabranchError | None = None
         self._end: Answered | Failed | None = None
+        self._asked = False
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> Self:
-        self._telemetry.asked(self._question, self._context)
         self._began = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._main())
         self._task.add_done_callback(self._settle)
@@ -141,13 +141,18 @@ class Run:
             self.stop(Cancelled("Everybody who listened has gone."))
 
     async def _emit(self, event: AnswerEvent) -> None:
-        self._telemetry.happened(event, self._context)
         for listener in tuple(self._listeners):
             if listener.full:
                 await listener.room()
             listener.put(event)
 
     async def _main(self) -> None:
+        with self._telemetry.span("question", self._context, **{"anabranch.surface": self._context.surface}) as span:
+            self._context = span.context
+            self._tell()
+            self._finish(await self._ended_somehow(span))
+
+    async def _ended_somehow(self, span: Span) -> Answered | Failed:
         end: Answered | Failed
         try:
             self._outcome = await self._answer_in_time()
@@ -159,7 +164,13 @@ class Run:
         except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
             self._telemetry.crashed(error, self._context)
             end = self._fail(_internal(self._context))
-        self._finish(end)
+        if isinstance(end, Failed):
+            span.set("error.type", end.code)
+        return end
+
+    def _tell(self) -> None:
+        self._asked = True
+        self._telemetry.asked(self._question, self._context)
 
     def _finish(self, end: Answered | Failed) -> None:
         self._end = end
@@ -170,6 +181,8 @@ class Run:
     def _settle(self, _task: asyncio.Task[None]) -> None:
         """The task is over. One that was cancelled before its first step has not even begun to end well."""
         if self._end is None:
+            if not self._asked:
+                self._tell()
             self._finish(self._fail(self._stop_reason or Cancelled("The run was cancelled.")))
         self._over.set()
         if self._ended is not None:
