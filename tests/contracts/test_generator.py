@@ -12,7 +12,11 @@ from anabranch.domain.model import Context, Endpoint, Message, Prompt, Usage
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
 from anabranch.runtime.addresses import AddressGuard
+from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.resilience import Resilience
+from anabranch.runtime.telemetry import Silent
+from anabranch.runtime.upstreams import Policy
 from anabranch.testing import Failure, FakeGenerator, Space
 
 SAID = "Streams leave the river and rejoin it, naïvely — 東京."
@@ -31,7 +35,7 @@ def context() -> Context:
     return Context(correlation_id="c", deadline=time.monotonic() + 30)
 
 
-@pytest.fixture(params=["space", "space streaming", "openai", "fake"])
+@pytest.fixture(params=["space", "space streaming", "openai", "resilient", "fake"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """A generator by name: `talker` speaks, `broken` fails in the middle or at once."""
     if request.param == "fake":
@@ -47,10 +51,14 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         space.model("talker", reply=SAID, chunk_delay_s=0.001)
         space.fails("broken", Failure.STREAM_BREAK)
 
+        resilience = Resilience(Policy(model_retries=0), SystemClock(), Silent())
+
         def made(slug: str) -> Generator:
             endpoint = Endpoint(slug=slug, url=space.url, operator=True)
             if request.param == "openai":
                 return OpenAIModel(endpoint, outbound)
+            if request.param == "resilient":
+                return resilience.generator(endpoint, OpenAIModel(endpoint, outbound))
             return SpaceModel(endpoint, outbound, streaming=request.param == "space streaming")
 
         yield made

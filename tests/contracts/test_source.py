@@ -9,7 +9,11 @@ import pytest
 from anabranch.domain.contracts import Source
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status
 from anabranch.runtime.addresses import AddressGuard
+from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.resilience import Resilience
+from anabranch.runtime.telemetry import Silent
+from anabranch.runtime.upstreams import Policy
 from anabranch.sources.space import SpaceSource
 from anabranch.testing import Failure, FakeSource, Space
 
@@ -32,7 +36,7 @@ def context() -> Context:
     return Context(correlation_id="c", deadline=time.monotonic() + 30)
 
 
-@pytest.fixture(params=["space", "fake"])
+@pytest.fixture(params=["space", "resilient", "hedged", "fake"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """A source by name: `docs` has something, `broken` fails, `hang` never answers."""
     if request.param == "fake":
@@ -41,7 +45,16 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=1_000_000)
     async with Space(everything=True) as space:
         space.fails("broken", Failure.RESET)
-        yield lambda slug: SpaceSource(Endpoint(slug=slug, owner="alice", url=space.url, operator=True), outbound)
+        resilience = Resilience(Policy(), SystemClock(), Silent())
+
+        def made(slug: str) -> Source:
+            alternate = space.url if request.param == "hedged" else None
+            endpoint = Endpoint(slug=slug, owner="alice", url=space.url, operator=True, alternate=alternate)
+            if request.param == "space":
+                return SpaceSource(endpoint, outbound)
+            return resilience.source(endpoint, lambda each: SpaceSource(each, outbound))
+
+        yield made
         await outbound.close()
 
 

@@ -1,16 +1,18 @@
 """What a model's reply says, whole or piece by piece, in any of the forms that models answer in."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 
 import msgspec
 
 from anabranch.domain.contracts import Exchange
-from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Delta, Usage
-from anabranch.runtime import space, sse
+from anabranch.runtime import retries, space, sse
 
 MAX_FINISH_REASON = 50
+LAST_BYTES_S = 0.02
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -20,18 +22,29 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
                 _, sentence = await space.refusal(exchange)
-                raise GenerationFailed(sentence, upstream_status=exchange.status)
+                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.retry_after)
+                raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)
                 return
-            async for data in sse.events(exchange.chunks()):
+            events = sse.events(exchange.chunks())
+            async for data in events:
                 if data.strip() == "[DONE]":
+                    await _read_out(events)
                     return
                 yield _piece(data)
     except UpstreamTimedOut as error:
-        raise GenerationTimedOut(error.message) from error
+        raise GenerationTimedOut(error.message, error.trouble) from error
     except UpstreamError as error:
-        raise GenerationFailed(error.message) from error
+        raise GenerationFailed(error.message, error.trouble) from error
+
+
+async def _read_out(events: AsyncIterator[str]) -> None:
+    """A reply that was read to its very end leaves its connection for the next question."""
+    with suppress(TimeoutError, UpstreamError):
+        async with asyncio.timeout(LAST_BYTES_S):
+            async for _ in events:
+                pass
 
 
 def _whole(body: bytes, content_type: str) -> Delta:
@@ -39,10 +52,12 @@ def _whole(body: bytes, content_type: str) -> Delta:
         reply = msgspec.json.decode(body)
     except UNDECODABLE as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
-        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.") from error
+        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
     text = _text(reply)
     if text is None:
-        raise GenerationFailed("The model's reply holds no answer.")
+        # A model that has nothing to say to a question may be quite well; one that speaks another language is not.
+        spoke = _choice(reply) is not None or _field(reply, "summary") is not None
+        raise GenerationFailed("The model's reply holds no answer.", Trouble.REQUEST if spoke else Trouble.UNUSABLE)
     return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
 
 
@@ -56,7 +71,9 @@ def _piece(data: str) -> Delta:
         if piece.get("error"):
             why = space.reason(piece)
             reported = "The model reported an error in the middle of its answer"
-            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.")
+            code = _field(piece["error"], "code")
+            trouble = space.trouble(code) if isinstance(code, int) else Trouble.REQUEST
+            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.", trouble)
         return Delta(text=_text(piece) or "", usage=_usage(piece), finish_reason=_finish_reason(piece))
     return Delta(text=piece if isinstance(piece, str) else data)
 

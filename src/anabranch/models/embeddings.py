@@ -14,6 +14,7 @@ from anabranch.domain.model import Embedding, Value
 from anabranch.models.calls import ModelServer, Sleep
 from anabranch.models.deltas import UNDECODABLE
 from anabranch.runtime import space
+from anabranch.runtime.attempts import Attempts
 
 MAX_BATCH = 96
 # How long vectors are is not known before the first reply, and a reply has to stay within the cap on replies.
@@ -50,11 +51,14 @@ class OpenAIEmbeddings:
         window: int = 8000,
         timeout_s: float = 30.0,
         sleep: Sleep = asyncio.sleep,
+        attempts: Attempts | None = None,
     ) -> None:
         self.name = model
         self.window = window
         self.dimensions = 0
-        self._server = ModelServer(embeddings_url(url), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep)
+        self._server = ModelServer(
+            embeddings_url(url), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep, attempts=attempts
+        )
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         """An estimate, since the server's tokenizer is not known here: about as many pieces as the usual vocabularies

@@ -18,6 +18,7 @@ from anabranch.models.calls import ModelServer, Sleep
 from anabranch.models.deltas import UNDECODABLE
 from anabranch.models.sessions import batches, padded, session
 from anabranch.runtime import space
+from anabranch.runtime.attempts import Attempts
 
 Form = Literal["cohere", "tei"]
 
@@ -83,10 +84,13 @@ class RerankEndpoint:
         api_key: str = "",
         timeout_s: float = 30.0,
         sleep: Sleep = asyncio.sleep,
+        attempts: Attempts | None = None,
     ) -> None:
         self._form = form
         self._model = model
-        self._server = ModelServer(rerank_url(url, form), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep)
+        self._server = ModelServer(
+            rerank_url(url, form), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep, attempts=attempts
+        )
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
         texts = [passage.text for passage in passages]

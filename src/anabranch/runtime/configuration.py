@@ -18,7 +18,7 @@ PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]{0,62}/[a-z0-9][a-z0-9-]{0,62}", re.AS
 
 class NamedEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An entry of `sources:` or `models:`. `token` may name a variable: `${VARIABLE}`; `publish` is the `owner/slug`
-    under which others may ask a model of ours."""
+    under which others may ask a model of ours; `alternate` is a second URL of the same source."""
 
     url: str
     slug: str
@@ -27,6 +27,7 @@ class NamedEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tenant: str | None = None
     token: str | None = None
     publish: str | None = None
+    alternate: str | None = None
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +66,8 @@ def endpoints(
     models = {name: _entry(entry, f"{path}: models.{name}") for name, entry in file.models.items()}
     published: dict[str, str] = {}
     for name, entry in models.items():
+        if entry.alternate is not None:
+            raise ConfigurationError(f"{path}: models.{name}.alternate: only sources have an alternate.")
         if entry.publish is None:
             continue
         if not PUBLISHED.fullmatch(entry.publish):
@@ -93,12 +96,9 @@ def _entry(given: object, where: str) -> NamedEndpoint:
 def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
     if entry.kind not in kinds:
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
-    try:
-        parse(entry.url)
-    except UpstreamError:
-        raise ConfigurationError(
-            f"{where}.url takes a URL that begins with http:// or https://{_shown(entry.url)}."
-        ) from None
+    for field, url in (("url", entry.url), ("alternate", entry.alternate)):
+        if url is not None:
+            _check_url(url, f"{where}.{field}")
     token = entry.token
     if token is not None and token.startswith("${") and token.endswith("}"):
         variable = token[2:-1]
@@ -113,7 +113,15 @@ def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[s
         kind=entry.kind,
         operator=True,
         token=token,
+        alternate=entry.alternate,
     )
+
+
+def _check_url(url: str, where: str) -> None:
+    try:
+        parse(url)
+    except UpstreamError:
+        raise ConfigurationError(f"{where} takes a URL that begins with http:// or https://{_shown(url)}.") from None
 
 
 def _shown(value: str) -> str:

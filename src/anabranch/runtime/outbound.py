@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 from yarl import URL
 
-from anabranch.domain.errors import UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.runtime.addresses import AddressGuard
 
 ResolverFactory = Callable[[], AbstractResolver]
@@ -191,7 +191,7 @@ class AiohttpExchange:
             yield chunk
 
     def _too_large(self) -> UpstreamError:
-        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.")
+        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", Trouble.UNUSABLE)
 
 
 def parse(url: str) -> tuple[URL, str]:
@@ -227,31 +227,33 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 def _translated(error: Exception) -> UpstreamError:
-    """What went wrong, for a person: no addresses, no library's words."""
+    """What went wrong, for a person: no addresses, no library's words. And whose failure it was, for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:
         case _ if isinstance(cause, AddressRefused):
             return UpstreamError(REFUSED)
         case aiohttp.ClientConnectorDNSError():
-            return UpstreamError("The host name could not be resolved.")
+            return UpstreamError("The host name could not be resolved.", Trouble.DOWN)
         case aiohttp.ClientConnectorCertificateError():
-            return UpstreamError(f"The certificate could not be verified{_certificate_reason(cause)}.")
+            return UpstreamError(
+                f"The certificate could not be verified{_certificate_reason(cause)}.", Trouble.UNUSABLE
+            )
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
-            return UpstreamError("A secure connection could not be made (TLS failed).")
+            return UpstreamError("A secure connection could not be made (TLS failed).", Trouble.UNUSABLE)
         case TimeoutError():
-            return UpstreamTimedOut("The connection timed out.")
+            return UpstreamTimedOut("The connection timed out.", Trouble.DOWN)
         case aiohttp.ClientConnectorError() if error.os_error.errno in (errno.EMFILE, errno.ENFILE):
-            return UpstreamError("We have too many connections open at the moment.")
+            return UpstreamError("We have too many connections open at the moment.", Trouble.BUSY)
         case aiohttp.ClientConnectorError():
-            return UpstreamError("No connection could be made.")
+            return UpstreamError("No connection could be made.", Trouble.DOWN)
         case aiohttp.InvalidURL() | aiohttp.InvalidUrlClientError():
             return UpstreamError("The endpoint's URL is not usable.")
         case aiohttp.ContentTypeError() | aiohttp.ClientPayloadError() | zlib.error():
-            return UpstreamError("The reply broke off or could not be decompressed.")
+            return UpstreamError("The reply broke off or could not be decompressed.", Trouble.DOWN)
         case aiohttp.ClientResponseError():
-            return UpstreamError("The reply was not valid HTTP.")
+            return UpstreamError("The reply was not valid HTTP.", Trouble.UNUSABLE)
         case aiohttp.ClientError() | OSError():
-            return UpstreamError("The connection was closed before the reply was complete.")
+            return UpstreamError("The connection was closed before the reply was complete.", Trouble.DOWN)
         case _:
             return UpstreamError(
                 "The request could not be sent: the URL or a header holds characters that HTTP forbids."

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from anabranch.domain.contracts import Exchange, Outbound
-from anabranch.domain.errors import UpstreamError
+from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Status, Value
 
 MAX_REASON = 300
@@ -102,7 +102,8 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
     if exchange.content_type == "application/json" or exchange.content_type.endswith("+json"):
         try:
             body = msgspec.json.decode(await exchange.read())
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (UpstreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            # The status is known whatever becomes of the words: a 401 whose body breaks off is still a 401.
             body = None
     status, sentence = REFUSALS.get(exchange.status, (Status.ERROR, f"It answered with an error ({exchange.status})"))
     outcome = OUTCOMES.get(
@@ -112,6 +113,14 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
         status, sentence = outcome, SENTENCES[outcome]
     why = reason(body)
     return status, f"{sentence}: {why}" if why else f"{sentence}."
+
+
+def trouble(status: int) -> Trouble:
+    """What a status other than 200 says about the upstream. Whatever a bad token, slug or question can bring about is
+    not its failure, or anybody could have it left alone for everybody."""
+    if status >= 500:
+        return Trouble.DOWN
+    return Trouble.BUSY if status == 429 else Trouble.REQUEST
 
 
 def reason(body: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from anabranch.domain.errors import UpstreamError
+from anabranch.domain.errors import Trouble, UpstreamError
 
 MAX_EVENT_BYTES = 1024 * 1024
 
@@ -30,7 +30,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
                 data, size = [], 0
         pending += rest
         if size + len(pending) > MAX_EVENT_BYTES:
-            raise UpstreamError("The stream holds an event that is too long.")
+            raise UpstreamError("The stream holds an event that is too long.", Trouble.UNUSABLE)
     if pending.startswith(b"data:"):
         data.append(_value(bytes(pending)))
     if data:

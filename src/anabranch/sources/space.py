@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.runtime import space
 
@@ -108,21 +108,20 @@ class SpaceSource:
         try:
             async with space.call(self._endpoint, payload, context, self._outbound) as exchange:
                 if not 200 <= exchange.status < 300:
-                    return self._failed(*await space.refusal(exchange))
+                    return self._failed(*await space.refusal(exchange), space.trouble(exchange.status))
                 body = await exchange.read()
-        except UpstreamTimedOut as error:
-            return self._failed(Status.TIMEOUT, error.message)
         except UpstreamError as error:
-            return self._failed(Status.ERROR, error.message)
+            status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR
+            return self._failed(status, error.message, error.trouble)
         try:
             reply = decode(body)
         except msgspec.ValidationError as error:
-            return self._failed(Status.ERROR, f"The reply does not have the expected form: {error}.")
+            return self._unusable(f"The reply does not have the expected form: {error}.")
         except (ValueError, RecursionError):
             what = "an HTML page" if exchange.content_type == "text/html" else "something else"
-            return self._failed(Status.ERROR, f"The reply should be JSON, but it is {what}.")
+            return self._unusable(f"The reply should be JSON, but it is {what}.")
         if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:
-            return self._failed(Status.ERROR, "The reply holds neither documents nor a summary.")
+            return self._unusable("The reply holds neither documents nor a summary.")
         return SourceReply(path=self._endpoint.path, status=Status.SUCCESS, passages=self._passages(reply))
 
     def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
@@ -147,8 +146,11 @@ class SpaceSource:
             passages.insert(0, Passage(source=path, title=title, text=summary, score=best))
         return tuple(passages)
 
-    def _failed(self, status: Status, error: str) -> SourceReply:
-        return SourceReply(path=self._endpoint.path, status=status, error=error)
+    def _failed(self, status: Status, error: str, trouble: Trouble) -> SourceReply:
+        return SourceReply(path=self._endpoint.path, status=status, error=error, fault=trouble.fault)
+
+    def _unusable(self, error: str) -> SourceReply:
+        return self._failed(Status.ERROR, error, Trouble.UNUSABLE)
 
 
 def _title(document: Document, number: int) -> str:
