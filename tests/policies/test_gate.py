@@ -1,0 +1,79 @@
+"""How many are let in, who waits, and who is turned away."""
+
+import asyncio
+
+import pytest
+
+from anabranch.domain.errors import Overloaded
+from anabranch.domain.signals import Load, Rejected
+from anabranch.runtime.gate import Gate
+from anabranch.testing import Recorder
+
+
+def gate(running: int, waiting: int) -> tuple[Gate, Recorder]:
+    telemetry = Recorder()
+    return Gate(running, waiting, telemetry), telemetry
+
+
+async def begun(task: "asyncio.Task[None]") -> bool:
+    """Whether it is through, once everything that can go on has gone on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+async def test_the_one_too_many_is_turned_away_and_told_when_to_come_back() -> None:
+    full, telemetry = gate(1, 1)
+    full.enter("chat")
+    full.enter("chat")
+    with pytest.raises(Overloaded) as refused:
+        full.enter("chat")
+    assert refused.value.details["retry_after_s"] == 1
+    assert telemetry.signals[-1] == Rejected(surface="chat", code="overloaded")
+    assert telemetry.signals[-2] == Load(running=1, waiting=1)
+
+
+async def test_who_waits_is_let_in_in_order() -> None:
+    narrow, _ = gate(1, 2)
+    first, second, third = (narrow.enter("chat") for _ in range(3))
+    await first.turn()
+    turns = [asyncio.create_task(place.turn()) for place in (second, third)]
+    assert [await begun(turn) for turn in turns] == [False, False]
+    first.leave()
+    assert [await begun(turn) for turn in turns] == [True, False]
+    second.leave()
+    assert await begun(turns[1])
+
+
+async def test_who_gives_up_waiting_frees_the_place_and_takes_nobodys_turn() -> None:
+    narrow, telemetry = gate(1, 2)
+    first, second, third = (narrow.enter("chat") for _ in range(3))
+    turn = asyncio.create_task(third.turn())
+    second.leave()
+    assert not await begun(turn)
+    narrow.enter("chat")
+    first.leave()
+    assert await begun(turn)
+    assert telemetry.signals[-1] == Load(running=1, waiting=1)
+
+
+async def test_one_that_is_cancelled_at_the_very_moment_of_its_turn_loses_no_place() -> None:
+    narrow, telemetry = gate(1, 2)
+    first, second, third = (narrow.enter("chat") for _ in range(3))
+    turns = [asyncio.create_task(place.turn()) for place in (second, third)]
+    await begun(turns[0])
+    turns[0].cancel()
+    first.leave()  # before the cancelled one has had a chance to leave
+    second.leave()
+    assert await begun(turns[1])
+    third.leave()
+    assert telemetry.signals[-1] == Load(running=0, waiting=0)
+
+
+async def test_leaving_twice_is_leaving_once() -> None:
+    narrow, telemetry = gate(2, 0)
+    place = narrow.enter("chat")
+    narrow.enter("chat")
+    place.leave()
+    place.leave()
+    assert telemetry.signals[-1] == Load(running=1, waiting=0)

@@ -1,0 +1,391 @@
+"""What is remembered, what is shared, and what is neither."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from anabranch.domain.contracts import Emit
+from anabranch.domain.errors import DeadlineExceeded, GenerationFailed
+from anabranch.domain.events import AnswerEvent, RetrievalStarted, SourceReplied, Token, fold, unfold
+from anabranch.domain.model import (
+    Answer,
+    Citation,
+    Context,
+    Endpoint,
+    Filters,
+    Ground,
+    Message,
+    Passage,
+    Question,
+    SourceReply,
+    Status,
+    Until,
+    Usage,
+)
+from anabranch.domain.signals import CacheLooked, Joined
+from anabranch.runtime.remembering import Recipe, Remembered
+from anabranch.testing import ManualClock, Recorder
+
+MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", operator=True)
+SHELF = Endpoint(slug="collections", kind="collection", operator=True)
+QUESTION = Question(text="How long do refunds take?", sources=(SHELF,), model=MODEL, profile="rag", refuse=True)
+CONTEXT = Context(correlation_id="one", deadline=1e9, user_id="ada")
+
+
+class Drawer:
+    """A cache that keeps everything, or fails to."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.ttls: list[float] = []
+
+    async def get(self, key: str) -> bytes | None:
+        return self.kept.get(key)
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        self.kept[key] = value
+        self.ttls.append(ttl_s)
+
+
+class Writer:
+    """An Answerer that says how often it was asked, and can be held up in the middle of its answer."""
+
+    def __init__(self, seen: str = "v1") -> None:
+        self.asked = 0
+        self.ended = 0
+        self.seen = seen
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.change: Callable[[Answer], Answer] = lambda answer: answer
+
+    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
+        self.asked += 1
+        try:
+            passage = Passage(source="shop", title="Handbook", text="Refunds take 30 days.", score=0.9)
+            reply = SourceReply(path="collections", status=Status.SUCCESS, passages=(passage,), seen=self.seen)
+            await emit(RetrievalStarted(sources=("collections",)))
+            await emit(SourceReplied(index=0, reply=reply))
+            await emit(Token(text="30 "))
+            await self.go_on.wait()
+            await emit(Token(text="days."))
+            return self.change(
+                Answer(
+                    text="30 days.",
+                    ground=Ground.DOCUMENTS,
+                    replies=(reply,),
+                    passages=(passage,),
+                    usage=Usage(prompt_tokens=10, completion_tokens=2, total_tokens=12),
+                    finish_reason="stop",
+                    model="writer",
+                )
+            )
+        finally:
+            self.ended += 1
+
+
+class Desk:
+    """A Remembered with all it needs; `seen` is what each user may find."""
+
+    def __init__(self) -> None:
+        self.writer = Writer()
+        self.cache = Drawer()
+        self.telemetry = Recorder()
+        self.clock = ManualClock()
+        self.seen: dict[str | None, str | None] = {}
+        self.recipe = Recipe(prompt_version="query-1")
+        self.remembered = Remembered(
+            self.writer,
+            cache=self.cache,
+            ttl_s=3600,
+            look=self._look,
+            recipe=lambda _: self.recipe,
+            clock=self.clock,
+            telemetry=self.telemetry,
+        )
+
+    async def _look(self, question: Question, context: Context) -> str | None:
+        return self.seen.get(context.user_id, "v1")
+
+    async def ask(
+        self, question: Question = QUESTION, user: str | None = "ada", deadline_s: float = 1e9
+    ) -> tuple[Answer, list[AnswerEvent]]:
+        events: list[AnswerEvent] = []
+
+        async def emit(event: AnswerEvent) -> None:
+            events.append(event)
+
+        context = msgspec.structs.replace(CONTEXT, user_id=user, deadline=deadline_s)
+        return await self.remembered.answer(question, context, emit), events
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_the_second_time_it_is_not_computed_and_tells_the_same(desk: Desk) -> None:
+    first, told = await desk.ask()
+    again, told_again = await desk.ask()
+    assert desk.writer.asked == 1
+    assert (first.cached, again.cached) == (False, True)
+    assert again.text == first.text
+    assert again.replies == first.replies
+    assert fold([*told_again, unfold(again)[-1]]) == again
+    assert [type(event) for event in told if not isinstance(event, Token)] == [RetrievalStarted, SourceReplied]
+    assert desk.telemetry.signals == [CacheLooked(cache="answer", hit=False), CacheLooked(cache="answer", hit=True)]
+    assert desk.cache.ttls == [3600]
+
+
+async def test_the_key_is_as_documented(desk: Desk) -> None:
+    await desk.ask()
+    (key,) = desk.cache.kept
+    kind, name, digest, version = key.split(":")
+    assert (kind, name, version, len(digest)) == ("rag", "qa", "query-1", 40)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "How long do returns take?"},
+        {"history": (Message(role="user", content="Hello"),)},
+        {"filters": Filters(collections=("shop",))},
+        {"filters": Filters(metadata={"author": "Ada"})},
+        {"top_k": 6},
+        {"threshold": 0.5},
+        {"diversity": 0.7},
+        {"language": "de"},
+        {"answer_in": "de"},
+        {"system_prompt": "Be brief."},
+        {"max_tokens": 99},
+        {"model": msgspec.structs.replace(MODEL, slug="other")},
+        {"model": msgspec.structs.replace(MODEL, url="http://elsewhere.example")},
+    ],
+)
+async def test_whatever_could_change_the_answer_is_another_question(desk: Desk, change: dict[str, object]) -> None:
+    await desk.ask()
+    await desk.ask(msgspec.structs.replace(QUESTION, **change))
+    assert desk.writer.asked == 2
+
+
+async def test_spaces_and_ways_of_writing_an_accent_are_not_another_question(desk: Desk) -> None:
+    await desk.ask(msgspec.structs.replace(QUESTION, text="Où est le café ?"))
+    await desk.ask(msgspec.structs.replace(QUESTION, text="  Où   est\nle cafe\u0301 ? "))
+    assert desk.writer.asked == 1
+
+
+async def test_another_prompt_version_or_other_settings_are_another_answer(desk: Desk) -> None:
+    await desk.ask()
+    desk.recipe = Recipe(prompt_version="query-2")
+    await desk.ask()
+    desk.recipe = Recipe(prompt_version="query-2", settings=("another embedder",))
+    await desk.ask()
+    assert desk.writer.asked == 3
+
+
+async def test_a_change_of_the_documents_is_another_question(desk: Desk) -> None:
+    await desk.ask()
+    desk.seen["ada"] = desk.writer.seen = "v2"
+    await desk.ask()
+    assert desk.writer.asked == 2
+
+
+async def test_callers_with_the_same_rights_share_and_others_never_do(desk: Desk) -> None:
+    desk.seen["eve"] = "less"
+    await desk.ask(user="ada")
+    await desk.ask(user="bob")
+    assert desk.writer.asked == 1
+    desk.writer.seen = "less"
+    answer, _ = await desk.ask(user="eve")
+    assert desk.writer.asked == 2
+    assert not answer.cached
+
+
+async def test_what_was_found_among_other_documents_than_the_key_says_is_not_kept(desk: Desk) -> None:
+    desk.writer.seen = "v2"  # they changed between the look and the search
+    await desk.ask()
+    assert desk.cache.kept == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"refused": True},
+        {"finish_reason": "length"},
+        {"finish_reason": None},
+        {"finish_reason": "content_filter"},
+        {"replies": (SourceReply(path="collections", status=Status.ERROR, seen="v1"),)},
+        {"text": ""},
+    ],
+)
+async def test_nothing_partial_failed_or_refused_is_kept(desk: Desk, change: dict[str, object]) -> None:
+    desk.writer.change = lambda answer: msgspec.structs.replace(answer, **change)
+    await desk.ask()
+    assert desk.cache.kept == {}
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        msgspec.structs.replace(QUESTION, sources=()),
+        msgspec.structs.replace(QUESTION, sources=(Endpoint(slug="far", url="http://far.example"),)),
+        msgspec.structs.replace(QUESTION, sources=(SHELF, Endpoint(slug="far", url="http://far.example"))),
+        msgspec.structs.replace(QUESTION, model=msgspec.structs.replace(MODEL, operator=False)),
+        msgspec.structs.replace(QUESTION, until=Until.MERGE),
+        msgspec.structs.replace(QUESTION, text="half a pair: \ud800"),
+    ],
+)
+async def test_what_comes_from_elsewhere_is_not_remembered(desk: Desk, question: Question) -> None:
+    await desk.ask(question)
+    await desk.ask(question)
+    assert desk.writer.asked == 2
+    assert desk.cache.kept == {}
+
+
+async def test_a_fresh_answer_is_computed_and_replaces_the_old_one(desk: Desk) -> None:
+    await desk.ask()
+    answer, _ = await desk.ask(msgspec.structs.replace(QUESTION, fresh=True))
+    assert (desk.writer.asked, answer.cached) == (2, False)
+    assert len(desk.cache.kept) == 1
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", b"\x93" * 2000])
+async def test_rubbish_in_the_cache_is_a_miss(desk: Desk, rubbish: bytes) -> None:
+    await desk.ask()
+    desk.cache.kept = dict.fromkeys(desk.cache.kept, rubbish)
+    answer, _ = await desk.ask()
+    assert (desk.writer.asked, answer.cached) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"refused": True},
+        {"text": ""},
+        {"replies": ()},
+        {"ground": Ground.ALL_FAILED},
+        {"replies": (SourceReply(path="collections", status=Status.SUCCESS, seen="somebody else's"),)},
+        {"citations": (Citation(start=0, end=2, source="shop", passage=99, passage_start=0, passage_end=1),)},
+        {"citations": (Citation(start=0, end=999, source="shop", passage=0, passage_start=0, passage_end=1),)},
+        {"citations": (Citation(start=0, end=2, source="shop", passage=0, passage_start=-1, passage_end=999),)},
+    ],
+)
+async def test_what_somebody_else_put_into_the_cache_is_a_miss(desk: Desk, change: dict[str, object]) -> None:
+    await desk.ask()
+    ((key, value),) = desk.cache.kept.items()
+    poisoned = msgspec.structs.replace(msgspec.json.decode(value, type=Answer), **change)
+    desk.cache.kept[key] = msgspec.json.encode(poisoned)
+    answer, _ = await desk.ask()
+    assert (desk.writer.asked, answer.cached) == (2, False)
+
+
+async def test_who_has_much_more_time_does_not_wait_for_one_that_has_little_left(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    first = asyncio.create_task(desk.ask(deadline_s=10))
+    await settle()
+    desk.clock.advance(6)
+    second = asyncio.create_task(desk.ask(deadline_s=16))
+    await settle()
+    assert desk.writer.asked == 2
+    third = asyncio.create_task(desk.ask(deadline_s=17))
+    await settle()
+    assert desk.writer.asked == 2
+    desk.writer.go_on.set()
+    await asyncio.gather(first, second, third)
+
+
+async def test_it_ends_with_the_time_of_the_one_who_came_first(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    first = asyncio.create_task(desk.ask(deadline_s=0.05))
+    second = asyncio.create_task(desk.ask(deadline_s=0.08))
+    with pytest.raises(DeadlineExceeded):
+        await second
+    with pytest.raises(DeadlineExceeded):
+        await first
+    assert (desk.writer.asked, desk.writer.ended) == (1, 1)
+
+
+async def test_those_who_ask_at_once_share_one_answer_from_its_beginning(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    asking = [asyncio.create_task(desk.ask()) for _ in range(10)]
+    await settle()
+    late = asyncio.create_task(desk.ask(user="bob"))
+    await settle()
+    desk.writer.go_on.set()
+    answers = [await task for task in (*asking, late)]
+    assert desk.writer.asked == 1
+    assert [answer.cached for answer, _ in answers] == [False, *[True] * 10]
+    for answer, events in answers:
+        assert fold([*events, unfold(answer)[-1]]) == answer
+    assert desk.telemetry.signals.count(Joined()) == 10
+
+
+async def test_the_first_one_leaving_does_not_end_it_for_the_others(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    first, second = (asyncio.create_task(desk.ask()) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    assert desk.writer.ended == 0
+    desk.writer.go_on.set()
+    answer, _ = await second
+    assert (answer.text, desk.writer.asked) == ("30 days.", 1)
+    assert len(desk.cache.kept) == 1
+
+
+async def test_it_ends_with_the_last_one_and_nothing_is_kept(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    asking = [asyncio.create_task(desk.ask()) for _ in range(3)]
+    await settle()
+    for task in asking:
+        task.cancel()
+    await settle()
+    assert desk.writer.ended == 1
+    assert desk.cache.kept == {}
+
+
+async def test_who_comes_while_it_is_being_given_up_gets_an_answer_of_their_own(desk: Desk) -> None:
+    desk.writer.go_on.clear()
+    first = asyncio.create_task(desk.ask())
+    await settle()
+    first.cancel()
+    second = asyncio.create_task(desk.ask())
+    await asyncio.sleep(0)
+    desk.writer.go_on.set()
+    answer, _ = await second
+    assert answer.text == "30 days."
+
+
+async def test_a_failure_is_everybodys(desk: Desk) -> None:
+    def fail(_: Answer) -> Answer:
+        raise GenerationFailed("the model broke")
+
+    desk.writer.change = fail
+    desk.writer.go_on.clear()
+    asking = [asyncio.create_task(desk.ask()) for _ in range(3)]
+    await settle()
+    desk.writer.go_on.set()
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+    assert [str(error) for error in ended] == ["the model broke"] * 3
+    assert len({id(error) for error in ended}) == 3
+    assert desk.cache.kept == {}
+    desk.writer.change = lambda answer: answer
+    assert (await desk.ask())[0].text == "30 days."
+
+
+async def test_who_may_not_see_what_the_shared_search_saw_is_answered_apart(desk: Desk) -> None:
+    """A document was shared with the first one only, after both were found to have the same rights."""
+    desk.writer.go_on.clear()
+    desk.writer.seen = "v1 and a secret"
+    first = asyncio.create_task(desk.ask(user="ada"))
+    second = asyncio.create_task(desk.ask(user="bob"))
+    await settle()
+    assert desk.writer.asked == 2
+    desk.writer.go_on.set()
+    await asyncio.gather(first, second)
