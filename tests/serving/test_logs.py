@@ -1,5 +1,7 @@
 """What an operator reads: spec 1's events and fields, for answers and failures, and nobody's secrets."""
 
+import asyncio
+import io
 import json
 import logging
 import re
@@ -11,8 +13,13 @@ import pytest
 
 from anabranch import Answer, Question
 from anabranch.domain.contracts import Emit
-from anabranch.domain.model import Context
-from anabranch.testing import Document, Space
+from anabranch.domain.events import Answered
+from anabranch.domain.model import Context, Ground
+from anabranch.domain.signals import BreakerMoved, BreakerState, Metered, RedisMoved, Rejected, Signal
+from anabranch.runtime.logwriter import pieces
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import LoggedEvents, configured_log, flush
+from anabranch.testing import Document, ManualClock, Space
 from conftest import Server, ref
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
@@ -30,6 +37,7 @@ SECRETS = {
     "answer": "By the weir, says the model.",
 }
 ID = "trace-me-1"
+STATES: tuple[BreakerState, ...] = ("open", "half_open", "closed")
 STEPS = re.compile(r"^(chat|data_source|model)_")
 
 
@@ -78,7 +86,7 @@ class Broken:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.app.running.Pipeline", Broken)
+    monkeypatch.setattr("anabranch.app.river.Pipeline", Broken)
 
 
 def body(space: Space, *slugs: str, model: str = "scribe") -> dict[str, Any]:
@@ -124,6 +132,7 @@ async def test_an_answer_is_told_step_by_step(serve: Serve, space: Space, log: L
         "chat_request_completed",
     ]
     assert {line["correlation_id"] for line in log.steps} == {ID}
+    assert {line["trace_id"] for line in log.steps} == {ID}, "without a trace, the one is the other"
     assert all({"level", "timestamp"} <= line.keys() for line in log.lines)
     for event in ("data_source_query_completed", "chat_retrieval_completed", "chat_request_completed"):
         assert log.of(event)[0]["documents_count"] == 1
@@ -135,6 +144,35 @@ async def test_an_answer_is_told_step_by_step(serve: Serve, space: Space, log: L
     started = log.of("chat_request_started")[0]
     assert started["query_length"] == len(SECRETS["question"])
     assert re.fullmatch(r"[\da-f]{16}", started["query_hash"])
+    completed = log.of("chat_request_completed")[0]
+    assert completed["query_hash"] == started["query_hash"]
+    assert "user_id" in started.keys() & completed.keys()
+    assert (completed["cached"], completed["refused"]) == (False, False)
+
+
+async def test_the_callers_trace_is_in_every_line(serve: Serve, space: Space, log: Log) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    async with serve(log_level="INFO") as server:
+        await server.post("/api/v1/chat", body(space, "heron"), headers=headers)
+        await space.wait_for(log.has("chat_request_completed"))
+    assert {line["trace_id"] for line in log.steps} == {trace}
+    assert ID not in log.text
+
+
+async def test_a_question_is_the_same_at_its_end_whatever_else_is_asked(serve: Serve, space: Space, log: Log) -> None:
+    async with serve(log_level="INFO") as server:
+        await asyncio.gather(
+            *(ask(server, {**body(space, "heron"), "prompt": f"Number {number}?"}) for number in range(5)),
+            ask(server, {**body(space, "heron", model="status-401"), "prompt": "Number 5?"}),
+        )
+        await space.wait_for(lambda: len(log.of("chat_request_completed")) == 6)
+    begun, ended = (
+        sorted(line["query_hash"] for line in log.of(event))
+        for event in ("chat_request_started", "chat_request_completed")
+    )
+    assert begun == ended
+    assert len(set(begun)) == 6
 
 
 async def test_the_same_question_has_the_same_hash(serve: Serve, space: Space, log: Log) -> None:
@@ -235,6 +273,70 @@ async def test_console_format_is_for_eyes(serve: Serve, space: Space, log: Log) 
     assert "status=success" in lines[0]
 
 
+# --- how the machinery does
+
+
+class Machinery:
+    """The telemetry of a server without one, and what it writes."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.stream = io.StringIO()
+        self._log = configured_log(Settings(), self.stream)
+        self._telemetry = LoggedEvents(self._log, clock=self.clock)
+
+    def noted(self, *signals: Signal) -> None:
+        for one in signals:
+            self._telemetry.noted(one)
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        flush(self._log)
+        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [(line["event"], line["level"]) for line in lines]
+
+
+def test_redis_is_told_when_it_goes_and_when_it_is_back() -> None:
+    machinery = Machinery()
+    machinery.noted(RedisMoved(reachable=True))
+    assert machinery.told == [], "that it is there is no news"
+    machinery.noted(RedisMoved(reachable=False), RedisMoved(reachable=False), RedisMoved(reachable=True))
+    assert machinery.told == [("redis_gone", "warning"), ("redis_back", "info")]
+
+
+def test_breakers_are_told_with_the_name_and_without_an_address() -> None:
+    machinery = Machinery()
+    for state in STATES:
+        machinery.noted(BreakerMoved(upstream="https://user:pw@node.example/path?key=1", state=state))
+    assert machinery.told == [("breaker_opened", "warning"), ("breaker_half_open", "info"), ("breaker_closed", "info")]
+    assert machinery.stream.getvalue().count('"upstream":"node.example"') == 3
+
+
+def test_a_flood_is_one_line_a_second() -> None:
+    machinery = Machinery()
+    for _ in range(1_000):
+        machinery.noted(
+            Metered(surface="rag_stream", admitted=True),
+            Metered(surface="rag_stream", admitted=False),
+            Rejected(surface="rag_stream", code="rate_limited"),
+            Rejected(surface="chat", code="overloaded"),
+        )
+    assert machinery.told == [("rate_limited", "info"), ("overloaded", "warning")]
+    machinery.clock.advance(1.0)
+    machinery.noted(Rejected(surface="chat", code="overloaded"))
+    assert machinery.told[2:] == [("overloaded", "warning")]
+    assert '"left_out":999' in machinery.stream.getvalue()
+
+
+def test_a_remembered_answer_says_so_and_no_model_was_asked() -> None:
+    stream = io.StringIO()
+    telemetry = LoggedEvents(configured_log(Settings(), stream))
+    answer = Answer(text="By the weir.", ground=Ground.DOCUMENTS, model="mia/weir", cached=True)
+    telemetry.happened(Answered(answer=answer), Context(correlation_id=ID, deadline=1.0, user_id="ursula"))
+    (line,) = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (line["event"], line["cached"], line["user_id"]) == ("chat_request_completed", True, "ursula")
+
+
 # --- what must never be in it
 
 
@@ -322,3 +424,10 @@ async def test_a_page_can_read_that_there_was_a_bug(serve: Serve) -> None:
         async with server.session.get(url, headers=headers) as response:
             assert response.status == 500
             assert response.headers.get("Access-Control-Allow-Origin") == "*"
+
+
+def test_workers_write_whole_lines_in_pieces_that_a_pipe_takes() -> None:
+    lines = ["x" * 1000, "é" * 1500, "y" * 10, "z" * 9000, ""]
+    written = list(pieces(lines, 4096))
+    assert "".join(written) == "".join(line + "\n" for line in lines)
+    assert [len(piece.encode()) <= 4096 for piece in written] == [True, False, True]

@@ -106,6 +106,11 @@ async def test_a_misspelt_variable_is_warned_about(tmp_path: Path) -> None:
         assert [line["variable"] for line in program.log if line["event"] == "unknown_setting"] == ["AGGREGATOR_PROT"]
 
 
+async def test_workers_without_redis_are_told_that_each_has_its_own_limits(tmp_path: Path) -> None:
+    async with serving(home=tmp_path, workers=2) as program:
+        assert [line["workers"] for line in program.log if line["event"] == "limits_not_shared"] == [2]
+
+
 async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -123,6 +128,12 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         (["--port", "65536"], {}, "65535"),
         (["--host", "not a host"], {}, "not a host"),
         (["--config", "missing.yaml"], {}, "missing.yaml"),
+        ([], {"AGGREGATOR_REDIS_URL": "redis://host:nothing"}, "AGGREGATOR_REDIS_URL"),
+        (
+            ["--workers", "2"],
+            {"AGGREGATOR_OTLP_ENDPOINT": "http://127.0.0.1:4318", "AGGREGATOR_OTLP_HEADERS": "x"},
+            "AGGREGATOR_OTLP_HEADERS",
+        ),
     ],
 )
 async def test_a_wrong_setting_is_one_sentence(

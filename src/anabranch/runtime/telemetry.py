@@ -1,19 +1,20 @@
 """Structured logs: spec 1's event names and fields, as JSON lines or for a person's eyes."""
 
-import asyncio
-import atexit
 import hashlib
 import logging
+import re
 import sys
-import time
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, TextIO
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TextIO
 
-import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from anabranch.domain.contracts import Attribute, Clock
+from anabranch.domain.errors import Overloaded
 from anabranch.domain.events import (
     Answered,
     AnswerEvent,
@@ -24,14 +25,18 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Context, Question, Status
-from anabranch.domain.signals import Signal
+from anabranch.domain.model import Answer, Context, Question, Status
+from anabranch.domain.signals import BreakerMoved, Metered, RedisMoved, RedisSaidNo, Rejected, Signal
+from anabranch.runtime.clock import SystemClock
+from anabranch.runtime.lines import Log, Writing, encode, stamped, writer_of
+from anabranch.runtime.logwriter import LogWriter
 from anabranch.runtime.settings import Settings
 
-FLUSH_AFTER_S = 0.05
+SELDOM_S = 1.0
+MAX_QUERY = 100
+MAX_NAME = 100
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*).*$", re.IGNORECASE | re.DOTALL)
 EXCEPTION = structlog.processors.ExceptionRenderer()
-
-Log = structlog.typing.FilteringBoundLogger
 
 
 class Silent:
@@ -62,41 +67,55 @@ class Untimed:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def set(self, name: str, value: str | int | float | bool) -> None: ...
+    def set(self, name: str, value: Attribute) -> None: ...
+
+
+# What the end of a question says of its beginning, in the task that answers it.
+asking: ContextVar[Mapping[str, str]] = ContextVar("asking", default=MappingProxyType({}))
 
 
 class LoggedEvents(Silent):
-    """Telemetry that writes what happens as log lines. Questions appear as hash and length, tokens never."""
+    """Telemetry that writes what happens as log lines. Questions appear as hash and length, unless `queries` are
+    wanted; tokens never."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Writing, *, queries: bool = False, clock: Clock | None = None) -> None:
         self._log = log
+        self._queries = queries
+        self._clock = clock or SystemClock()
+        self._redis_gone = False
+        self._last: dict[str, float] = {}
+        self._left_out: Counter[str] = Counter()
 
     def asked(self, question: Question, context: Context) -> None:
+        told = {"query_hash": hashlib.blake2b(question.text.encode(errors="replace"), digest_size=8).hexdigest()}
+        if self._queries:
+            told["query"] = question.text[:MAX_QUERY]
+        asking.set(told)
         self._log.info(
             "chat_request_started",
-            correlation_id=context.correlation_id,
+            **_ids(context),
             user_id=context.user_id,
             client=context.address,
-            query_hash=hashlib.blake2b(question.text.encode(errors="replace"), digest_size=8).hexdigest(),
+            **told,
             query_length=len(question.text),
             sources=len(question.sources),
             model=question.model.path if question.model else None,
         )
 
     def happened(self, event: AnswerEvent, context: Context) -> None:
-        said = context.correlation_id
+        if isinstance(event, Token):
+            return
+        said = _ids(context)
         match event:
-            case Token():
-                pass
             case RetrievalStarted():
-                self._log.info("chat_retrieval_started", correlation_id=said, sources=len(event.sources))
+                self._log.info("chat_retrieval_started", **said, sources=len(event.sources))
                 for path in event.sources:
-                    self._log.info("data_source_query_started", correlation_id=said, path=path)
+                    self._log.info("data_source_query_started", **said, path=path)
             case SourceReplied(reply=reply):
                 write = self._log.info if reply.status is Status.SUCCESS else self._log.warning
                 write(
                     "data_source_query_completed",
-                    correlation_id=said,
+                    **said,
                     path=reply.path,
                     status=reply.status,
                     documents_count=len(reply.passages),
@@ -105,101 +124,94 @@ class LoggedEvents(Silent):
                     reason=reply.error.partition(":")[0] if reply.error else None,
                 )
             case RetrievalFinished():
-                self._log.info(
-                    "chat_retrieval_completed",
-                    correlation_id=said,
-                    documents_count=event.passages,
-                    latency_ms=event.time_ms,
-                )
+                found, took_ms = event.passages, event.time_ms
+                self._log.info("chat_retrieval_completed", **said, documents_count=found, latency_ms=took_ms)
             case GenerationStarted():
-                self._log.info("chat_generation_started", correlation_id=said, model=event.model)
-            case Answered(answer=answer):
-                if answer.model is not None:
-                    self._log.info(
-                        "model_query_completed",
-                        correlation_id=said,
-                        model=answer.model,
-                        status="success",
-                        latency_ms=answer.timings.generation_ms,
-                    )
-                self._log.info(
-                    "chat_request_completed",
-                    correlation_id=said,
-                    status="success",
-                    documents_count=sum(len(reply.passages) for reply in answer.replies),
-                    latency_ms=answer.timings.total_ms,
-                )
+                self._log.info("chat_generation_started", **said, model=event.model)
+            case Answered():
+                self._answered(event.answer, context, said)
             case Failed():
-                self._failed(event, said)
+                self._failed(event, context, said)
 
-    def _failed(self, event: Failed, said: str) -> None:
+    def _answered(self, answer: Answer, context: Context, said: dict[str, str]) -> None:
+        if answer.model is not None and not answer.cached:
+            took_ms = answer.timings.generation_ms
+            self._log.info("model_query_completed", **said, model=answer.model, status="success", latency_ms=took_ms)
+        self._log.info(
+            "chat_request_completed",
+            **said,
+            user_id=context.user_id,
+            **asking.get(),
+            status="success",
+            documents_count=sum(len(reply.passages) for reply in answer.replies),
+            latency_ms=answer.timings.total_ms,
+            cached=answer.cached,
+            refused=answer.refused,
+        )
+
+    def _failed(self, event: Failed, context: Context, said: dict[str, str]) -> None:
         if "model_path" in event.details:
+            model, took_ms = event.details["model_path"], event.details.get("latency_ms")
+            # Our own words only: what stands behind the colon may be the model server's.
+            reason = event.message.removeprefix("Model generation failed: ").partition(":")[0]
             self._log.warning(
-                "model_query_completed",
-                correlation_id=said,
-                model=event.details["model_path"],
-                status="error",
-                latency_ms=event.details.get("latency_ms"),
+                "model_query_completed", **said, model=model, status="error", latency_ms=took_ms, reason=reason
             )
         write = self._log.info if event.code == "cancelled" else self._log.warning
-        write("chat_request_completed", correlation_id=said, status="error", code=event.code, latency_ms=event.time_ms)
+        write(
+            "chat_request_completed",
+            **said,
+            user_id=context.user_id,
+            **asking.get(),
+            status="error",
+            code=event.code,
+            latency_ms=event.time_ms,
+        )
 
     def crashed(self, error: BaseException, context: Context) -> None:
-        self._log.error("unexpected_error", correlation_id=context.correlation_id, exc_info=error)
+        self._log.error("unexpected_error", **_ids(context), exc_info=error)
 
+    def noted(self, signal: Signal) -> None:
+        match signal:
+            case RedisMoved(reachable=False) if not self._redis_gone:
+                self._redis_gone = True
+                self._log.warning("redis_gone", reason=signal.reason)
+            case RedisMoved(reachable=True) if self._redis_gone:
+                self._redis_gone = False
+                self._log.info("redis_back")
+            case BreakerMoved(state="open"):
+                self._log.warning("breaker_opened", upstream=label(signal.upstream))
+            case BreakerMoved():
+                self._log.info(f"breaker_{signal.state}", upstream=label(signal.upstream))
+            case Metered(admitted=False):
+                self._seldom(self._log.info, "rate_limited", surface=signal.surface, caller=label(signal.caller))
+            case Rejected(code=Overloaded.code):
+                self._seldom(self._log.warning, "overloaded", surface=signal.surface)
+            case RedisSaidNo():
+                self._seldom(self._log.warning, "redis_refused", reason=signal.why)
+            case _:
+                pass
 
-class LogWriter:
-    """Writes lines in batches: a system call per line would cost more than the rest of the telemetry. A line waits
-    at most FLUSH_AFTER_S; an error, and anything outside an event loop, is written at once."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lines: list[str] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        atexit.register(self.flush)
-
-    def msg(self, line: str) -> None:
-        self._lines.append(line)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.flush()
+    def _seldom(self, write: Callable[..., object], event: str, **said: str) -> None:
+        """What comes in floods is one line a second, which says how many are not there."""
+        now = self._clock.monotonic()
+        if event in self._last and now - self._last[event] < SELDOM_S:
+            self._left_out[event] += 1
             return
-        if loop is not self._loop:
-            self._loop = loop
-            self._timer = None
-        if self._timer is None:
-            self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
-
-    def urgent(self, line: str) -> None:
-        self._lines.append(line)
-        self.flush()
-
-    debug = info = warning = msg
-    error = critical = exception = fatal = urgent
-
-    def flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._lines:
-            lines, self._lines = self._lines, []
-            with suppress(OSError, ValueError):
-                self._stream.write("\n".join(lines) + "\n")
-                self._stream.flush()
+        self._last[event] = now
+        write(event, **said, left_out=self._left_out.pop(event, 0))
 
 
 def flush(log: Log) -> None:
     """Write what still waits: a worker may be ended by a signal, and then nothing runs at its exit."""
-    log.new()._logger.flush()  # type: ignore[attr-defined]
+    writer_of(log).flush()
 
 
 def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     """The log that the settings ask for; the standard library's loggers (the server's among them) go the same way."""
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[settings.log_level]
-    shared: list[Processor] = [_stamped]
+    shared: list[Processor] = [stamped]
     if settings.log_format == "json":
         rendering: list[Processor] = [_json]
     else:
@@ -225,24 +237,14 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     return log
 
 
-def _text(value: Any) -> str:
-    return str(value)
+def label(name: str) -> str:
+    """A name as it may stand in a log line or a label: short, printable, and of a URL no more than the host."""
+    host = ADDRESS.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME]
+    return host if host.isprintable() else "".join(char if char.isprintable() else "?" for char in host)
 
 
-encode = msgspec.json.Encoder(enc_hook=_text).encode
-
-
-def _stamped(_log: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Level and time. A line is written a dozen times per question, so the date is formatted once a second."""
-    now = time.time()
-    event["level"] = method
-    event["timestamp"] = f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"
-    return event
-
-
-@lru_cache(maxsize=2)
-def _second(whole: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+def _ids(context: Context) -> dict[str, str]:
+    return {"correlation_id": context.correlation_id, "trace_id": context.trace_id}
 
 
 def _json(log: WrappedLogger, method: str, event: EventDict) -> str:

@@ -3,8 +3,10 @@
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -13,6 +15,8 @@ from anabranch.entrypoints.cli.options import config_option
 from anabranch.runtime.settings import PREFIX, load, unknown
 
 HERE = __package__ or "anabranch.entrypoints.cli"
+# Where several processes count together; it must be set before prometheus_client is loaded.
+COUNTING = "PROMETHEUS_MULTIPROC_DIR"
 # Each loads when it is run, and not to be listed: where it is, and the first sentence of its help.
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "ask": ("ask:command", "Ask a QUESTION; the answer streams in, with its sources below it."),
@@ -64,7 +68,7 @@ def commands() -> None:
 @config_option
 def serve(host: str | None, port: int | None, workers: int, config: Path | None) -> None:
     """Serve every surface over HTTP."""
-    from anabranch.app.knowledge import check  # noqa: PLC0415
+    from anabranch.app.starting import check  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.runtime.telemetry import configured_log  # noqa: PLC0415
 
@@ -75,8 +79,23 @@ def serve(host: str | None, port: int | None, workers: int, config: Path | None)
     log = configured_log(settings)
     for name in unknown():
         log.warning("unknown_setting", variable=name)
-    check(settings)
-    run(settings, workers, log)
+    check(settings, workers, log)
+    with _counting_together(workers):
+        run(settings, workers, log)
+
+
+@contextmanager
+def _counting_together(workers: int) -> Iterator[None]:
+    """Workers share a port, so each must be able to say what all have counted: in a folder that is there as long as
+    they are. One that an earlier run was given, or another program, would bring its counts along."""
+    for name in (COUNTING, COUNTING.lower()):
+        os.environ.pop(name, None)
+    if workers == 1:
+        yield
+        return
+    with TemporaryDirectory(prefix="anabranch-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ[COUNTING] = folder
+        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

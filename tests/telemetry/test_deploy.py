@@ -1,0 +1,180 @@
+"""The dashboard and the alerts speak of what a real server exports, label by label."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from scraping import Scraped, scrape
+
+from anabranch.domain.model import Endpoint
+from anabranch.testing import Space
+from anabranch.testing.failures import Failure
+from conftest import Server, ref
+
+Serve = Callable[..., AbstractAsyncContextManager[Server]]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "anabranch.json").read_text(encoding="utf-8"))
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+# What Prometheus itself says of those that it reads, and puts on all that it has read.
+ITS_OWN = {"up"}
+ITS_LABELS = {"instance", "job"}
+NOBODY = "http://127.0.0.1:9"
+
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+SELECTED = re.compile(r"([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}")
+MATCHER = re.compile(r"\s*(\w+)\s*(?:=~|!~|!=|=)")
+GROUPED = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+NAME = re.compile(r"(?<![\w:])[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()")
+WINDOW = re.compile(r"\[[^\]]*\]")
+WORDS = {"and", "or", "unless", "offset", "bool"}
+
+
+class Used(NamedTuple):
+    """What a PromQL expression asks for: each metric with the labels that it is chosen by, and those that are left."""
+
+    metrics: dict[str, set[str]]
+    grouped: set[str]
+
+
+def used(expression: str) -> Used:
+    plain = WINDOW.sub("", STRING.sub("", expression))
+    metrics: dict[str, set[str]] = {}
+    for name, matchers in SELECTED.findall(plain):
+        metrics.setdefault(name, set()).update(MATCHER.findall(matchers))
+    plain = SELECTED.sub(r"\1", plain)
+    grouped = {label.strip() for labels in GROUPED.findall(plain) for label in labels.split(",")} - {""}
+    for name in NAME.findall(GROUPED.sub("", plain)):
+        if name not in WORDS:
+            metrics.setdefault(name, set())
+    return Used(metrics, grouped)
+
+
+def panels() -> Iterator[tuple[str, str, str]]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            expression = target["expr"].replace("$__rate_interval", "5m")
+            yield f"{panel['title']} {target['refId']}", expression, target["legendFormat"]
+
+
+EXPRESSIONS = {title: expression for title, expression, _ in panels()} | {
+    rule["alert"]: rule["expr"] for rule in ALERTS
+}
+
+
+def test_an_expression_is_read_right() -> None:
+    text = 'sum by (le, a) (rate(x_bucket{b=~"c|d{}",e!="by (f)"}[5m])) / on (a) max(y) > 2 and z offset 5m'
+    assert used(text) == Used({"x_bucket": {"b", "e"}, "y": set(), "z": set()}, {"le", "a"})
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, Scraped]:
+    return {}
+
+
+@pytest.fixture
+async def scraped(serve: Serve, exported: dict[str, Scraped]) -> Scraped:
+    """What a server says that has had its share of trouble."""
+    if "all" not in exported:
+        exported["all"] = await _troubled(serve)
+    return exported["all"]
+
+
+async def _troubled(serve: Serve) -> Scraped:
+    """It cannot reach its Redis, nor the first address of a source; another source and a model fail, one is busy."""
+    limited = {"redis_url": NOBODY.replace("http", "redis"), "rate_limit_surfaces": ("chat",)}
+    async with Space(everything=True) as space:
+        space.fails("busy", Failure.STATUS_429, retry_after_s=0)
+        mirror = Endpoint(slug="docs", url=NOBODY, alternate=space.url, operator=True)
+        async with serve(**limited, breaker_calls=1, model_retries=1, sources={"mirror": mirror}) as server:
+
+            async def ask(*sources: dict[str, Any], model: str = "scribe") -> int:
+                request = {"prompt": "?", "model": ref(space, model, "mia"), "data_sources": sources}
+                return (await server.post("/api/v1/chat", request))[0]
+
+            assert await ask({"slug": "mirror"}, ref(space, "status-403", "bob")) == 200
+            assert await ask(ref(space, "status-500", "bob"), model="status-500") == 502
+            assert await ask(model="busy") == 502
+            return await scrape(server.session, server.url)
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+async def test_what_is_asked_for_is_exported(scraped: Scraped, where: str) -> None:
+    metrics, grouped = used(EXPRESSIONS[where])
+    assert metrics, "an expression asks for something"
+    for name, labels in metrics.items():
+        if name in ITS_OWN:
+            assert labels <= ITS_LABELS
+            continue
+        assert name in scraped.names, name
+        assert labels <= scraped.labels([name]) | ITS_LABELS, name
+    assert grouped <= scraped.labels(metrics) | ITS_LABELS
+
+
+async def test_every_value_that_is_chosen_by_name_is_one_of_ours(scraped: Scraped) -> None:
+    for where, expression in EXPRESSIONS.items():
+        for name, matchers in SELECTED.findall(expression):
+            if name in ITS_OWN:
+                continue
+            for label, values in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers):
+                known = {one.labels[label] for one in scraped.all(name)}
+                assert set(values.split("|")) <= known, f"{where}: {name} {label}"
+
+
+def test_a_legend_shows_what_the_expression_keeps() -> None:
+    for title, expression, legend in panels():
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= used(expression).grouped, title
+
+
+def test_the_dashboard_works_with_any_data_source() -> None:
+    (variable,) = DASHBOARD["templating"]["list"]
+    assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", "prometheus")
+    shown = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in shown)
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken = [
+        (panel["gridPos"]["y"] + down, panel["gridPos"]["x"] + right)
+        for panel in DASHBOARD["panels"]
+        for down in range(panel["gridPos"]["h"])
+        for right in range(panel["gridPos"]["w"])
+    ]
+    assert len(set(taken)) == len(taken), "no panel lies on another"
+    assert max(right for _, right in taken) < 24
+
+
+async def test_everything_that_is_exported_has_a_panel(scraped: Scraped) -> None:
+    drawn = {_family(name) for _, expression, _ in panels() for name in used(expression).metrics}
+    assert {_family(name) for name in scraped.names} == drawn
+
+
+def test_every_alert_says_how_bad_it_is_and_where_help_is() -> None:
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"]["summary"].endswith((".", ")."))
+        assert re.fullmatch(r"docs/operations\.md#[a-z-]+", rule["annotations"]["runbook_url"])
+        assert re.fullmatch(r"\d+m", rule["for"])
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
+
+
+def test_the_help_that_alerts_name_is_there() -> None:
+    page = Path(__file__).parents[2] / "docs" / "operations.md"
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    assert {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS} <= anchors
+
+
+def test_the_example_reads_these_rules() -> None:
+    assert PROMETHEUS["rule_files"] == ["alerts.yml"]
+    (job,) = PROMETHEUS["scrape_configs"]
+    assert {job["job_name"]} == set(re.findall(r'job="(\w+)"', " ".join(EXPRESSIONS.values())))
+
+
+def _family(name: str) -> str:
+    return re.sub(r"_(bucket|sum|count)$", "", name)

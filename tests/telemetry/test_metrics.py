@@ -1,0 +1,437 @@
+"""What Prometheus is told: every question once, whatever became of it, in labels that nobody can flood."""
+
+import asyncio
+import gzip
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from program import PATIENCE_S, READY, Program, serving
+from scraping import Scraped, scrape
+
+from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFinished, SourceReplied, Token
+from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
+from anabranch.domain.signals import (
+    BreakerMoved,
+    CacheLooked,
+    Hedged,
+    Joined,
+    Load,
+    Metered,
+    RedisMoved,
+    Rejected,
+    Retried,
+    Signal,
+    Spent,
+)
+from anabranch.runtime.metrics import Metrics
+from anabranch.runtime.observed import Observed
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import configured_log
+from anabranch.testing import ManualClock, Space
+from conftest import Server, ref
+
+Serve = Callable[..., AbstractAsyncContextManager[Server]]
+
+SPENT = Usage(prompt_tokens=70, completion_tokens=9, total_tokens=79)
+ANSWER = Answer(
+    text="An arm of a river.",
+    ground=Ground.DOCUMENTS,
+    model="mia/scribe",
+    usage=SPENT,
+    timings=Timings(total_ms=40),
+)
+
+
+class Watch:
+    """The server's telemetry, and what it would say."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
+        self.log = io.StringIO()
+        self.clock = ManualClock()
+        self.metrics = Metrics(settings)
+        self.telemetry = Observed(configured_log(settings, self.log), self.metrics, settings, clock=self.clock)
+
+    def question(self, *events: AnswerEvent, surface: str = "chat") -> None:
+        context = Context(correlation_id="c", deadline=1.0, surface=surface, user_id="ursula")
+        self.telemetry.asked(Question(text="What is an anabranch?"), context)
+        for event in events:
+            self.telemetry.happened(event, context)
+
+    def signals(self, *signals: Signal) -> None:
+        for one in signals:
+            self.telemetry.noted(one)
+
+    @property
+    def scraped(self) -> Scraped:
+        text, _ = self.metrics.exposition("")
+        return Scraped(text.decode())
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def replied(path: str, status: Status = Status.SUCCESS, latency_ms: int = 20) -> SourceReplied:
+    return SourceReplied(index=0, reply=SourceReply(path=path, status=status, latency_ms=latency_ms))
+
+
+# --- what is counted
+
+
+def test_what_alerts_look_at_is_there_before_anything_happened(watch: Watch) -> None:
+    fresh = watch.scraped
+    for name in (
+        "rag_stream_requests_total",
+        "rag_stream_errors_total",
+        "rag_stream_cancelled_total",
+        "rag_retrieval_latency_ms_bucket",
+        "rag_retrieval_latency_ms_count",
+        "rag_cache_hit_total",
+        "rag_cache_miss_total",
+        "rag_guardrail_triggered_total",
+        "llm_tokens_in_total",
+        "llm_tokens_out_total",
+        "anabranch_questions_running",
+        "anabranch_questions_waiting",
+    ):
+        assert fresh.value(name) == 0, name
+    assert fresh.values("rag_cache_hit_total", "cache").keys() == {"answer", "embedding"}
+    assert fresh.values("rag_guardrail_triggered_total", "reason").keys() == {
+        "no_sources",
+        "all_failed",
+        "nothing_found",
+        "weak",
+        "abstained",
+    }
+    assert {"rate_limited", "generation_failed", "internal_error"} <= fresh.values(
+        "rag_stream_errors_total", "error_code"
+    ).keys()
+    assert "cancelled" not in fresh.values("rag_stream_errors_total", "error_code")
+    for surface in ("rag_stream", "chat", "query", "endpoints", "library"):
+        assert fresh.value("anabranch_questions_total", surface=surface) == 0
+    assert fresh.value("anabranch_rejected_total", surface="chat", error_code="overloaded") == 0
+    assert fresh.value("anabranch_limiter_total", surface="rag_stream", decision="refused") == 0
+    assert fresh.value("anabranch_build_info") == 1
+    assert "anabranch_redis_reachable" not in fresh.names, "nobody has spoken of Redis"
+    assert not any(name.endswith("_created") for name in fresh.names)
+
+
+def test_an_answer(watch: Watch) -> None:
+    watch.question(
+        replied("alice/docs"),
+        replied("bob/docs", Status.TIMEOUT, 1_900),
+        RetrievalFinished(passages=3, time_ms=1_900),
+        Token(text="An"),
+        Answered(answer=ANSWER),
+        surface="query",
+    )
+    watch.signals(Spent(model="mia/scribe", usage=SPENT))
+    after = watch.scraped
+    assert after.value("anabranch_questions_total", surface="query", outcome="answered") == 1
+    assert after.value("anabranch_questions_total") == 1
+    assert after.value("anabranch_question_latency_ms_sum", surface="query") == 40
+    assert after.value("rag_retrieval_latency_ms_bucket", surface="query", le="2000.0") == 1
+    assert after.value("rag_retrieval_latency_ms_bucket", surface="query", le="1500.0") == 0
+    assert after.value("anabranch_source_replies_total", source="alice/docs", status="success") == 1
+    assert after.value("anabranch_source_replies_total", source="bob/docs", status="timeout") == 1
+    assert after.value("anabranch_source_latency_ms_sum", source="bob/docs") == 1_900
+    assert after.value("llm_tokens_in_total", model="mia/scribe") == 70
+    assert after.value("llm_tokens_out_total", model="mia/scribe") == 9
+    assert after.value("rag_stream_requests_total") == 0
+
+
+def test_a_remembered_answer_costs_no_tokens(watch: Watch) -> None:
+    cached = Answer(text="An arm.", ground=Ground.DOCUMENTS, model="mia/scribe", usage=SPENT, cached=True)
+    watch.question(Answered(answer=cached), surface="rag_stream")
+    after = watch.scraped
+    assert after.value("anabranch_questions_total", surface="rag_stream", outcome="cached") == 1
+    assert after.value("llm_tokens_in_total") == after.value("llm_tokens_out_total") == 0
+    assert after.value("rag_stream_requests_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("ground", "reason"),
+    [
+        (Ground.NO_SOURCES, "no_sources"),
+        (Ground.ALL_FAILED, "all_failed"),
+        (Ground.NOTHING_FOUND, "nothing_found"),
+        (Ground.WEAK, "weak"),
+        (Ground.DOCUMENTS, "abstained"),
+    ],
+)
+def test_a_refusal_says_why(watch: Watch, ground: Ground, reason: str) -> None:
+    watch.question(Answered(answer=Answer(text="Nothing.", ground=ground, refused=True)), surface="rag_stream")
+    after = watch.scraped
+    assert {why for why, count in after.values("rag_guardrail_triggered_total", "reason").items() if count} == {reason}
+    assert after.value("anabranch_questions_total", outcome="refused") == 1
+
+
+def test_failures_of_the_stream(watch: Watch) -> None:
+    watch.question(Failed(code="generation_failed", message="", time_ms=12), surface="rag_stream")
+    watch.question(Failed(code="cancelled", message=""), surface="rag_stream")
+    watch.question(Failed(code="generation_failed", message=""), surface="chat")
+    watch.signals(Rejected(surface="rag_stream", code="rate_limited"), Rejected(surface="chat", code="overloaded"))
+    after = watch.scraped
+    assert after.value("rag_stream_requests_total") == 3
+    assert after.value("rag_stream_errors_total") == 2
+    assert after.value("rag_stream_errors_total", error_code="generation_failed") == 1
+    assert after.value("rag_stream_errors_total", error_code="rate_limited") == 1
+    assert after.value("rag_stream_cancelled_total") == 1
+    for surface, outcome in (("rag_stream", "failed"), ("rag_stream", "cancelled"), ("rag_stream", "rejected")):
+        assert after.value("anabranch_questions_total", surface=surface, outcome=outcome) == 1
+    assert after.value("anabranch_questions_total", surface="chat", outcome="rejected") == 1
+    assert after.value("anabranch_rejected_total", surface="chat", error_code="overloaded") == 1
+    assert after.value("anabranch_question_latency_ms_count", surface="rag_stream") == 1, "who leaves has no latency"
+
+
+def test_how_the_machinery_does() -> None:
+    watch = Watch(Settings(redis_url="redis://127.0.0.1"))
+    assert watch.scraped.value("anabranch_redis_reachable") == 1
+    watch.signals(
+        CacheLooked(cache="answer", hit=True),
+        CacheLooked(cache="embedding", hit=False),
+        Joined(),
+        Metered(surface="rag_stream", admitted=True),
+        Metered(surface="rag_stream", admitted=False),
+        Load(running=3, waiting=2),
+        BreakerMoved(upstream="alice/docs", state="open"),
+        BreakerMoved(upstream="alice/docs", state="half_open"),
+        Retried(upstream="mia/scribe"),
+        Hedged(upstream="alice/docs", won=True),
+        RedisMoved(reachable=False),
+    )
+    after = watch.scraped
+    assert after.values("rag_cache_hit_total", "cache") == {"answer": 1, "embedding": 0}
+    assert after.values("rag_cache_miss_total", "cache") == {"answer": 0, "embedding": 1}
+    assert after.value("anabranch_questions_joined_total") == 1
+    assert after.value("anabranch_limiter_total", surface="rag_stream", decision="admitted") == 1
+    assert after.value("anabranch_limiter_total", surface="rag_stream", decision="refused") == 1
+    assert (after.value("anabranch_questions_running"), after.value("anabranch_questions_waiting")) == (3, 2)
+    assert after.value("anabranch_breaker_state", upstream="alice/docs") == 1
+    assert after.value("anabranch_breaker_opened_total", upstream="alice/docs") == 1
+    assert after.value("anabranch_retries_total", upstream="mia/scribe") == 1
+    assert after.values("anabranch_hedges_total", "won") == {"true": 1, "false": 0}
+    assert after.value("anabranch_redis_reachable") == 0
+    watch.signals(RedisMoved(reachable=True), BreakerMoved(upstream="alice/docs", state="closed"))
+    assert watch.scraped.value("anabranch_redis_reachable") == 1
+    assert watch.scraped.value("anabranch_breaker_state") == 0
+
+
+def test_a_span_is_a_stage_in_milliseconds(watch: Watch) -> None:
+    context = Context(correlation_id="c", deadline=1.0)
+    with watch.telemetry.span("merge", context, **{"anabranch.sources": 2}) as span:
+        span.set("anything", 1)
+        assert span.context is context
+        watch.clock.advance(0.25)
+    assert watch.scraped.value("anabranch_stage_latency_ms_sum", stage="merge") == 250
+
+
+# --- names that strangers choose
+
+
+def test_names_are_bounded_and_the_operators_own_stay(watch: Watch) -> None:
+    mine = Endpoint(slug="handbook", url="http://node.example", owner="alice")
+    watch = Watch(Settings(sources={"handbook": mine}))
+    watch.question(*(replied(f"stranger/{number}") for number in range(5_000)), replied("alice/handbook"))
+    for number in range(500):
+        watch.signals(
+            Spent(model=f"model-{number}", usage=SPENT),
+            BreakerMoved(upstream=f"up-{number}", state="open"),
+            Retried(upstream=f"up-{number}"),
+            Hedged(upstream=f"up-{number}", won=False),
+        )
+    after = watch.scraped
+    sources = {one.labels["source"] for one in after.all("anabranch_source_replies_total")}
+    assert len(sources) == 103
+    assert {"alice/handbook", "stranger/99", "other"} <= sources
+    assert after.value("anabranch_source_replies_total", source="alice/handbook", status="success") == 1
+    assert after.value("anabranch_source_replies_total", source="other", status="success") == 4_900
+    assert after.value("llm_tokens_out_total") == 500 * 9
+    for name, label in (
+        ("llm_tokens_in_total", "model"),
+        ("anabranch_breaker_state", "upstream"),
+        ("anabranch_retries_total", "upstream"),
+        ("anabranch_hedges_total", "upstream"),
+    ):
+        assert len({one.labels[label] for one in after.all(name)}) <= 103, name
+    assert len(after.text) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("alice/" + "x" * 5_000, "alice/" + "x" * 94),
+        ("https://user:secret@node.example:8080/path?token=t", "node.example:8080"),
+        ('a"b\\c\nd\x00e\ud800', 'a"b\\c?d?e?'),
+        ("", ""),
+    ],
+)
+def test_a_name_is_cut_and_cleaned(watch: Watch, given: str, shown: str) -> None:
+    watch.question(replied(given), replied(given))
+    assert watch.scraped.value("anabranch_source_replies_total", source=shown, status="success") == 2
+
+
+def test_no_user_and_no_question_is_in_them(watch: Watch) -> None:
+    watch.question(replied("alice/docs"), Answered(answer=ANSWER))
+    assert "ursula" not in watch.scraped.text
+    assert "anabranch?" not in watch.scraped.text
+    assert "arm of a river" not in watch.scraped.text
+
+
+# --- it never fails what it watches
+
+
+def test_a_fault_in_here_is_logged_once_and_costs_no_question(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no space left")
+
+    for name in ("asked", "happened", "noted"):
+        monkeypatch.setattr(watch.metrics, name, broken)
+    watch.question(replied("alice/docs"), Answered(answer=ANSWER))
+    watch.signals(Joined(), Joined())
+    assert watch.log.getvalue().count("telemetry_failed") == 1
+
+
+def test_each_has_its_own() -> None:
+    one, other = Watch(), Watch()
+    one.question(Answered(answer=ANSWER))
+    assert one.scraped.value("anabranch_questions_total") == 1
+    assert other.scraped.value("anabranch_questions_total") == 0
+
+
+# --- GET /metrics
+
+
+async def ask(server: Server, space: Space, **more: Any) -> None:
+    await server.chat(prompt="?", model=ref(space, "scribe", "mia"), data_sources=[ref(space, "docs", "alice")], **more)
+
+
+async def test_questions_over_http_are_there(serve: Serve, space: Space) -> None:
+    async with serve() as server:
+        await ask(server, space)
+        body = {"prompt": "?", "model": ref(space, "status-401"), "data_sources": [ref(space, "status-403", "bob")]}
+        status, _, _ = await server.post("/api/v1/chat", body)
+        assert status == 502
+        after = await scrape(server.session, server.url)
+    assert after.value("anabranch_questions_total", surface="chat", outcome="answered") == 1
+    assert after.value("anabranch_questions_total", surface="chat", outcome="failed") == 1
+    assert after.value("anabranch_source_replies_total", source="alice/docs", status="success") == 1
+    assert after.value("anabranch_source_replies_total", source="bob/status-403", status="access_denied") == 1
+    assert after.value("rag_retrieval_latency_ms_count", surface="chat") == 2
+    assert after.value("llm_tokens_out_total", model="mia/scribe (named in a request)") > 0
+    for stage in ("question", "retrieve", "merge", "prompt", "generate"):
+        assert after.value("anabranch_stage_latency_ms_count", stage=stage) >= 2, stage
+    assert after.value("anabranch_questions_running") == 0
+
+
+async def test_the_reader_chooses_the_form(server: Server) -> None:
+    url = f"{server.url}/metrics"
+    async with server.session.get(url) as plain:
+        assert plain.content_type == "text/plain"
+        assert "version=0.0.4" in plain.headers["Content-Type"]
+        assert plain.headers["Cache-Control"] == "no-store"
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    async with server.session.get(url, headers={"Accept": accept}) as openmetrics:
+        assert openmetrics.content_type == "application/openmetrics-text"
+        assert (await openmetrics.text()).endswith("# EOF\n")
+    headers = {"Accept-Encoding": "gzip"}
+    async with server.session.get(url, headers=headers, auto_decompress=False) as packed:
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert b"anabranch_build_info" in gzip.decompress(await packed.read())
+
+
+@pytest.mark.parametrize("headers", [{"X-Forwarded-For": "203.0.113.9"}, {"Origin": "https://page.example"}])
+async def test_who_may_not_read_collections_may_not_read_this(server: Server, headers: dict[str, str]) -> None:
+    async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
+        error = await response.json()
+        assert (response.status, error["error"]) == (401, "unauthorized")
+        assert "anabranch_" not in await response.text()
+
+
+# --- several workers
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == [], "the workers' folder is gone with them"
+
+
+@pytest.fixture
+async def two(tmp_path: Path, temporary: Path) -> AsyncIterator[Program]:
+    """Two workers. Stale counts, of another program's run, are not theirs."""
+    stale = tmp_path / "stale"
+    stale.mkdir()
+    variables = {"TMPDIR": str(temporary), "PROMETHEUS_MULTIPROC_DIR": str(stale)}
+    async with serving(home=tmp_path, workers=2, variables=variables) as program:
+        yield program
+        program.send(signal.SIGTERM)
+        assert await program.ended() == 0
+    assert list(stale.iterdir()) == []
+
+
+async def alone(url: str, **body: Any) -> None:
+    """One question on a connection of its own, so that any worker may get it."""
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/api/v1/chat", json=body) as response:
+        assert response.status == 200
+
+
+async def read(url: str) -> Scraped:
+    async with aiohttp.ClientSession() as session:
+        return await scrape(session, url)
+
+
+async def test_every_worker_tells_of_all(two: Program, space: Space) -> None:
+    body = {"prompt": "?", "model": ref(space, "scribe"), "data_sources": [ref(space, "docs")]}
+    await asyncio.gather(*(alone(two.url, **body) for _ in range(20)))
+    first = await read(two.url)
+    assert first.value("anabranch_questions_total", outcome="answered") == 20
+    assert first.value("rag_retrieval_latency_ms_count", surface="chat") == 20
+    assert first.value("anabranch_build_info") == 1
+    # A worker dies at a question: what it counted stays, how it stood does not.
+    async with Space(everything=True) as slow, asyncio.TaskGroup() as group:
+        left = group.create_task(_left(two.url, prompt="?", model=ref(slow, "hang"), data_sources=[]))
+        await slow.wait_for(lambda: slow.requests)
+        assert (await read(two.url)).value("anabranch_questions_running") == 1
+        os.kill(_peer(two, slow), signal.SIGKILL)
+        await left
+        await two.logged(READY, times=3)
+    for _ in range(4):
+        after = await read(two.url)
+        assert after.value("anabranch_questions_running") == 0
+        assert after.value("anabranch_questions_total", outcome="answered") == 20
+
+
+async def _left(url: str, **body: Any) -> None:
+    with pytest.raises(aiohttp.ClientError):
+        await alone(url, **body)
+
+
+def _peer(program: Program, space: Space) -> int:
+    """The worker that has a connection to the Space."""
+    port = int(space.url.rpartition(":")[2])
+    for process in program.family():
+        for connection in process.net_connections(kind="tcp"):
+            if getattr(connection.raddr, "port", None) == port and connection.status == psutil.CONN_ESTABLISHED:
+                return int(process.pid)
+    raise AssertionError("no worker talks to the Space")
+
+
+async def test_one_worker_needs_no_folder(tmp_path: Path, temporary: Path) -> None:
+    async with serving(home=tmp_path, variables={"TMPDIR": str(temporary)}) as program:
+        assert os.listdir(temporary) == []  # noqa: PTH208  (a Path's own way is no better in a coroutine)
+        assert (await read(program.url)).value("anabranch_build_info") == 1
+        program.send(signal.SIGTERM)
+        assert await program.ended(PATIENCE_S) == 0
