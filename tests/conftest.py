@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import hypothesis
 import pytest
 import uvicorn
 
@@ -20,6 +21,10 @@ from anabranch.runtime.telemetry import configured_log
 from anabranch.testing import Space
 
 LOCAL = ("127.0.0.0/8",)
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("calm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("calm")
 
 
 class SseEvent(NamedTuple):
@@ -94,8 +99,10 @@ async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Server]]:
-    """Serve with given settings; loopback endpoints are allowed unless the test says otherwise."""
-    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": str(tmp_path / "data")}
+    """Serve with given settings; unless the test says otherwise, loopback endpoints are allowed, and a model that fails
+    is not asked again."""
+    data_dir = str(tmp_path / "data")
+    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": data_dir, "model_retries": 0}
     return lambda **given: running(Settings(**{**usual, **given}))
 
 

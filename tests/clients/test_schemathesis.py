@@ -62,6 +62,8 @@ async def test_the_description_is_whole(server: Any) -> None:
         "/v1/documents/{document}",
         "/v1/query",
         "/v1/feedback",
+        "/rag/stream",
+        "/metrics",
         "/health",
         "/ready",
     }

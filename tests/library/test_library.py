@@ -15,7 +15,7 @@ from conftest import LOCAL
 
 @pytest.fixture
 async def ab() -> AsyncIterator[Anabranch]:
-    async with Anabranch.open(settings=Settings(retrieval_timeout=1)) as opened:
+    async with Anabranch.open(settings=Settings(retrieval_timeout=1, model_retries=0)) as opened:
         yield opened
 
 

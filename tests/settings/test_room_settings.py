@@ -3,7 +3,6 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import docx
@@ -13,6 +12,7 @@ import pytest
 from modelserver import PREFERRED, ModelServer, model_server
 from onnx import TensorProto, helper, numpy_helper
 from reportlab.pdfgen.canvas import Canvas
+from shelves import TEXTS, embedding, ready, text
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -21,16 +21,15 @@ from variables import loaded, opened, served
 from anabranch import Anabranch, AnabranchError, Question, Settings, Until
 from anabranch.app.embedders import embedder_for
 from anabranch.app.indexer import indexer
-from anabranch.app.running import COLLECTIONS
+from anabranch.app.naming import COLLECTIONS
 from anabranch.domain.contracts import Embedder, Outbound
-from anabranch.knowledge.model import Caller, Item, NewDocument
+from anabranch.knowledge.model import Caller, NewDocument
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.text import Chunking
 from anabranch.testing import ManualClock, Space
 
 OPERATOR = Caller(operator=True)
-TEXTS = ("The river carries sand to the delta.", "Bread is baked in the oven.", "The delta of a river is wet.")
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +43,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def server() -> AsyncIterator[ModelServer]:
     async with model_server() as started:
         yield started
-
-
-def embedding(server: ModelServer) -> dict[str, str]:
-    return {"EMBEDDING_URL": server.url, "EMBEDDING_MODEL": "fake-128"}
-
-
-def text(content: str) -> NewDocument:
-    return NewDocument(source="text", data=content.encode(), title=content[:20])
-
-
-@asynccontextmanager
-async def ready(settings: Settings, *documents: NewDocument) -> AsyncIterator[tuple[Anabranch, tuple[Item, ...]]]:
-    """An Anabranch with a collection, and what became of its documents."""
-    async with Anabranch.open(settings=settings) as anabranch:
-        room = await anabranch.knowledge()
-        await room.create_collection(OPERATOR, "notes", chunking=Chunking(strategy="sentence"))
-        job = await room.ingest(OPERATOR, "notes", documents)
-        async with indexer(settings) as taking_in:
-            await taking_in.drain()
-        yield anabranch, (await room.job(OPERATOR, job)).items
 
 
 async def found(anabranch: Anabranch, question: str) -> list[str]:

@@ -74,8 +74,8 @@ DEFAULTS: dict[str, object] = {
     "answer_cache_ttl": 3_600.0,
     "embedding_cache_ttl": 604_800.0,
     "cache_bytes": 67_108_864,
-    "max_running": 1_024,
-    "max_waiting": 64,
+    "max_running": 8_192,
+    "max_waiting": 0,
     "model_retries": 2,
     "retry_budget": 0.2,
     "breaker_window": 30.0,
@@ -93,6 +93,10 @@ DEFAULTS: dict[str, object] = {
     "models": {},
     "published_models": {},
 }
+
+POLICIES = "settings/test_policy_settings.py::"
+RESILIENCE = "settings/test_resilience_settings.py::"
+TELEMETRY = "settings/test_telemetry_settings.py::"
 
 # Which test shows what a setting does; one of another file as folder/file.py::test.
 EFFECTS = {
@@ -142,6 +146,29 @@ EFFECTS = {
     "model_url": "test_configured_model_answers_when_none_is_named",
     "model_name": "test_configured_model_answers_when_none_is_named",
     "model_api_key": "test_configured_model_answers_when_none_is_named",
+    "redis_url": f"{POLICIES}test_redis_url_is_where_servers_share_answers_and_limits",
+    "redis_timeout": f"{POLICIES}test_redis_timeout_is_what_a_silent_redis_costs",
+    "rate_limit": f"{POLICIES}test_rate_limit_is_the_most_of_one_caller",
+    "rate_limit_window": f"{POLICIES}test_rate_limit_window_is_how_long_they_count",
+    "rate_limit_surfaces": f"{POLICIES}test_rate_limit_surfaces_is_where_they_count",
+    "answer_cache_ttl": f"{POLICIES}test_answer_cache_ttl",
+    "embedding_cache_ttl": f"{POLICIES}test_embedding_cache_ttl",
+    "cache_bytes": f"{POLICIES}test_cache_bytes_is_what_is_kept_in_memory",
+    "max_running": f"{POLICIES}test_max_running_and_max_waiting",
+    "max_waiting": f"{POLICIES}test_max_running_and_max_waiting",
+    "mmr_lambda": f"{POLICIES}test_mmr_lambda_is_for_every_surface",
+    "guard_threshold": f"{POLICIES}test_guard_threshold_is_for_every_surface",
+    "model_retries": f"{RESILIENCE}test_model_retries_is_how_often_a_model_is_asked_again",
+    "retry_budget": f"{RESILIENCE}test_retry_budget_is_the_share_that_is_asked_again",
+    "breaker_window": f"{RESILIENCE}test_breaker_window_is_how_long_failures_count",
+    "breaker_calls": f"{RESILIENCE}test_breaker_calls_are_the_fewest_that_say_anything",
+    "breaker_rate": f"{RESILIENCE}test_breaker_rate_is_the_share_of_failures",
+    "breaker_pause": f"{RESILIENCE}test_breaker_pause_is_how_long_an_upstream_is_left_alone",
+    "metrics_public": f"{TELEMETRY}test_metrics_public_lets_everybody_read",
+    "otlp_endpoint": f"{TELEMETRY}test_otlp_endpoint_is_where_traces_go",
+    "otlp_headers": f"{TELEMETRY}test_otlp_headers_are_sent_along",
+    "trace_share": f"{TELEMETRY}test_trace_share_is_how_many_questions_are_traced",
+    "log_queries": f"{TELEMETRY}test_log_queries_logs_the_beginning_of_a_question",
     "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
     "models": "test_sources_and_models_of_the_file_are_asked_by_name",
     "published_models": "settings/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",

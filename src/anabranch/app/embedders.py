@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
-from anabranch.domain.model import Embedding
+from anabranch.domain.model import Embedding, Endpoint
+from anabranch.runtime.attempts import Attempts
+from anabranch.runtime.resilience import Resilience
 from anabranch.runtime.settings import Settings
+from anabranch.runtime.upstreams import Role
 
 if TYPE_CHECKING:
     from anabranch.models.minilm import MiniLM
 
 
-def embedder_for(settings: Settings, outbound: Outbound, *, threads: int = 1) -> Embedder:
+PATIENCE_S = 30.0
+
+
+def embedder_for(
+    settings: Settings, outbound: Outbound, *, threads: int = 1, resilience: Resilience | None = None
+) -> Embedder:
     if settings.embedding_url is not None and settings.embedding_model is not None:
         from anabranch.models.embeddings import OpenAIEmbeddings  # noqa: PLC0415
 
@@ -24,11 +32,13 @@ def embedder_for(settings: Settings, outbound: Outbound, *, threads: int = 1) ->
             outbound,
             api_key=settings.embedding_api_key or "",
             window=settings.embedding_window,
+            timeout_s=_timeout_s(settings, resilience),
+            attempts=_attempts(resilience, "embeddings", settings.embedding_url, settings.embedding_model),
         )
     return LocalEmbedder(Path(settings.models_dir).expanduser(), threads)
 
 
-def reranker_for(settings: Settings, outbound: Outbound) -> Reranker | None:
+def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience | None = None) -> Reranker | None:
     """None is the built-in late interaction."""
     if settings.reranker_path is None and settings.reranker_url is None:
         return None
@@ -43,7 +53,21 @@ def reranker_for(settings: Settings, outbound: Outbound) -> Reranker | None:
         form=settings.reranker_form,
         model=settings.reranker_model or "",
         api_key=settings.reranker_api_key or "",
+        timeout_s=_timeout_s(settings, resilience),
+        attempts=_attempts(resilience, "reranker", settings.reranker_url, settings.reranker_model),
     )
+
+
+def _timeout_s(settings: Settings, resilience: Resilience | None) -> float:
+    """Within a search, a server that hangs must show while there is still time to do without it."""
+    return PATIENCE_S if resilience is None else min(PATIENCE_S, settings.retrieval_timeout / 3)
+
+
+def _attempts(resilience: Resilience | None, role: Role, url: str, model: str | None) -> Attempts | None:
+    """Where questions are answered, a server that keeps failing is left alone; the indexer waits for it."""
+    if resilience is None:
+        return None
+    return resilience.attempts(Endpoint(slug=model or role, url=url, kind="openai", operator=True), role)
 
 
 class LocalEmbedder:

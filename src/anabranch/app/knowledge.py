@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from anabranch.app.embedders import LocalEmbedder, embedder_for, reranker_for
-from anabranch.domain.contracts import Outbound
+from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Query
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.supervisor import Supervisor
+from anabranch.runtime.resilience import Resilience
 from anabranch.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,10 +31,19 @@ class Rooms:
     here, or in whichever other process has the data folder's lock."""
 
     def __init__(
-        self, settings: Settings, outbound: Outbound, *, indexing: bool, died: Callable[[int], None] = lambda _: None
+        self,
+        settings: Settings,
+        outbound: Outbound,
+        *,
+        indexing: bool,
+        remembered: Callable[[Embedder], Embedder] = lambda embedder: embedder,
+        resilience: Resilience | None = None,
+        died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._outbound = outbound
+        self._remembered = remembered
+        self._resilience = resilience
         self._indexing = indexing
         self._died = died
         self._opening = asyncio.Lock()
@@ -51,8 +61,6 @@ class Rooms:
             async with self._opening:
                 if self._open is None:
                     self._open = await self._opened()
-                    if self._indexing and self._settings.embedding_url is None:
-                        self._warming = asyncio.create_task(_warm(self._open))
         return self._open
 
     async def close(self) -> None:
@@ -72,10 +80,11 @@ class Rooms:
 
         folder = folder_of(self._settings)
         database = await asyncio.to_thread(Database.open, folder)
-        embedder = embedder_for(self._settings, self._outbound)
+        inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
+        embedder = self._remembered(inner)
         try:
             await database.read(lambda db: facts.check_embedder(db, embedder.name))
-            reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound)
+            reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
         except BaseException:
             database.close()
             raise
@@ -84,12 +93,17 @@ class Rooms:
             greeting = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
         searcher = Searcher(database, reader, embedder, reranker)
-        return Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        room = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        if self._indexing and self._settings.embedding_url is None:
+            self._warming = asyncio.create_task(_warm(room, inner))
+        return room
 
 
-async def _warm(room: "Knowledge") -> None:
-    """Load the model and the index now, so that nobody's first question waits for them."""
+async def _warm(room: "Knowledge", embedder: Embedder) -> None:
+    """Load the model and the index now, so that nobody's first question waits for them. The model is asked itself: what
+    is remembered would not load it."""
     with suppress(AnabranchError):
+        await embedder.embed(["warm up"])
         await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 

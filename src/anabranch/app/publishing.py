@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from anabranch.app.knowledge import Rooms
-from anabranch.domain.contracts import Answerer, Clock, Directory, Emit
+from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Status, Timings, Usage, Value
 from anabranch.knowledge.model import Caller
@@ -13,6 +13,7 @@ from anabranch.knowledge.records import collections, endpoints, queries
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.generate import generate
+from anabranch.pipeline.telling import told
 from anabranch.runtime.settings import Settings
 
 FAILED = "Model generation failed"
@@ -34,13 +35,20 @@ class Publication(Value):
 
 class Publishing:
     def __init__(
-        self, settings: Settings, rooms: Rooms, directory: Directory, pipeline: Answerer, clock: Clock
+        self,
+        settings: Settings,
+        rooms: Rooms,
+        directory: Directory,
+        pipeline: Answerer,
+        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         self._settings = settings
         self._rooms = rooms
         self._directory = directory
         self._pipeline = pipeline
         self._clock = clock
+        self._telemetry = telemetry
         paths = ((path.partition("/"), name) for path, name in settings.published_models.items())
         self._models = [
             Publication(owner=owner, slug=slug, model=settings.models[name]) for (owner, _, slug), name in paths
@@ -74,7 +82,8 @@ class Publishing:
         if model is None:
             inner = self._pipeline
         else:
-            inner = Relay(publication.path, model, self._directory, self._clock, self._settings.generation_timeout)
+            timeout_s = self._settings.generation_timeout
+            inner = Relay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
         return Recorded(inner, publication, transaction, self._rooms, keep=self._settings.query_log_days > 0)
 
     async def _named(self, slug: str) -> Sequence[Publication]:
@@ -88,11 +97,20 @@ class Publishing:
 class Relay:
     """A published model alone: it gets the messages as they were sent, and nothing is looked up for it."""
 
-    def __init__(self, path: str, model: Endpoint, directory: Directory, clock: Clock, timeout_s: float) -> None:
+    def __init__(
+        self,
+        path: str,
+        model: Endpoint,
+        directory: Directory,
+        clock: Clock,
+        telemetry: Telemetry,
+        timeout_s: float,
+    ) -> None:
         self._path = path
         self._model = model
         self._directory = directory
         self._clock = clock
+        self._telemetry = telemetry
         self._timeout_s = timeout_s
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
@@ -105,6 +123,7 @@ class Relay:
             version="as sent",
         )
         generator = self._directory.generator(self._model)
+        emit = told(emit, self._telemetry, context)
         try:
             written = await generate(generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
         except GenerationFailed as error:

@@ -1,37 +1,49 @@
 """A running Anabranch, put together from its settings."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 from anabranch.app.adapters import Adapters
 from anabranch.app.knowledge import Rooms
+from anabranch.app.naming import Names
+from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
+from anabranch.app.river import river
 from anabranch.domain.contracts import Answerer, Clock, Telemetry
-from anabranch.domain.errors import InvalidQuestion, ShuttingDown, Unauthorized, UpstreamError
+from anabranch.domain.errors import (
+    InvalidQuestion,
+    Overloaded,
+    RateLimited,
+    ShuttingDown,
+    Unauthorized,
+)
 from anabranch.domain.events import AnswerEvent
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, Until
-from anabranch.knowledge.model import EVERYTHING, Caller, Identified
+from anabranch.domain.model import Allowance, Answer, Context, Endpoint, Message, Question, Until
+from anabranch.domain.signals import Rejected
+from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
-from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.run import Run
 from anabranch.runtime.addresses import AddressGuard
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.correlation import new_correlation_id
+from anabranch.runtime.gate import InTurn, Place
 from anabranch.runtime.hub import Hub
 from anabranch.runtime.hubtokens import HubTokens
-from anabranch.runtime.outbound import AiohttpOutbound, parse
+from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Silent
-from anabranch.runtime.tokens import EstimatedTokens
 
-# The model that needs no service: it answers in the documents' own sentences.
-EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
-COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
+CLOSING = "The server is shutting down; ask again in a moment."
+
+
+class Begun(NamedTuple):
+    """A Run, and what its caller may still ask, where that is limited."""
+
+    run: Run
+    allowance: Allowance | None
 
 
 class Anabranch:
@@ -44,7 +56,8 @@ class Anabranch:
         answerer: Answerer,
         rooms: Rooms,
         publishing: Publishing,
-        hub: Hub,
+        names: Names,
+        policies: Policies,
         hub_tokens: HubTokens,
         clock: Clock,
         telemetry: Telemetry,
@@ -53,7 +66,8 @@ class Anabranch:
         self.knowledge = rooms
         self.publishing = publishing
         self._answerer = answerer
-        self._hub = hub
+        self._names = names
+        self._policies = policies
         self._hub_tokens = hub_tokens
         self._clock = clock
         self._telemetry = telemetry
@@ -79,43 +93,42 @@ class Anabranch:
         settings = settings or load(file=Path(config) if config is not None else None)
         telemetry = telemetry or Silent()
         clock = SystemClock()
+        policies = Policies(settings, clock, telemetry)
         outbound = AiohttpOutbound(
             guard=AddressGuard(settings.allowed_networks),
             allowed_origins=settings.allowed_origins,
             max_reply_bytes=settings.max_reply_bytes,
         )
-        rooms = Rooms(settings, outbound, indexing=indexing, died=indexer_died)
-        directory = Adapters(outbound, rooms, model_streaming=settings.model_streaming_enabled)
-        pipeline = Pipeline(
-            directory=directory,
-            counter=EstimatedTokens(),
-            clock=clock,
-            telemetry=telemetry,
-            limits=Limits(
-                retrieval_timeout_s=settings.retrieval_timeout,
-                generation_timeout_s=settings.generation_timeout,
-                context_tokens=settings.max_context_tokens,
-                query_context_tokens=settings.query_context_tokens,
-            ),
+        rooms = Rooms(
+            settings,
+            outbound,
+            indexing=indexing,
+            remembered=policies.embedder,
+            resilience=policies.resilience,
+            died=indexer_died,
         )
-        hub = Hub(settings.syfthub_url, outbound)
+        directory = Adapters(outbound, rooms, policies.resilience, model_streaming=settings.model_streaming_enabled)
+        pipeline = river(settings, directory, clock, telemetry)
         opened = cls(
             settings=settings,
-            answerer=pipeline,
+            answerer=policies.remembered(pipeline, rooms),
             rooms=rooms,
-            publishing=Publishing(settings, rooms, directory, pipeline, clock),
-            hub=hub,
+            publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
+            names=Names(settings, rooms, Hub(settings.syfthub_url, outbound)),
+            policies=policies,
             hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
             clock=clock,
             telemetry=telemetry,
         )
         try:
+            policies.start()
             if indexing and rooms.exists:
                 await rooms()
             yield opened
         finally:
             await opened.drain(grace_s=0)
             await rooms.close()
+            await policies.close()
             await outbound.close()
 
     async def identify(self, token: str, audiences: Collection[str]) -> Identified:
@@ -134,6 +147,7 @@ class Anabranch:
         self,
         *,
         correlation_id: str | None = None,
+        surface: str = "library",
         address: str | None = None,
         user_id: str | None = None,
         groups: tuple[str, ...] = (),
@@ -147,6 +161,7 @@ class Anabranch:
         return Context(
             correlation_id=correlation_id or new_correlation_id(),
             deadline=self._clock.monotonic() + self.settings.total_timeout,
+            surface=surface,
             address=address,
             user_id=user_id,
             groups=groups,
@@ -157,12 +172,48 @@ class Anabranch:
             tracestate=tracestate,
         )
 
+    async def check(self, surface: str) -> None:
+        """Whether a question could be taken on now: surfaces ask before they read one."""
+        if self.draining:
+            raise ShuttingDown(CLOSING)
+        await self._policies.gate.check(surface)
+
+    def turned_away(self, surface: str, code: str) -> None:
+        """A request was refused before it became a question. Who asked too often, or too much at once, is counted where
+        that was found."""
+        if code not in (RateLimited.code, Overloaded.code):
+            self._telemetry.noted(Rejected(surface=surface, code=code))
+
+    async def begin(self, question: Question, context: Context, answerer: Answerer | None = None) -> Begun:
+        """Begin a Run for a caller whose questions are counted. Attach to it before the loop turns again."""
+        self._admit(question)
+        place = self._place(context)
+        try:
+            allowance = await self._policies.meter(context)
+        except BaseException:
+            place.leave()
+            raise
+        if self.draining:  # it has begun meanwhile, and no longer waits for new Runs
+            place.leave()
+            raise ShuttingDown(CLOSING)
+        return Begun(self._started(question, context, answerer, place), allowance)
+
     def start(self, question: Question, context: Context, answerer: Answerer | None = None) -> Run:
         """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
-        if self.draining:
-            raise ShuttingDown("The server is shutting down; ask again in a moment.")
         self._admit(question)
-        run = Run(answerer or self._answerer, question, context, self._telemetry, ended=self._forget)
+        return self._started(question, context, answerer, self._place(context))
+
+    def _place(self, context: Context) -> Place:
+        if self.draining:
+            raise ShuttingDown(CLOSING)
+        return self._policies.gate.enter(context.surface)
+
+    def _started(self, question: Question, context: Context, answerer: Answerer | None, place: Place) -> Run:
+        def ended(run: Run) -> None:
+            place.leave()
+            self._forget(run)
+
+        run = Run(InTurn(answerer or self._answerer, place), question, context, self._telemetry, ended=ended)
         self._runs.add(run)
         self._idle.clear()
         return run.start()
@@ -219,7 +270,7 @@ class Anabranch:
                 await self._idle.wait()
         except TimeoutError:
             for run in tuple(self._runs):
-                run.stop(ShuttingDown("The server is shutting down; ask again in a moment."))
+                run.stop(ShuttingDown(CLOSING))
         await self._idle.wait()
 
     def _forget(self, run: Run) -> None:
@@ -238,15 +289,11 @@ class Anabranch:
         until: Until,
     ) -> tuple[Question, Context]:
         known = tokens or {}
-        if sources is None:
-            chosen = [*self.settings.sources.values(), *([COLLECTIONS] if await self._collections() else [])]
-        else:
-            chosen = [await self._resolved(name, await self._sources(name), known) for name in sources]
-        models = {EXTRACTIVE.slug: EXTRACTIVE, **self.settings.models}
-        writer = self.model if model is None else await self._resolved(model, models, known)
+        chosen = await self._names.sources(sources, known)
+        writer = await self._names.writer(model, known)
         asked = Question(
             text=question,
-            sources=_told_apart(chosen),
+            sources=chosen,
             model=writer,
             history=tuple(history),
             top_k=self.settings.default_top_k if top_k is None else top_k,
@@ -255,63 +302,16 @@ class Anabranch:
             until=until,
             refuse=True,
             rewrite=self.rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
+            diversity=self.settings.mmr_lambda,
+            threshold=self.settings.guard_threshold,
         )
         return asked, self.context(tokens=tokens, operator=True)
 
     @property
     def model(self) -> Endpoint:
         """Who writes when nobody is named."""
-        return self.settings.default_model or EXTRACTIVE
+        return self._names.model
 
     def rewrites(self, model: Endpoint) -> bool:
         """Whether questions are put in other words before they are searched for: only a model that writes can."""
         return self.settings.query_rewriting and model.kind != "extractive"
-
-    async def _sources(self, name: str | Endpoint) -> Mapping[str, Endpoint]:
-        """What a name can mean without asking the hub: what is configured, and a collection."""
-        if not isinstance(name, str) or name in self.settings.sources:
-            return self.settings.sources
-        ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**ours, **self.settings.sources}
-
-    async def _collections(self) -> list[str]:
-        if not self.knowledge.exists:
-            return []
-        room = await self.knowledge()
-        return [one.collection.name for one in await room.collections(Caller(operator=True))]
-
-    async def _resolved(
-        self, name: str | Endpoint, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]
-    ) -> Endpoint:
-        """A configured name, `URL/slug` (the person who types it vouches for it), or `owner/slug` on the hub."""
-        if isinstance(name, Endpoint):
-            return name
-        if name in configured:
-            return configured[name]
-        if "://" in name:
-            owner, _, address = name.partition("@") if "@" in name.partition("://")[0] else ("", "", name)
-            url, _, slug = address.rstrip("/").rpartition("/")
-            if not slug or url.endswith(":/"):
-                raise InvalidQuestion(f"{name!r} names no endpoint: write URL/slug.")
-            try:
-                parse(url)
-            except UpstreamError as error:
-                raise InvalidQuestion(f"{name!r} cannot be asked. {error.message}") from None
-            return Endpoint(slug=slug, url=url, owner=owner or None, operator=True)
-        if name.count("/") == 1:
-            found = await self._hub.find(name)
-            guest = None if found.owner in tokens else await self._hub.guest_token(found.owner or "")
-            return msgspec.structs.replace(found, token=guest)
-        names = ", ".join(configured) or "none"
-        raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")
-
-
-def _told_apart(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Where two without an owner have the same slug, their hosts tell them apart in answers and citations."""
-    count = Counter(endpoint.path for endpoint in endpoints)
-    return tuple(
-        msgspec.structs.replace(endpoint, owner=endpoint.url.partition("://")[2])
-        if count[endpoint.path] > 1 and endpoint.owner is None
-        else endpoint
-        for endpoint in endpoints
-    )

@@ -113,8 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     answer_cache_ttl: Remembering = 3_600.0
     embedding_cache_ttl: Remembering = 604_800.0
     cache_bytes: Count = 64 * 1024 * 1024
-    max_running: Count = 1_024
-    max_waiting: Number = 64
+    max_running: Count = 8_192
+    max_waiting: Number = 0
     model_retries: Few = 2
     retry_budget: Share = 0.2
     breaker_window: Seconds = 30.0
@@ -204,7 +204,7 @@ def _named(environment: Mapping[str, str]) -> Path | None:
 
 
 def _converted(name: str, value: object, where: str) -> Any:
-    kind = TYPES[name]
+    kind = _plain(TYPES[name]) if isinstance(value, str) else TYPES[name]
     try:
         if _is_list(kind) and isinstance(value, str):
             value = _listed(value)

@@ -1,13 +1,15 @@
 """Who is calling, and from where."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import Scope
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import Unauthorized
+from anabranch.domain.model import Context
+from anabranch.entrypoints.http.following import trace
 from anabranch.knowledge.model import Caller
 
 Address = IPv4Address | IPv6Address
@@ -83,6 +85,30 @@ class Access:
             if not self._is_proxy(address):
                 break
         return found
+
+    def context(
+        self,
+        scope: Scope,
+        caller: Caller | None,
+        surface: str,
+        *,
+        tokens: Mapping[str, str] | None = None,
+        transactions: Mapping[str, str] | None = None,
+    ) -> Context:
+        """What a question of this caller goes with."""
+        traceparent, tracestate = trace(scope)
+        return self._anabranch.context(
+            correlation_id=scope["correlation_id"],
+            surface=surface,
+            address=self.address(scope),
+            user_id=caller.user if caller else None,
+            groups=caller.groups if caller else (),
+            operator=caller is not None and caller.operator,
+            tokens=tokens,
+            transactions=transactions,
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
 
     def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
         """Whether the caller may use what the operator has configured and pays for. Who came with a token may, unless

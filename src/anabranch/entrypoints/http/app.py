@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from types import FrameType
@@ -18,19 +18,26 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.app.watching import watched
+from anabranch.domain.contracts import Telemetry
 from anabranch.entrypoints.http import openapi
+from anabranch.entrypoints.http.allowances import EXPOSED
 from anabranch.entrypoints.http.chat import ChatSurface
 from anabranch.entrypoints.http.edge import Edge
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeDialect
 from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.metrics import MetricsSurface
 from anabranch.entrypoints.http.query import QuerySurface
+from anabranch.entrypoints.http.rag import RagSurface
+from anabranch.runtime.lines import Log
+from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.settings import Settings, load
-from anabranch.runtime.telemetry import Log, LoggedEvents, configured_log, flush
+from anabranch.runtime.telemetry import configured_log, flush
 
 # Surfaces that hold data: a web page of another origin may use them only if that origin is named.
-HOLDING_DATA = ("/v1/", "/api/v1/endpoints")
+HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints")
 
 
 class Handler(Protocol):
@@ -46,6 +53,8 @@ class Service:
         self._anabranch: Anabranch | None = None
         self._chat: ChatSurface | None = None
         self._endpoints: EndpointSurface | None = None
+        self._rag: RagSurface | None = None
+        self._metrics: MetricsSurface | None = None
         self._knowledge: ASGIApp | None = None
         self._draining: asyncio.Task[None] | None = None
         self._healthy = {"status": "healthy", "service": "anabranch", "version": version("anabranch")}
@@ -79,6 +88,8 @@ class Service:
             Route("/api/v1/chat/stream", _Asgi(self._stream), methods=["POST"]),
             Route("/api/v1/endpoints/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
             Route("/api/v1/endpoints/{owner}/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
+            Route("/rag/stream", _Asgi(self._rag_stream), methods=["POST"]),
+            Route("/metrics", _Asgi(self._measured), methods=["GET"]),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/openapi.json", self._openapi),
@@ -89,24 +100,33 @@ class Service:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
-        opening = Anabranch.open(
-            settings=self._settings,
-            telemetry=LoggedEvents(self._log),
-            indexing=True,
-            indexer_died=lambda status: self._log.warning("indexer_died", status=status),
-        )
-        async with opening as anabranch:
+        metrics = Metrics(self._settings)
+        async with watched(self._settings, self._log, metrics) as telemetry, self._opened(telemetry) as anabranch:
             self._anabranch = anabranch
+            self._metrics = MetricsSurface(anabranch, metrics)
             self._chat = ChatSurface(anabranch)
             self._endpoints = EndpointSurface(anabranch)
             ledger = Ledger(self._log)
             query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
+            self._rag = RagSurface(anabranch, ledger)
             routes = [*KnowledgeSurface(anabranch, ledger).routes(), query]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             with _on_exit(self._drain):
                 yield
             await ledger.settled()
         flush(self._log)
+
+    def _opened(self, telemetry: Telemetry) -> AbstractAsyncContextManager[Anabranch]:
+        return Anabranch.open(
+            settings=self._settings,
+            telemetry=telemetry,
+            indexing=True,
+            indexer_died=lambda status: self._log.warning("indexer_died", status=status),
+        )
+
+    async def _measured(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._metrics is not None
+        await self._metrics(scope, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._chat is not None
@@ -115,6 +135,10 @@ class Service:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._chat is not None
         await self._chat.stream(scope, receive, send)
+
+    async def _rag_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._rag is not None
+        await self._rag(scope, receive, send)
 
     async def _endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._endpoints is not None
@@ -179,7 +203,7 @@ def _shared(app: ASGIApp, origins: Sequence[str], methods: Sequence[str]) -> ASG
         allow_origins=origins,
         allow_methods=methods,
         allow_headers=["*"],
-        expose_headers=["X-Correlation-ID"],
+        expose_headers=["X-Correlation-ID", *EXPOSED],
     )
 
 

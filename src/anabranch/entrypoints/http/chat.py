@@ -8,18 +8,20 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.app.running import Begun
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.domain.model import Context, Endpoint, Question, Until
+from anabranch.domain.model import Endpoint, Question, Until
+from anabranch.entrypoints.http import allowances, errors
 from anabranch.entrypoints.http import chat_wire as wire
-from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import TooLarge, read_body, send_error, send_json
-from anabranch.entrypoints.http.following import follow, trace, whole
-from anabranch.knowledge.model import Caller
-from anabranch.pipeline.run import Run
+from anabranch.entrypoints.http.errors import send_error
+from anabranch.entrypoints.http.exchange import TooLarge, read_body, send_json
+from anabranch.entrypoints.http.following import follow, whole
 from anabranch.runtime.settings import Settings
 
 N = TypeVar("N", int, float)
+
+SURFACE = "chat"
 
 # Lenient as the first implementation was: "5" and 5.0 are taken for 5.
 decode = msgspec.json.Decoder(wire.ChatRequest, strict=False).decode
@@ -34,26 +36,28 @@ class ChatSurface:
         self._access = Access(anabranch)
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = await self._started(scope, receive, send)
-        if run is None:
+        begun = await self._begun(scope, receive, send)
+        if begun is None:
             return
         try:
-            answer = await whole(run, receive)
+            answer = await whole(begun.run, receive)
         except AnabranchError as error:
             await send_error(send, error)
         else:
             with suppress(TimeoutError):
-                await send_json(send, 200, wire.response(answer))
+                await send_json(send, 200, wire.response(answer), allowances.left(begun.allowance))
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = await self._started(scope, receive, send)
-        if run is not None:
-            await follow(run, receive, send, wire.frame, self._settings)
+        begun = await self._begun(scope, receive, send)
+        if begun is not None:
+            left = allowances.left(begun.allowance)
+            await follow(begun.run, receive, send, wire.frame, self._settings, left)
 
-    async def _started(self, scope: Scope, receive: Receive, send: Send) -> Run | None:
+    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> Begun | None:
         """Admission: what is wrong with a request is said before any 200."""
         limit = self._settings.max_request_bytes
         try:
+            await self._anabranch.check(SURFACE)
             caller = await self._access.admit(scope)
             body = await read_body(receive, limit)
             if body is None:
@@ -62,7 +66,9 @@ class ChatSurface:
                 raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
             question = _question(request, self._settings, lambda: self._access.vouched(scope, caller))
-            return self._anabranch.start(question, self._context(scope, request, caller))
+            tokens, transactions = request.endpoint_tokens, request.transaction_tokens
+            context = self._access.context(scope, caller, SURFACE, tokens=tokens, transactions=transactions)
+            return await self._anabranch.begin(question, context)
         except TimeoutError:
             message = "The request took too long to arrive."
             await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])
@@ -70,26 +76,16 @@ class ChatSurface:
             message = f"The request is larger than {limit:,} bytes."
             await send_json(send, 413, errors.body("request_too_large", message), [(b"connection", b"close")])
         except UnicodeDecodeError:
-            await send_error(send, InvalidQuestion("The body is not UTF-8."))
+            await self._refuse(send, InvalidQuestion("The body is not UTF-8."))
         except (msgspec.MsgspecError, RecursionError) as error:
-            await send_error(send, InvalidQuestion(f"The request is not valid: {error}"))
+            await self._refuse(send, InvalidQuestion(f"The request is not valid: {error}"))
         except AnabranchError as error:
-            await send_error(send, error)
+            await self._refuse(send, error)
         return None
 
-    def _context(self, scope: Scope, request: wire.ChatRequest, caller: Caller | None) -> Context:
-        traceparent, tracestate = trace(scope)
-        return self._anabranch.context(
-            correlation_id=scope["correlation_id"],
-            address=self._access.address(scope),
-            user_id=caller.user if caller else None,
-            groups=caller.groups if caller else (),
-            operator=caller is not None and caller.operator,
-            tokens=request.endpoint_tokens,
-            transactions=request.transaction_tokens,
-            traceparent=traceparent,
-            tracestate=tracestate,
-        )
+    async def _refuse(self, send: Send, error: AnabranchError) -> None:
+        self._anabranch.turned_away(SURFACE, error.code)
+        await send_error(send, error)
 
 
 def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:
@@ -115,6 +111,8 @@ def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[
         temperature=_or(request.temperature, defaults.temperature),
         system_prompt=request.custom_system_prompt or None,
         until=until,
+        diversity=settings.mmr_lambda,
+        threshold=settings.guard_threshold,
     )
 
 

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.exchange import header, send_json
 from anabranch.runtime.correlation import correlation_id
-from anabranch.runtime.telemetry import Log
+from anabranch.runtime.lines import Log
 
 MAX_LOGGED_PATH = 200
 ROUTING = {
@@ -37,7 +37,9 @@ class Edge:
                 message["headers"] = [*message["headers"], echo]
                 if 400 <= message["status"] < 500:
                     path = scope["path"][:MAX_LOGGED_PATH]
-                    self._log.info("request_refused", correlation_id=said, status=message["status"], path=path)
+                    peer = (scope.get("client") or ("",))[0]
+                    status = message["status"]
+                    self._log.info("request_refused", correlation_id=said, status=status, path=path, peer=peer)
             await send(message)
 
         try:

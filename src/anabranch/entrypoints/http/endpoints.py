@@ -9,24 +9,24 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.publishing import Publication
+from anabranch.app.running import Begun
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
+from anabranch.entrypoints.http import allowances, errors
 from anabranch.entrypoints.http import chat_wire as wire
-from anabranch.entrypoints.http import errors
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.exchange import Headers, TooLarge, header, read_body, send_json
-from anabranch.entrypoints.http.following import follow, trace, whole
-from anabranch.knowledge.model import Caller
-from anabranch.pipeline.run import Run
+from anabranch.entrypoints.http.following import follow, whole
 
+SURFACE = "endpoints"
 DEFAULT_THRESHOLD = 0.0
 LONGEST_QUESTION = 100_000
+AGAIN: Headers = [(b"retry-after", b"5")]
 MORE: dict[int, Headers] = {
     401: [(b"www-authenticate", b"Bearer")],
     408: [(b"connection", b"close")],  # the rest of the request is not read
     413: [(b"connection", b"close")],
-    503: [(b"retry-after", b"5")],
 }
 
 
@@ -62,9 +62,12 @@ class EndpointSurface:
 
     async def query(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            await self._anabranch.check(SURFACE)
             await self._answer(scope, receive, send)
         except AnabranchError as error:
-            await _refuse(send, errors.status_of(error), error.message)
+            self._anabranch.turned_away(SURFACE, error.code)
+            status = errors.status_of(error)
+            await _refuse(send, status, error.message, allowances.refused(error, status))
         except TooLarge:
             await _refuse(send, 413, f"The request is larger than {self._settings.max_request_bytes:,} bytes.")
         except TimeoutError:
@@ -87,28 +90,34 @@ class EndpointSurface:
             raise InvalidQuestion("The body is empty; send JSON.")
         asked = decode(body)
         spoken = [Spoken(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
-        context = self._context(scope, caller)
+        context = self._access.context(scope, caller, SURFACE)
         if publication.model is None:
-            run = self._start(publication, asked, self._search(publication, asked, spoken), context)
+            question = self._search(publication, asked, spoken)
+            run, allowance = await self._begun(publication, asked, question, context)
             reply = (await whole(run, receive)).replies[0]
             if reply.status is Status.TIMEOUT:
                 raise DeadlineExceeded("The search took too long.")
             if reply.status is not Status.SUCCESS:  # why is in the log: it may name our folders
-                await _refuse(send, 503, "The collection cannot be searched at the moment.")
+                await _refuse(send, 503, "The collection cannot be searched at the moment.", AGAIN)
                 return
-            await _send(send, _references(publication, reply.passages, metadata=asked.include_metadata is not False))
+            found = _references(publication, reply.passages, metadata=asked.include_metadata is not False)
+            await _send(send, found, allowances.left(allowance))
             return
-        run = self._start(publication, asked, _relayed(publication.model, asked, spoken), context)
+        question = _relayed(publication.model, asked, spoken)
+        run, allowance = await self._begun(publication, asked, question, context)
+        left = allowances.left(allowance)
         if asked.stream:
             form = Pieces(publication.slug, context.correlation_id)
-            await follow(run, receive, send, form.frame, self._settings)
+            await follow(run, receive, send, form.frame, self._settings, left)
             return
         answer = await whole(run, receive)
-        await _send(send, {"summary": _summary(publication, answer, context), "references": None})
+        await _send(send, {"summary": _summary(publication, answer, context), "references": None}, left)
 
-    def _start(self, publication: Publication, asked: EndpointQuery, question: Question, context: Context) -> Run:
+    async def _begun(
+        self, publication: Publication, asked: EndpointQuery, question: Question, context: Context
+    ) -> Begun:
         answerer = self._publishing.answerer(publication, asked.transaction_token or None)
-        return self._anabranch.start(question, context, answerer)
+        return await self._anabranch.begin(question, context, answerer)
 
     def _search(self, publication: Publication, asked: EndpointQuery, spoken: list[Spoken]) -> Question:
         text = _last_question(spoken)
@@ -122,18 +131,6 @@ class EndpointSurface:
             profile="query",
             top_k=min(asked.limit or self._settings.default_top_k, self._settings.max_top_k),
             similarity_threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
-        )
-
-    def _context(self, scope: Scope, caller: Caller) -> Context:
-        traceparent, tracestate = trace(scope)
-        return self._anabranch.context(
-            correlation_id=scope["correlation_id"],
-            address=self._access.address(scope),
-            user_id=caller.user,
-            groups=caller.groups,
-            operator=caller.operator,
-            traceparent=traceparent,
-            tracestate=tracestate,
         )
 
 
@@ -222,10 +219,10 @@ def _line(content: dict[str, Any]) -> bytes:
     return b"data: " + wire.one_line(msgspec.json.encode(content)) + b"\n\n"
 
 
-async def _send(send: Send, content: dict[str, Any]) -> None:
+async def _send(send: Send, content: dict[str, Any], headers: Headers) -> None:
     with suppress(TimeoutError):  # the client does not read
-        await send_json(send, 200, msgspec.json.encode(content))
+        await send_json(send, 200, msgspec.json.encode(content), headers)
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    await send_json(send, status, msgspec.json.encode({"detail": message}), MORE.get(status, ()))
+async def _refuse(send: Send, status: int, message: str, headers: Headers = ()) -> None:
+    await send_json(send, status, msgspec.json.encode({"detail": message}), [*headers, *MORE.get(status, ())])

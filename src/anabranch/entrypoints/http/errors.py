@@ -1,6 +1,7 @@
 """The one table from errors to HTTP, and the form in which they are sent."""
 
 import msgspec
+from starlette.types import Send
 
 from anabranch.domain.errors import (
     AnabranchError,
@@ -14,9 +15,14 @@ from anabranch.domain.errors import (
     HubFailed,
     InvalidQuestion,
     NotFound,
+    Overloaded,
+    RateLimited,
+    RetrievalTimedOut,
     ShuttingDown,
     Unauthorized,
 )
+from anabranch.entrypoints.http import allowances
+from anabranch.entrypoints.http.exchange import send_json
 from anabranch.knowledge.records.database import StoreFailed
 
 STATUSES: dict[type[AnabranchError], int] = {
@@ -25,6 +31,9 @@ STATUSES: dict[type[AnabranchError], int] = {
     Forbidden: 403,
     NotFound: 404,
     Conflict: 409,
+    RateLimited: 429,
+    Overloaded: 503,
+    RetrievalTimedOut: 504,
     Cancelled: 499,
     GenerationTimedOut: 504,
     GenerationFailed: 502,
@@ -43,6 +52,11 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     detail: str
     details: dict[str, str | int]
+
+
+async def send_error(send: Send, error: AnabranchError) -> None:
+    status = status_of(error)
+    await send_json(send, status, body_of(error), allowances.refused(error, status))
 
 
 def status_of(error: AnabranchError) -> int:

@@ -5,9 +5,6 @@ from collections.abc import Iterable
 
 from starlette.types import Receive, Scope, Send
 
-from anabranch.domain.errors import AnabranchError
-from anabranch.entrypoints.http import errors
-
 Headers = Iterable[tuple[bytes, bytes]]
 
 BODY_S = 30.0
@@ -63,11 +60,11 @@ async def send_body(send: Send, body: bytes, *, more: bool, within_s: float = PI
     await send({"type": "http.response.body", "body": body[sent:] if sent else body, "more_body": more})
 
 
-async def send_error(send: Send, error: AnabranchError) -> None:
-    status = errors.status_of(error)
-    await send_json(send, status, errors.body_of(error), [(b"retry-after", b"5")] if status == 503 else [])
-
-
 def header(scope: Scope, name: bytes) -> str | None:
     """The first header of that name (in lower case)."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def wants_fresh(scope: Scope) -> bool:
+    """Whether the caller wants no remembered answer."""
+    return "no-cache" in (header(scope, b"cache-control") or "").lower()

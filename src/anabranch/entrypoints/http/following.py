@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from anabranch.domain.errors import Cancelled
 from anabranch.domain.events import TERMINAL, AnswerEvent
 from anabranch.domain.model import Answer
-from anabranch.entrypoints.http.exchange import EVENT_STREAM, header, send_body
+from anabranch.entrypoints.http.exchange import EVENT_STREAM, Headers, header, send_body
 from anabranch.pipeline.run import Run
 from anabranch.runtime.settings import Settings
 
@@ -30,7 +30,12 @@ async def whole(run: Run, receive: Receive) -> Answer:
 
 
 async def follow(
-    run: Run, receive: Receive, send: Send, frame: Callable[[AnswerEvent], bytes], settings: Settings
+    run: Run,
+    receive: Receive,
+    send: Send,
+    frame: Callable[[AnswerEvent], bytes],
+    settings: Settings,
+    headers: Headers = (),
 ) -> None:
     """Every event as `frame` writes it; one that it writes as nothing is not sent."""
     gone = asyncio.create_task(_stop_when_gone(receive, run))
@@ -38,14 +43,16 @@ async def follow(
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.total_timeout + LAST_WORDS_S):
-                await _send_events(run, send, frame, settings.heartbeat_interval)
+                await _send_events(run, send, frame, settings.heartbeat_interval, headers)
     finally:
         gone.cancel()
 
 
-async def _send_events(run: Run, send: Send, frame: Callable[[AnswerEvent], bytes], heartbeat_s: float) -> None:
+async def _send_events(
+    run: Run, send: Send, frame: Callable[[AnswerEvent], bytes], heartbeat_s: float, headers: Headers
+) -> None:
     async with run.listen() as listener:
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
         while True:
             try:
                 async with asyncio.timeout(heartbeat_s):

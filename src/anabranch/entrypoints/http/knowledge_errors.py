@@ -7,8 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
+from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http.exchange import Headers, TooLarge, read_body, send_json
-from anabranch.runtime.telemetry import Log
+from anabranch.runtime.lines import Log
 
 TABLE: Mapping[str, tuple[int, str]] = {
     "invalid_query": (400, "INVALID_QUERY"),
@@ -80,8 +81,6 @@ def _more(status: int) -> Headers:
             return [(b"www-authenticate", b"Bearer")]
         case 408 | 413:
             return [(b"connection", b"close")]  # the rest of the request is not read
-        case 503:
-            return [(b"retry-after", b"5")]
         case _:
             return []
 
@@ -93,7 +92,7 @@ async def body_of(receive: Receive, max_bytes: int, within_s: float | None = Non
     except TimeoutError:
         raise RequestTimedOut("The request took too long to arrive.") from None
     except TooLarge:
-        raise RequestTooLarge(f"The request is larger than {max_bytes:,} bytes.") from None
+        raise RequestTooLarge(f"The request is larger than {max_bytes:,} bytes.", limit=max_bytes) from None
     if body is None:
         raise Gone
     if not body:
@@ -121,7 +120,9 @@ class KnowledgeDialect:
         except Gone:
             pass
         except AnabranchError as error:
-            await send_failure(send, error.code, error.message, error.details)
+            status, _ = TABLE.get(error.code, UNAVAILABLE)
+            again = allowances.refused(error, status)
+            await send_failure(send, error.code, error.message, error.details, again)
         except UnicodeDecodeError:
             await send_failure(send, "invalid_request", "The body is not UTF-8.")
         except (msgspec.MsgspecError, RecursionError) as error:

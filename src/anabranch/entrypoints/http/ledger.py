@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.domain.model import Answer, Question
+from anabranch.domain.model import Answer, Question, Usage
 from anabranch.entrypoints.http.query_wire import citations
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import queries
-from anabranch.runtime.telemetry import Log
+from anabranch.runtime.lines import Log
 
 if TYPE_CHECKING:  # it brings numpy along
     from anabranch.knowledge.room import Knowledge
@@ -58,6 +58,8 @@ class Entry(NamedTuple):
     def _asked(self, answer: Answer) -> queries.Asked:
         cited = citations(answer)
         scores = [answer.passages[index].score for index in {citation.passage for citation in answer.citations}]
+        # A remembered answer was paid for the first time.
+        usage = Usage() if answer.cached else answer.usage or Usage()
         verbatim = self.question.model is not None and self.question.model.kind == EXTRACTIVE and not answer.refused
         return queries.Asked(
             id=self.query_id,
@@ -78,8 +80,8 @@ class Entry(NamedTuple):
             ),
             collections=tuple(one.key for one in self.searched),
             top_k=self.question.top_k,
-            input_tokens=answer.usage.prompt_tokens if answer.usage else 0,
-            output_tokens=answer.usage.completion_tokens if answer.usage else 0,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
             conversation=self.conversation,

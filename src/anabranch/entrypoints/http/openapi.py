@@ -7,6 +7,7 @@ import msgspec
 
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import openapi_knowledge as knowledge
+from anabranch.entrypoints.http import openapi_rag as rag
 from anabranch.entrypoints.http.errors import ErrorBody
 from anabranch.runtime.settings import Settings
 
@@ -15,6 +16,7 @@ ERRORS = {
     "408": "The request took too long to arrive.",
     "413": "The request is too large.",
     "422": "The request cannot be understood or is over a limit; the message says which.",
+    "429": "The caller has asked too often, where that is limited; `Retry-After` says when to come back.",
     "500": "Something went wrong on our side.",
     "502": "The model failed; `details` has `model_path` and `latency_ms`.",
     "503": "The server is shutting down or overloaded; `Retry-After` says when to come back.",
@@ -37,10 +39,11 @@ STREAM = (
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values(), *knowledge.TYPES]
+    types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values(), *knowledge.TYPES, *rag.TYPES]
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     _limit(schemas["ChatRequest"], settings)
     knowledge.refine(schemas, settings)
+    rag.refine(schemas)
     schemas["ChatEvent"] = {
         "description": "The data of a stream's events, under their names.",
         "type": "object",
@@ -60,6 +63,8 @@ def describe(settings: Settings) -> dict[str, Any]:
                 )
             },
             **knowledge.paths(),
+            **rag.paths(),
+            "/metrics": {"get": _metrics()},
             "/health": {"get": _plain("health", "Whether the process is alive", {"200": status})},
             "/ready": {"get": _plain("ready", "Whether it takes questions", {"200": status, "503": status})},
         },
@@ -104,6 +109,20 @@ def _plain(name: str, summary: str, responses: dict[str, Any]) -> dict[str, Any]
         for code, schema in responses.items()
     }
     return {"operationId": name, "summary": summary, "responses": described}
+
+
+def _metrics() -> dict[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    refused = {
+        "description": "An API key is missing, or not known.",
+        "content": _content("application/json", "ErrorBody"),
+    }
+    return {
+        "operationId": "metrics",
+        "summary": "How the service is doing, for Prometheus",
+        "security": [{}, {"bearer": []}],
+        "responses": {"200": {"description": "Prometheus' text form", "content": text}, "401": refused},
+    }
 
 
 def _content(media_type: str, schema: str) -> dict[str, Any]:

@@ -7,14 +7,15 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.running import COLLECTIONS
+from anabranch.app.naming import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
-from anabranch.domain.model import Context, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Filters, Ground, Message, Question
+from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import query_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import header, send_json
-from anabranch.entrypoints.http.following import follow, trace, whole
+from anabranch.entrypoints.http.exchange import header, send_json, wants_fresh
+from anabranch.entrypoints.http.following import follow, whole
 from anabranch.entrypoints.http.knowledge_errors import InvalidQuery, body_of
 from anabranch.entrypoints.http.ledger import EXTRACTIVE, Entry, Ledger
 from anabranch.knowledge.model import Caller
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # it brings numpy along
 
 T = TypeVar("T")
 
+SURFACE = "query"
 LONGEST = 10_000
 TOP_K = 10
 MAX_TOKENS = 1_024
@@ -42,6 +44,7 @@ class SearchFailed(AnabranchError):
 
 class Started(NamedTuple):
     run: Run
+    allowance: Allowance | None
     form: wire.Form
     entry: Entry
 
@@ -54,14 +57,22 @@ class QuerySurface:
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run, form, entry = await self._started(scope, receive)
+        try:
+            run, allowance, form, entry = await self._started(scope, receive)
+        except AnabranchError as error:
+            self._anabranch.turned_away(SURFACE, error.code)
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._anabranch.turned_away(SURFACE, InvalidQuestion.code)
+            raise
+        left = allowances.left(allowance)
         if "text/event-stream" not in (header(scope, b"accept") or "").lower():
             answer = await whole(run, receive)
             if answer.ground is Ground.ALL_FAILED:
                 raise SearchFailed(answer.replies[0].error or "The search failed.")
             entry.write(answer)
             with suppress(TimeoutError):
-                await send_json(send, 200, form.response(answer))
+                await send_json(send, 200, form.response(answer), left)
             return
 
         def frame(event: AnswerEvent) -> bytes:
@@ -69,20 +80,22 @@ class QuerySurface:
                 entry.write(event.answer)
             return form.frame(event)
 
-        await follow(run, receive, send, frame, self._settings)
+        await follow(run, receive, send, frame, self._settings, left)
 
     async def _started(self, scope: Scope, receive: Receive) -> Started:
         """Admission: what is wrong with a request is said before any 200."""
+        await self._anabranch.check(SURFACE)
         caller = await self._access.caller(scope)
         asked = decode(await body_of(receive, self._settings.max_request_bytes))
         if not asked.query.strip() or len(asked.query) > LONGEST:
             raise InvalidQuery(f"query must have 1 to {LONGEST:,} characters.")
-        filters = _filters(asked.filters or wire.FiltersForm())
+        filters = wire.filters_of(asked.filters)
         room = await self._anabranch.knowledge()
         searched = await room.chosen(caller, asked.collections or None)
         if asked.collections:
             filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
-        question = self._question(asked, filters, await self._history(room, caller, asked.conversation_id))
+        history = await self._history(room, caller, asked.conversation_id)
+        question = self._question(asked, filters, history, fresh=wants_fresh(scope))
         query_id, conversation = new_id(), asked.conversation_id or new_id()
         settings = asked.settings or wire.QuerySettings()
         form = wire.Form(
@@ -94,9 +107,12 @@ class QuerySurface:
         )
         ledger = self._ledger if self._settings.query_log_days else None
         entry = Entry(ledger, room, caller, query_id, conversation, question, searched)
-        return Started(self._anabranch.start(question, self._context(scope, caller)), form, entry)
+        run, allowance = await self._anabranch.begin(question, self._access.context(scope, caller, SURFACE))
+        return Started(run, allowance, form, entry)
 
-    def _question(self, asked: wire.QueryRequest, filters: Filters, history: tuple[Message, ...]) -> Question:
+    def _question(
+        self, asked: wire.QueryRequest, filters: Filters, history: tuple[Message, ...], *, fresh: bool
+    ) -> Question:
         model, settings = self._anabranch.model, asked.settings or wire.QuerySettings()
         return Question(
             text=asked.query,
@@ -112,6 +128,9 @@ class QuerySurface:
             filters=filters,
             rerank=_or(settings.rerank, True),
             rewrite=self._anabranch.rewrites(model),
+            diversity=self._settings.mmr_lambda,
+            threshold=self._settings.guard_threshold,
+            fresh=fresh,
         )
 
     async def _history(self, room: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
@@ -128,30 +147,6 @@ class QuerySurface:
                 Message(role="assistant", content=turn.answer),
             )
         )
-
-    def _context(self, scope: Scope, caller: Caller) -> Context:
-        traceparent, tracestate = trace(scope)
-        return self._anabranch.context(
-            correlation_id=scope["correlation_id"],
-            address=self._access.address(scope),
-            user_id=caller.user,
-            groups=caller.groups,
-            operator=caller.operator,
-            traceparent=traceparent,
-            tracestate=tracestate,
-        )
-
-
-def _filters(form: wire.FiltersForm) -> Filters:
-    days = form.date_range or wire.DateRange()
-    if days.start is not None and days.end is not None and days.start > days.end:
-        raise InvalidQuestion("filters.date_range ends before it starts.")
-    return Filters(
-        start=days.start.isoformat() if days.start is not None else None,
-        end=days.end.isoformat() if days.end is not None else None,
-        metadata=form.metadata or {},
-        tags=tuple(form.tags or ()),
-    )
 
 
 def _or(value: T | None, default: T) -> T:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, SourceReplied, Token
-from anabranch.domain.model import Answer, Citation, Passage, Scores, Status
+from anabranch.domain.model import Answer, Citation, Filters, Passage, Scores, Status
 from anabranch.entrypoints.http.chat_wire import one_line
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeError, form
 from anabranch.entrypoints.http.knowledge_wire import Wire
@@ -207,6 +208,19 @@ class Form:
             finish_reason=answer.finish_reason,
             answer_json=sentence_by_sentence(answer) if self._as_json else UNSET,
         )
+
+
+def filters_of(form: FiltersForm | None) -> Filters:
+    form = form or FiltersForm()
+    days = form.date_range or DateRange()
+    if days.start is not None and days.end is not None and days.start > days.end:
+        raise InvalidQuestion("filters.date_range ends before it starts.")
+    return Filters(
+        start=days.start.isoformat() if days.start is not None else None,
+        end=days.end.isoformat() if days.end is not None else None,
+        metadata=form.metadata or {},
+        tags=tuple(form.tags or ()),
+    )
 
 
 def sources(answer: Answer) -> list[SourceView]:

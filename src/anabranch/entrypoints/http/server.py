@@ -12,8 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from anabranch.domain.errors import ConfigurationError
+from anabranch.runtime.lines import Log
 from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import Log
 
 
 class HeadCapped(HttpToolsProtocol):

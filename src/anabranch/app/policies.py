@@ -1,0 +1,185 @@
+"""What stands around the river: the gate, the limits, the caches, and the Redis in which workers share them."""
+
+import asyncio
+import hashlib
+from importlib.metadata import version
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING
+
+from anabranch.app.knowledge import Rooms
+from anabranch.domain.contracts import Answerer, Cache, Clock, Embedder, Limiter, Telemetry
+from anabranch.domain.errors import RateLimited
+from anabranch.domain.model import Allowance, Context, Question
+from anabranch.domain.signals import Metered, Rejected
+from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.pipeline.prompt import version_of
+from anabranch.runtime.cache import MemoryCache, RedisCache, TieredCache
+from anabranch.runtime.gate import Gate
+from anabranch.runtime.limits import MemoryLimiter, RedisLimiter
+from anabranch.runtime.remembering import Recipe, Remembered
+from anabranch.runtime.resilience import Resilience
+from anabranch.runtime.settings import Settings
+from anabranch.runtime.upstreams import Policy
+from anabranch.runtime.vectors import RememberedEmbedder
+
+if TYPE_CHECKING:
+    from anabranch.runtime.redis import Redis
+    from anabranch.runtime.sharing import SharedBreakers
+
+# A request may wait for Redis three times: once for the limiter, which is waited for in full, and for two caches.
+CACHE_SHARE = 0.25
+LONGEST_USER = 200
+ADDRESS_BLOCK = 64
+TEND_EVERY_S = 10.0
+
+
+class Policies:
+    def __init__(self, settings: Settings, clock: Clock, telemetry: Telemetry) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._telemetry = telemetry
+        self._redis = _redis(settings, clock, telemetry)
+        self._far: RedisCache | None = None
+        near = MemoryCache(settings.cache_bytes, clock)
+        self._cache: Cache = near
+        limit, window_s = settings.rate_limit, settings.rate_limit_window
+        local = MemoryLimiter(limit, window_s, clock)
+        self._limiter: Limiter = local
+        if self._redis is not None:
+            self._far = RedisCache(self._redis, wait_s=settings.redis_timeout * CACHE_SHARE)
+            self._cache = TieredCache(near, self._far)
+            self._limiter = RedisLimiter(self._redis, local, limit, window_s)
+        self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
+        self._recipe_settings = _having_a_say(settings)
+        self.resilience = Resilience(Policy.of(settings), clock, telemetry)
+        self._breakers = _shared(self._redis, self.resilience, clock)
+        self._tending: asyncio.Task[None] | None = None
+        self.gate = Gate(settings.max_running, settings.max_waiting, telemetry)
+
+    def start(self) -> None:
+        """What goes on beside the questions."""
+        self._tending = asyncio.create_task(self._tend())
+        if self._breakers is not None:
+            self._breakers.start()
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_EVERY_S)
+            self.resilience.upstreams.tend()
+
+    async def close(self) -> None:
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
+        if self._breakers is not None:
+            await self._breakers.close()
+        if self._far is not None:
+            await self._far.settled()
+        if self._redis is not None:
+            await self._redis.close()
+
+    async def meter(self, context: Context) -> Allowance | None:
+        """Count a question against its caller's limit, where there is one."""
+        if context.surface not in self._limited or (bucket := bucket_of(context)) is None:
+            return None
+        allowance = await self._limiter.admit(bucket)
+        caller = context.user_id or context.address or ""
+        self._telemetry.noted(Metered(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
+        if allowance.wait_s:
+            self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
+            raise TooOften(allowance)
+        return allowance
+
+    def remembered(self, inner: Answerer, rooms: Rooms) -> Answerer:
+        """The Answerer, with its answers kept for a while."""
+        if not self._settings.answer_cache_ttl:
+            return inner
+
+        async def look(question: Question, context: Context) -> str | None:
+            if not rooms.exists or any(source.slug != EVERYTHING for source in question.sources):
+                return None
+            return await (await rooms()).seen(question.filters, Caller.of(context))
+
+        return Remembered(
+            inner,
+            cache=self._cache,
+            ttl_s=self._settings.answer_cache_ttl,
+            look=look,
+            recipe=self._recipe,
+            clock=self._clock,
+            telemetry=self._telemetry,
+        )
+
+    def embedder(self, inner: Embedder) -> Embedder:
+        """The Embedder, with the vectors of questions kept for a while."""
+        ttl_s = self._settings.embedding_cache_ttl
+        if not ttl_s:
+            return inner
+        where = self._settings.embedding_url or ""
+        return RememberedEmbedder(inner, where=where, cache=self._cache, ttl_s=ttl_s, telemetry=self._telemetry)
+
+    def _recipe(self, question: Question) -> Recipe:
+        return Recipe(prompt_version=version_of(question.profile), settings=self._recipe_settings)
+
+
+def _having_a_say(settings: Settings) -> tuple[str, ...]:
+    """What shapes answers besides the question: another release, another embedder or reranker answers anew."""
+    chosen = (
+        version("anabranch"),
+        settings.query_context_tokens,
+        settings.embedding_url,
+        settings.embedding_model,
+        settings.reranker_path,
+        settings.reranker_url,
+        settings.reranker_model,
+    )
+    return tuple(map(str, chosen))
+
+
+def _shared(redis: "Redis | None", resilience: Resilience, clock: Clock) -> "SharedBreakers | None":
+    """Workers that share a Redis tell each other which upstreams fail."""
+    if redis is None:
+        return None
+    from anabranch.runtime.sharing import SharedBreakers  # noqa: PLC0415  most have no Redis
+
+    return SharedBreakers(redis, resilience.upstreams, clock)
+
+
+def _redis(settings: Settings, clock: Clock, telemetry: Telemetry) -> "Redis | None":
+    if settings.redis_url is None:
+        return None
+    from anabranch.runtime.redis import Redis  # noqa: PLC0415  most have none
+
+    return Redis(settings.redis_url, timeout_s=settings.redis_timeout, clock=clock, telemetry=telemetry)
+
+
+class TooOften(RateLimited):
+    """Says when to ask again, in whole seconds, rounded up."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        wait_s = int(-(-allowance.wait_s // 1))
+        super().__init__(
+            f"You have asked {allowance.limit} times within a short while; ask again in {wait_s} s.",
+            retry_after_s=wait_s,
+        )
+
+
+def bucket_of(context: Context) -> str | None:
+    """Whose questions are counted together: those of a user, or else those that come from an address. Of IPv6 a block
+    counts as one, since whoever has an address there has all of them."""
+    surface = f"rl:{context.surface}"
+    user = context.user_id
+    if user is not None:
+        long = len(user) > LONGEST_USER
+        return f"{surface}:{hashlib.blake2b(user.encode(errors='replace')).hexdigest() if long else user}"
+    if context.address is None:
+        return None
+    try:
+        address = ip_address(context.address)
+    except ValueError:
+        return f"{surface}_address:{context.address}"
+    if isinstance(address, IPv6Address):
+        block = ip_network((address, ADDRESS_BLOCK), strict=False)
+        return f"{surface}_address:{block.network_address}/{ADDRESS_BLOCK}"
+    return f"{surface}_address:{address}"

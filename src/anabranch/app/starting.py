@@ -1,0 +1,19 @@
+"""Before a server starts: what cannot work is a sentence now, and not a server that fails later."""
+
+from anabranch.app import knowledge
+from anabranch.runtime.lines import Log
+from anabranch.runtime.settings import Settings
+
+
+def check(settings: Settings, workers: int, log: Log) -> None:
+    knowledge.check(settings)
+    if settings.redis_url is not None:
+        from anabranch.runtime.redis import Connections  # noqa: PLC0415  most have no Redis
+
+        Connections(settings.redis_url)
+    if settings.otlp_headers is not None:
+        from anabranch.runtime.traces import headers  # noqa: PLC0415  most have no collector
+
+        headers(settings.otlp_headers)
+    if workers > 1 and settings.redis_url is None and settings.rate_limit:
+        log.warning("limits_not_shared", workers=workers, hint="AGGREGATOR_REDIS_URL is not set")

@@ -1,0 +1,163 @@
+"""Spec 4's dialect: POST /rag/stream, a question to the collections, answered word by word."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from anabranch.app import Anabranch
+from anabranch.app.naming import COLLECTIONS
+from anabranch.domain.errors import AnabranchError, InvalidQuestion
+from anabranch.domain.events import Answered, AnswerEvent
+from anabranch.domain.messages import LANGUAGES, known, language_of, message
+from anabranch.domain.model import Allowance, Filters, Ground, Message, Question
+from anabranch.entrypoints.http import allowances
+from anabranch.entrypoints.http import rag_wire as wire
+from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.exchange import Headers, header, send_json, wants_fresh
+from anabranch.entrypoints.http.following import follow
+from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
+from anabranch.entrypoints.http.ledger import Entry, Ledger
+from anabranch.entrypoints.http.query_wire import filters_of
+from anabranch.knowledge.records.identifiers import new_id
+from anabranch.pipeline.prompt import version_of
+from anabranch.pipeline.run import Run
+
+SURFACE = "rag_stream"
+PROFILE = "rag"
+LONGEST = 10_000
+TOP_K, MOST = 5, 8
+# Spec 4's own, where neither the request nor the settings say otherwise.
+THRESHOLD = 0.55
+MMR_LAMBDA = 0.5
+MAX_TOKENS = 1_024
+MORE: Mapping[int, Headers] = {
+    401: ((b"www-authenticate", b"Bearer"),),
+    408: ((b"connection", b"close"),),  # the rest of the request is not read
+    413: ((b"connection", b"close"),),
+}
+
+# Lenient as the chat surface is: "5" and 5.0 are taken for 5.
+decode = msgspec.json.Decoder(wire.RagRequest, strict=False).decode
+
+
+class NotValid(InvalidQuestion):
+    """What is wrong with a request, in the caller's language."""
+
+    code = "validation_error"
+
+
+class Started(NamedTuple):
+    run: Run
+    allowance: Allowance | None
+    entry: Entry
+
+
+class RagSurface:
+    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+        self._anabranch = anabranch
+        self._settings = anabranch.settings
+        self._access = Access(anabranch)
+        self._ledger = ledger
+        self._prompt_version = version_of(PROFILE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        language = language_of(header(scope, b"accept-language"))
+        form = wire.Form(
+            query_id=new_id(),
+            language=language,
+            prompt_version=self._prompt_version,
+            correlation_id=scope["correlation_id"],
+        )
+        try:
+            run, allowance, entry = await self._started(scope, receive, form)
+        except Gone:
+            return
+        except AnabranchError as error:
+            await self._refuse(send, error, form)
+            return
+        except UnicodeDecodeError:
+            await self._refuse(send, InvalidQuestion("The body is not UTF-8."), form)
+            return
+        except (msgspec.MsgspecError, RecursionError) as error:
+            await self._refuse(send, InvalidQuestion(str(error)), form)
+            return
+
+        def frame(event: AnswerEvent) -> bytes:
+            if isinstance(event, Answered) and event.answer.ground is not Ground.ALL_FAILED:
+                entry.write(event.answer)
+            return form.frame(event)
+
+        await follow(run, receive, send, frame, self._settings, allowances.left(allowance))
+
+    async def _started(self, scope: Scope, receive: Receive, form: wire.Form) -> Started:
+        """Admission: what is wrong with a request is said before any 200."""
+        await self._anabranch.check(SURFACE)
+        caller = await self._access.caller(scope)
+        asked = decode(await body_of(receive, self._settings.max_request_bytes))
+        if asked.language is not None:
+            form.language = _language(asked.language, form.language)
+        _check(asked, form.language)
+        room = await self._anabranch.knowledge()
+        searched = await room.chosen(caller, asked.collections or None)
+        filters = filters_of(asked.filters)
+        if asked.collections:
+            filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
+        question = self._question(asked, filters, form.language, fresh=wants_fresh(scope))
+        run, allowance = await self._anabranch.begin(question, self._access.context(scope, caller, SURFACE))
+        ledger = self._ledger if self._settings.query_log_days else None
+        return Started(run, allowance, Entry(ledger, room, caller, form.query_id, new_id(), question, searched))
+
+    async def _refuse(self, send: Send, error: AnabranchError, form: wire.Form) -> None:
+        status, body = form.refusal(error)
+        self._anabranch.turned_away(SURFACE, wire.CODES.get(error.code, wire.OTHERWISE)[1])
+        await send_json(send, status, body, [*allowances.refused(error, status), *MORE.get(status, ())])
+
+    def _question(self, asked: wire.RagRequest, filters: Filters, language: str, *, fresh: bool) -> Question:
+        model, settings = self._anabranch.model, self._settings
+        threshold = asked.threshold if asked.threshold is not None else settings.guard_threshold
+        diversity = asked.mmr_lambda
+        if diversity is msgspec.UNSET:
+            diversity = MMR_LAMBDA if settings.mmr_lambda is None else settings.mmr_lambda
+        return Question(
+            text=asked.query,
+            sources=(COLLECTIONS,),
+            model=model,
+            history=tuple(Message(role=turn.role, content=turn.content) for turn in asked.messages or ()),
+            top_k=min(TOP_K, settings.max_top_k) if asked.top_k is None else asked.top_k,
+            similarity_threshold=0.0,
+            max_tokens=asked.max_tokens or MAX_TOKENS,
+            temperature=0.0,
+            profile=PROFILE,
+            refuse=True,
+            filters=filters,
+            rerank=asked.rerank,
+            rewrite=self._anabranch.rewrites(model),
+            diversity=diversity,
+            threshold=THRESHOLD if threshold is None else threshold,
+            language=language,
+            answer_in=language if asked.language is not None else None,
+            fresh=fresh,
+        )
+
+
+def _language(tag: str, accepted: str) -> str:
+    found = known(tag)
+    if found is None:
+        raise NotValid(message("language_unknown", accepted, languages=", ".join(LANGUAGES)))
+    return found
+
+
+def _check(asked: wire.RagRequest, language: str) -> None:
+    """What a type alone cannot say, in the caller's language."""
+    if not asked.query.strip():
+        raise NotValid(message("query_empty", language))
+    if len(asked.query) > LONGEST:
+        raise NotValid(message("query_too_long", language, limit=LONGEST))
+    if asked.top_k is not None and not 1 <= asked.top_k <= MOST:
+        raise NotValid(message("top_k_range", language, limit=MOST))
+    if asked.threshold is not None and not 0 <= asked.threshold <= 1:
+        raise NotValid(message("threshold_range", language))
+    if isinstance(asked.mmr_lambda, float) and not 0 <= asked.mmr_lambda <= 1:
+        raise NotValid(message("mmr_lambda_range", language))
