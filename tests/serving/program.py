@@ -101,6 +101,8 @@ class Program:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
+        # To its end, or the pipe is left to whichever test runs when the garbage is collected.
+        await asyncio.wait([self._read], timeout=PATIENCE_S)
         self._read.cancel()
 
 
