@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
-from anabranch.domain.events import AnswerEvent, StepEvent
+from anabranch.domain.events import AnswerEvent, SubagentStatus
 from anabranch.domain.model import (
     Allowance,
     Answer,
@@ -19,6 +19,8 @@ from anabranch.domain.model import (
     SourceReply,
 )
 from anabranch.domain.signals import Signal
+from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
+from anabranch.domain.streams import Entry, Page
 
 Attribute = str | int | float | bool | tuple[str, ...]
 Emit = Callable[[AnswerEvent], Awaitable[None]]
@@ -43,9 +45,33 @@ class Generator(Protocol):
 
 
 class Subagent(Protocol):
-    """One of a planner's helpers: takes its part of a step and yields what becomes of it."""
+    """One of a planner's helpers. `taken` puts what it pushed into its own form, or raises InvalidQuestion; `work` does
+    its part here and yields what becomes of it, the last one a `success`. A failure is an AnabranchError; one that is
+    Elsewhere says whether trying again can help."""
 
-    def work(self, payload: bytes, context: Context) -> AsyncIterator[StepEvent]: ...
+    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
+
+    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]: ...
+
+
+class Subagents(Protocol):
+    """Who does what. None is one that is switched off."""
+
+    def find(self, expected: Expected) -> Subagent | None: ...
+
+
+class Turns(Protocol):
+    """A breaker, as those see it who ask before they call: a turn of 0 is a refusal."""
+
+    def enter(self) -> int: ...
+
+    def leave(self, turn: int, good: bool | None) -> None: ...
+
+
+class Breadcrumbs(Protocol):
+    """Where breadcrumbs go. It never slows or fails what it is told of."""
+
+    def drop(self, crumb: Breadcrumb) -> None: ...
 
 
 class Embedder(Protocol):
@@ -74,11 +100,41 @@ class Reranker(Protocol):
 
 
 class EventLog(Protocol):
-    """What happened on a stream, in one order. Appending the same key and revision again changes nothing."""
+    """What happened on streams, each in one order, written by one owner at a time. Where a stream is not, that is
+    NotFound; where the log cannot be reached, StreamUnavailable."""
 
-    async def append(self, stream: str, key: str, revision: int, event: bytes) -> int: ...
+    async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
+        """Begin a stream: the token with which its owner appends. Conflict if there is one of that name. `identity` is
+        who may read it, `about` whatever its readers should know."""
+        ...
 
-    async def read(self, stream: str, after: int, limit: int) -> Sequence[tuple[int, bytes]]: ...
+    async def append(self, stream: str, token: str, entries: Sequence[Entry]) -> Sequence[int]:
+        """Write all of these, in order, and hold the lease for its time again (also with no entries). The sequence of
+        each, or 0 for one that changes nothing: its revision is not above the last under its key. LeaseLost if the
+        stream has another owner, or has ended; StreamFull if they have no room, and then none is written."""
+        ...
+
+    async def read(self, stream: str, after: int, limit: int) -> Page: ...
+
+    def watch(self, stream: str) -> AbstractAsyncContextManager["Watch"]: ...
+
+    async def bury(self, stream: str, last: Entry) -> bool:
+        """End a stream whose owner has let its lease run out; False if it has not, or if the stream has ended."""
+        ...
+
+
+class Watch(Protocol):
+    """One who waits for news of a stream."""
+
+    async def changed(self) -> None:
+        """Come back when there may be something new since the last time (or since the watch began)."""
+        ...
+
+
+class Sessions(Protocol):
+    """Whose a planner's session is: the first one to name it holds it until `ttl_s` after it was last claimed."""
+
+    async def claim(self, session: str, identity: str, ttl_s: float) -> bool: ...
 
 
 class Cache(Protocol):

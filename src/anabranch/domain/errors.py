@@ -18,6 +18,10 @@ AnabranchError
 │   └── GenerationTimedOut  the model took too long
 ├── EmbeddingFailed         the embedding model's server refused, failed, or said something unusable
 ├── RerankFailed            the same of a reranker; a search goes on without it
+├── StreamUnavailable       the log that the workers share is out of reach, so a stream can be neither read nor begun
+├── StreamFull              a stream holds all that it may
+│   └── StreamsFull         this process holds all the streams that it may; that passes
+├── LeaseLost               another worker holds this stream, or has ended it
 ├── InternalError           our own fault
 └── UpstreamError           a call to another machine failed; sources and models turn it into their own words
     └── UpstreamTimedOut    it did not answer in time
@@ -133,6 +137,22 @@ class EmbeddingFailed(AnabranchError):
 
 class RerankFailed(AnabranchError):
     code = "rerank_failed"
+
+
+class StreamUnavailable(AnabranchError):
+    code = "stream_unavailable"
+
+
+class StreamFull(AnabranchError):
+    code = "stream_full"
+
+
+class StreamsFull(StreamFull):
+    code = "streams_full"
+
+
+class LeaseLost(AnabranchError):
+    code = "worker_lost"
 
 
 class InternalError(AnabranchError):

@@ -88,6 +88,7 @@ def unfold(answer: Answer) -> tuple[AnswerEvent, ...]:
 
 
 SubagentStatus = Literal["pending", "in_progress", "partial", "success", "error"]
+OutcomeStatus = Literal["success", "error", "timeout", "degraded", "cancelled"]
 StepStatus = Literal["success", "partial_failure", "failed", "blocked", "cancelled", "worker_lost"]
 SafetyVerdict = Literal["allow", "warn", "block"]
 
@@ -99,6 +100,7 @@ class StepStarted(Event):
 class SubagentStarted(Event):
     subagent: str
     result_key: str
+    attempt: int = 1
 
 
 class SubagentResult(Event):
@@ -112,15 +114,21 @@ class SubagentResult(Event):
 
 
 class SubagentCompleted(Event):
+    """A subagent has said its last word, well or not; a later attempt may still follow a bad one."""
+
     subagent: str
     result_key: str
+    status: Literal["success", "error"]
     latency_ms: int
+    attempt: int = 1
+    error: str | None = None
 
 
 class SubagentRetried(Event):
     subagent: str
     result_key: str
     attempt: int
+    reason: str = ""
 
 
 class SubagentTimedOut(Event):
@@ -130,32 +138,57 @@ class SubagentTimedOut(Event):
 
 
 class SubagentDegraded(Event):
+    """It is not asked at all: it has failed too often of late, or it is switched off."""
+
     subagent: str
+    result_key: str
+    reason: str
+
+
+class StreamDegraded(Event):
+    """The workers' shared log is out of reach; the stream goes on in another epoch, from one worker alone."""
+
+    epoch: int
     reason: str
 
 
 class SafetyDecided(Event):
     verdict: SafetyVerdict
     reason: str
+    revision: int = 1
+    subagent: str | None = None
 
 
 class StepProgressed(Event):
+    """What the planner itself has to say."""
+
     payload: msgspec.Raw
+    revision: int
+    stage: str = "planner"
+    status: str = "in_progress"
+
+
+class Outcome(Value, gc=False):
+    """How one subagent's part ended."""
+
+    subagent: str
+    status: OutcomeStatus
+    revision: int = 0
+    attempts: int = 1
+    latency_ms: int | None = None
+    error: str | None = None
 
 
 class StepCompleted(Event):
+    """The end of a step; `outcomes` are by result key."""
+
     status: StepStatus
+    outcomes: dict[str, Outcome] = {}
+    reason: str | None = None
+    next_step_id: str | None = None
 
 
-StepEvent = (
-    StepStarted
-    | SubagentStarted
-    | SubagentResult
-    | SubagentCompleted
-    | SubagentRetried
-    | SubagentTimedOut
-    | SubagentDegraded
-    | SafetyDecided
-    | StepProgressed
-    | StepCompleted
+SubagentEvent = (
+    SubagentStarted | SubagentResult | SubagentCompleted | SubagentRetried | SubagentTimedOut | SubagentDegraded
 )
+StepEvent = StepStarted | SubagentEvent | StreamDegraded | SafetyDecided | StepProgressed | StepCompleted

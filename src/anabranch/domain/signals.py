@@ -77,6 +77,48 @@ class RedisSaidNo(Value, gc=False):
     why: str
 
 
+class Compared(Value, gc=False):
+    """A step in shadow mode beside the old way's answer: where they differ, without what stands there."""
+
+    session_id: str
+    plan_step_id: str
+    equal: bool
+    differences: tuple[str, ...] = ()
+
+
+class Stepped(Value, gc=False):
+    """A planner's step has ended."""
+
+    status: str
+    latency_ms: int
+
+
+class Subagented(Value, gc=False):
+    """A subagent's part of a step has ended."""
+
+    subagent: str
+    status: str
+    latency_ms: int
+
+
+class Ignored(Value, gc=False):
+    """Something sent to a step was recorded, and not delivered."""
+
+    reason: str
+
+
+class Reading(Value, gc=False):
+    """How many clients read streams here."""
+
+    clients: int
+
+
+class CrumbsLost(Value, gc=False):
+    """Breadcrumbs that the sink could not take."""
+
+    count: int
+
+
 Signal = (
     CacheLooked
     | Joined
@@ -89,4 +131,10 @@ Signal = (
     | Hedged
     | RedisMoved
     | RedisSaidNo
+    | Compared
+    | Stepped
+    | Subagented
+    | Ignored
+    | Reading
+    | CrumbsLost
 )

@@ -1,0 +1,146 @@
+"""A planner's step: what it expects of whom, and what its subagents send."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from anabranch.domain.events import SafetyVerdict, SubagentStatus
+from anabranch.domain.model import Value
+
+EMPTY = msgspec.Raw(b"{}")
+
+Ignored = Literal["duplicate", "superseded", "late", "completed", "ended", "degraded"]
+
+
+class Trace(Value, gc=False):
+    """Where in a distributed trace something happened."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None = None
+    tracestate: str | None = None
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-01"
+
+
+class Expected(Value):
+    """One subagent that a step waits for: it is asked at `url`, works here on `input`, or else pushes what it finds.
+    `result_key` names its result and stays the same however often it is tried."""
+
+    key: str
+    result_key: str
+    trace: Trace | None = None
+    deadline_ms: int | None = None
+    url: str | None = None
+    required: bool = False
+    input: msgspec.Raw | None = None
+
+
+class Directive(Value):
+    """What a planner hands over. `next_step_id` is where the stream goes on after the end; `legacy` is the single
+    answer of the old way, by result key, to be compared with (shadow mode)."""
+
+    session_id: str
+    plan_step_id: str
+    expected: tuple[Expected, ...]
+    planner_context: Mapping[str, str | int | float | bool | None] = {}
+    next_step_id: str | None = None
+    callback_url: str | None = None
+    shadow: bool = False
+    legacy: Mapping[str, msgspec.Raw] | None = None
+
+
+class Fragment(Value):
+    """What a subagent yields: a result or a part of one, already in its adapter's form (compact JSON, an object).
+    `verdict` is set by the one that judges the others."""
+
+    status: SubagentStatus
+    payload: msgspec.Raw = EMPTY
+    metrics: Mapping[str, float] = {}
+    verdict: SafetyVerdict | None = None
+    reason: str = ""
+
+
+class Push(Value, tag=True):
+    """What a subagent sends by itself, as it sent it. Within an attempt `revision` counts up; without one it is always
+    the next. Without an `attempt` it belongs to the one under way, or after an error to the next. `name` is the
+    subagent's key or its result key."""
+
+    name: str
+    status: SubagentStatus
+    payload: msgspec.Raw = EMPTY
+    result_key: str | None = None
+    revision: int | None = None
+    attempt: int | None = None
+    trace: Trace | None = None
+    latency_ms: int | None = None
+    metrics: Mapping[str, float] = {}
+
+
+class Progress(Value, tag=True):
+    """What the planner itself has to say. It may name the next step, or bring the old way's answer to compare with."""
+
+    payload: msgspec.Raw = EMPTY
+    stage: str = "planner"
+    status: str = "in_progress"
+    next_step_id: str | None = None
+    legacy: Mapping[str, msgspec.Raw] | None = None
+
+
+class Decision(Value, tag=True):
+    """A safety decision as it was sent: what is neither allow nor warn counts as block."""
+
+    decision: str
+    reason: str = ""
+
+
+def verdict_of(said: str) -> SafetyVerdict:
+    """What is neither allow nor warn counts as block."""
+    match said.strip().lower():
+        case "allow":
+            return "allow"
+        case "warn":
+            return "warn"
+        case _:
+            return "block"
+
+
+class Cancel(Value, tag=True):
+    reason: str = ""
+
+
+Command = Push | Progress | Decision | Cancel
+
+
+class Receipt(Value, gc=False):
+    """What became of something that was sent to a step: its place in the stream, or why it was passed over."""
+
+    sequence: int = 0
+    ignored: Ignored | None = None
+    status: str = ""
+
+
+class Breadcrumb(Value, gc=False):
+    """One line for whoever analyses streams later; `ignored` says why something was recorded and not delivered."""
+
+    session_id: str
+    plan_step_id: str
+    type: str
+    timestamp: str
+    sequence: int = 0
+    subagent: str | None = None
+    result_key: str | None = None
+    status: str = ""
+    revision: int = 0
+    retry_count: int = 0
+    latency_ms: int | None = None
+    trace_id: str | None = None
+    ignored: str | None = None
+
+
+def stream_of(session_id: str, plan_step_id: str) -> str:
+    """The name of a step's stream; no two steps share one, whatever their ids are."""
+    return f"step:{len(session_id)}:{session_id}:{plan_step_id}"
