@@ -7,15 +7,20 @@ from anabranch.testing.hub import Hub
 from anabranch.testing.scribe import scribe
 from anabranch.testing.source import Document
 from anabranch.testing.space import Recorded, Space
+from anabranch.testing.subagents import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms
 
 __all__ = [
+    "Crumbs",
     "Document",
     "Failure",
     "FakeDirectory",
     "FakeEmbedder",
     "FakeGenerator",
     "FakeSource",
+    "FakeSubagent",
+    "FakeSubagents",
     "Hub",
+    "ManualAlarms",
     "ManualClock",
     "Recorded",
     "Recorder",

@@ -1,0 +1,663 @@
+"""Steps under a coordinator: what readers of the log see, whatever subagents, callers and the log do."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from workbench import STREAM, TRACEPARENT, Workbench, expects, here, told
+
+from anabranch.domain.errors import (
+    AnabranchError,
+    Conflict,
+    InvalidQuestion,
+    LeaseLost,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    StreamFull,
+    StreamUnavailable,
+    Trouble,
+    UpstreamError,
+    UpstreamTimedOut,
+)
+from anabranch.domain.model import Context
+from anabranch.domain.signals import Compared, Ignored, Stepped, Subagented
+from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Trace
+from anabranch.domain.streams import Entry
+from anabranch.runtime.clock import SystemClock
+from anabranch.streams.writer import later
+from anabranch.testing import FakeSubagent
+
+
+def raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+PART = Fragment(status="partial", payload=raw({"n": 1}), metrics={"count": 4})
+DONE = Fragment(status="success", payload=raw({"n": 2}))
+NEVER = asyncio.Event
+
+
+async def test_pushes_and_work_become_one_stream_with_one_end() -> None:
+    bench = Workbench({"docs": FakeSubagent([PART, DONE])})
+    await bench.begin(here("docs"), expects("rows"), next_step_id="q")
+    first = await bench.push("rows", "partial", {"r": 1}, revision=1)
+    assert first.sequence
+    assert (await bench.push("rows", "partial", {"r": 1}, revision=1)).ignored == "duplicate"
+    last = await bench.push("rows_result", "success", {"r": 2}, latency_ms=12)
+    assert last.status in ("in_progress", "success")
+    events = await bench.ended()
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert told([event for event in events if event["content"]["stage"] == "docs"]) == [
+        ("subagent_started", "in_progress"),
+        ("subagent_result", "partial"),
+        ("subagent_result", "success"),
+        ("subagent_completed", "success"),
+    ]
+    end = events[-1]["content"]
+    assert end["status"] == "success"
+    assert end["payload"]["next_step_id"] == "q"
+    assert end["payload"]["subagents"]["rows_result"]["latency_ms"] == 12
+    assert events[last.sequence - 1]["telemetry"]["latency_ms"] == 12
+    with pytest.raises(NotFound):
+        await bench.push("rows", "success")
+    written = [crumb for crumb in bench.crumbs.dropped if crumb.ignored is None]
+    assert [crumb.sequence for crumb in written] == [event["sequence"] for event in events]
+    assert [crumb.ignored for crumb in bench.crumbs.dropped if crumb.ignored] == ["duplicate"]
+    signals = bench.telemetry.signals
+    assert Ignored(reason="duplicate") in signals
+    assert Stepped(status="success", latency_ms=0) in signals
+    assert Subagented(subagent="docs", status="success", latency_ms=0) in signals
+    assert {span.name for span in bench.telemetry.spans} == {"aggregation.wait", "aggregation.emit"}
+    assert all(turns.left == [True] for turns in bench.turns.values())
+
+
+async def test_metrics_and_payloads_are_told_as_they_came() -> None:
+    bench = Workbench({"docs": FakeSubagent([PART, DONE])})
+    await bench.begin(here("docs"))
+    partial = next(event for event in await bench.ended() if event["content"]["status"] == "partial")
+    assert partial["content"]["payload"] == {"n": 1}
+    assert partial["content"]["result_key"] == "docs_result"
+    assert partial["telemetry"]["metrics"] == {"count": 4}
+
+
+async def test_events_carry_the_trace_of_their_subagent_else_of_their_step() -> None:
+    docs = FakeSubagent([DONE])
+    bench = Workbench({"docs": docs})
+    named = Trace(trace_id="a" * 32, span_id="b" * 16, tracestate="x=1")
+    await bench.begin(here("docs", trace=named), expects("rows"))
+    events = await bench.events()
+    assert events[0]["telemetry"]["traceparent"] == TRACEPARENT
+    assert "parent_span_id" not in events[0]["telemetry"]
+    own = Trace(trace_id="c" * 32, span_id="d" * 16)
+    await bench.push("rows", "partial")
+    await bench.push("rows", "partial", trace=own)
+    await bench.push("rows", "success")
+    events = await bench.ended()
+    by_stage = [event["telemetry"] for event in events if event["content"]["stage"] == "docs"]
+    assert {told["traceparent"] for told in by_stage} == {named.traceparent}
+    assert {told["parent_span_id"] for told in by_stage} == {TRACEPARENT[36:52]}
+    assert {told["tracestate"] for told in by_stage} == {"x=1"}
+    assert docs.contexts[0].traceparent == named.traceparent
+    assert docs.contexts[0].tracestate == "x=1"
+    assert docs.contexts[0].user_id == "ada"
+    assert docs.contexts[0].deadline == 1030.0
+    rows = [event["telemetry"]["trace_id"][0] for event in events if event["type"] == "subagent_result"]
+    assert rows.count("4") == 1
+    assert rows.count("c") == 2
+    kept = await bench.traces.get("s", "p", "docs")
+    assert kept is not None
+    assert kept.trace_id == named.trace_id
+
+
+async def test_a_push_without_a_trace_gets_the_one_that_was_stored_for_it() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"))
+    await bench.until(lambda: not bench.coordinator._tasks)
+    stored = Trace(trace_id="e" * 32, span_id="f" * 16)
+    await bench.traces.put("s", "p", "docs", stored)
+    await bench.push("docs", "success")
+    events = await bench.ended()
+    assert {event["telemetry"]["trace_id"] for event in events[1:-1]} == {stored.trace_id}
+
+
+async def test_a_step_without_a_trace_is_given_one() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"), context=Context(correlation_id="c", deadline=9e9, traceparent="no trace"))
+    await bench.push("docs", "success")
+    assert len({event["telemetry"]["traceparent"] for event in await bench.ended()}) == 1
+
+
+async def test_one_who_hangs_is_timed_out_and_the_others_go_on() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs", deadline_ms=5000), expects("rows"))
+    await bench.advance(5.1)
+    assert docs.closed == 1
+    assert ("timeout", "timeout") in told(await bench.events())
+    assert (await bench.push("docs", "success")).ignored == "late"
+    assert (await bench.push("rows", "success")).status == "partial_failure"
+    await bench.ended()
+    assert sorted(str(turns.left) for turns in bench.turns.values()) == ["[False]", "[True]"]
+    waited = [span.attributes for span in bench.telemetry.spans if span.name == "aggregation.wait"]
+    assert {"subagent": "docs", "status": "timeout", "error.type": "timeout"} in waited
+    assert {"subagent": "rows", "status": "success"} in waited
+
+
+async def test_one_who_notices_its_time_out_a_moment_early_is_timed_out() -> None:
+    gate = asyncio.Event()
+    bench = Workbench({"docs": FakeSubagent([PART, gate, UpstreamTimedOut("Late.", Trouble.DOWN)])})
+    await bench.begin(here("docs", deadline_ms=5000))
+    await bench.advance(4.999)
+    gate.set()
+    await bench.until(lambda: not bench.coordinator._tasks)
+    await bench.advance(0.002)
+    assert told(await bench.ended())[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
+
+
+async def test_by_the_wall_clock_too() -> None:
+    docs = FakeSubagent([UpstreamError("busy", Trouble.BUSY, 0.001)], [PART, NEVER()])
+    bench = Workbench({"docs": docs}, clock=SystemClock(), later=later)
+    await bench.begin(here("docs", deadline_ms=50))
+    async with asyncio.timeout(20):
+        while not bench.coordinator.empty:  # noqa: ASYNC110 (it announces nothing)
+            await asyncio.sleep(0.001)
+    kinds = [kind for kind, _ in told(await bench.ended())]
+    assert kinds[-2:] == ["timeout", "plan_step_completed"]
+
+
+async def test_nobody_comes_at_all() -> None:
+    bench = Workbench(lease_s=3.0)
+    await bench.begin(expects("docs"), expects("rows"))
+    appends = bench.log.appends
+    await bench.advance(29.0)
+    assert bench.log.appends - appends >= 20  # the lease is held though nothing happens
+    await bench.advance(1.1)
+    assert (await bench.ended())[-1]["content"]["status"] == "failed"
+
+
+@pytest.mark.parametrize("stubborn", [0, 3])
+async def test_one_who_ignores_its_cancellation_holds_up_nobody(stubborn: int) -> None:
+    gate = asyncio.Event()
+    docs = FakeSubagent([PART, gate, DONE], stubborn=stubborn)
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs", deadline_ms=1000))
+    await bench.until(lambda: docs.contexts)
+    await bench.advance(1.1)
+    await bench.until(lambda: not len(bench.coordinator))
+    gate.set()
+    events = await bench.ended()
+    assert told(events)[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
+    assert docs.closed == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [],
+        [PART],
+        ["words"],
+        [None],
+        [Fragment(status="odd", payload=raw({}))],  # type: ignore[arg-type]
+        [Fragment(status="success", payload=msgspec.Raw(b'{"a":'))],
+        [Fragment(status="success", payload=msgspec.Raw(b"[]"))],
+        [Fragment(status="success", payload=msgspec.Raw(b'{"a":"\xff"}'))],
+        [Fragment(status="success", payload=b"{}")],  # type: ignore[arg-type]
+        [Fragment(status="success", metrics={"a": object()})],  # type: ignore[dict-item]
+        [Fragment(status="success", verdict=7)],  # type: ignore[arg-type]
+        [ValueError("a bug")],
+        [asyncio.CancelledError()],
+        [GeneratorExit()],
+        [StopAsyncIteration()],
+        [UpstreamError("\ud800" * 1000, Trouble.REQUEST)],
+        [Fragment(status="error", payload=raw({}), reason="it says so")],
+    ],
+)
+async def test_whatever_a_subagent_does_is_its_own_failure(script: Sequence[object]) -> None:
+    bench = Workbench({"docs": FakeSubagent(script)})
+    await bench.begin(here("docs"), expects("rows"))
+    await bench.until(lambda: ("subagent_completed", "error") in [(c.type, c.status) for c in bench.crumbs.dropped])
+    await bench.push("rows", "success")
+    assert (await bench.ended())[-1]["content"]["status"] == "partial_failure"
+
+
+async def test_what_comes_after_a_success_is_not_waited_for() -> None:
+    docs = FakeSubagent([DONE, PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"))
+    assert [kind for kind, _ in told(await bench.ended())].count("subagent_result") == 1
+    assert docs.closed == 1
+
+
+async def test_trouble_that_may_pass_is_tried_again_under_the_same_key() -> None:
+    docs = FakeSubagent(
+        [PART, UpstreamError("busy", Trouble.BUSY)], [UpstreamError("down", Trouble.DOWN, 2.0)], [PART, DONE]
+    )
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"))
+    await bench.until(lambda: bench.alarms.pending == 2)
+    await bench.advance(0.6)
+    await bench.until(lambda: len(docs.contexts) == 2)
+    await bench.advance(2.0)
+    events = await bench.ended()
+    assert told(events) == [
+        ("step_started", "in_progress"),
+        ("subagent_started", "in_progress"),
+        ("subagent_result", "partial"),
+        ("retry", "retrying"),
+        ("retry", "retrying"),
+        ("subagent_result", "partial"),
+        ("subagent_result", "success"),
+        ("subagent_completed", "success"),
+        ("plan_step_completed", "success"),
+    ]
+    results = [event["content"] for event in events if event["type"] == "subagent_result"]
+    assert [(each["result_key"], each["revision"]) for each in results] == [("docs_result", n) for n in (1, 2, 3)]
+    assert events[3]["content"]["payload"] == {"attempt": 2, "retry_count": 1, "reason": "busy"}
+    assert [span.attributes["attempt"] for span in bench.telemetry.spans if span.name == "aggregation.retry"] == [2, 3]
+    assert [turns.left for turns in bench.turns.values()] == [[True]]
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (UpstreamError("down", Trouble.DOWN), 3),
+        (UpstreamError("down", Trouble.DOWN, 60.0), 1),
+        (UpstreamError("no", Trouble.REQUEST), 1),
+        (InvalidQuestion("no"), 1),
+    ],
+)
+async def test_it_is_not_asked_again_where_that_is_no_use_or_too_late(error: Exception, asked: int) -> None:
+    docs = FakeSubagent([error])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"))
+    await bench.advance(3.0)
+    assert (await bench.ended())[-1]["content"]["status"] == "failed"
+    assert len(docs.contexts) == asked
+
+
+async def test_one_who_is_switched_off_or_left_alone_is_degraded() -> None:
+    docs = FakeSubagent([DONE])
+    bench = Workbench({"docs": docs, "new": FakeSubagent()})
+    await bench.begin(expects("nobody"), here("docs"), expects("rows"))
+    await bench.push("rows", "success")
+    await bench.ended()
+    for turns in bench.turns.values():
+        turns.refuses = True
+    await bench.begin(here("docs"), expects("rows"), expects("new"), stream="again")
+    assert (await bench.take(Progress(), "again")).ignored is None
+    assert told(await bench.events("again"))[1:3] == [("degraded", "degraded")] * 2
+    assert (await bench.take(Push(name="rows", status="success"), "again")).ignored == "degraded"
+    assert len(docs.contexts) == 1
+    await bench.take(Cancel(), "again")
+    await bench.until(lambda: bench.coordinator.empty)
+
+
+async def test_an_error_that_was_pushed_is_final_for_its_attempt_only() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"), expects("rows"))
+    await bench.push("docs", "error")
+    assert (await bench.push("docs", "success", attempt=1)).ignored == "completed"
+    assert (await bench.push("docs", "success")).sequence
+    await bench.push("rows", "success")
+    assert (await bench.ended())[-1]["content"]["status"] == "success"
+    assert sorted(str(turns.left) for turns in bench.turns.values()) == ["[False, True]", "[True]"]
+    assert "aggregation.retry" in {span.name for span in bench.telemetry.spans}
+
+
+@pytest.mark.parametrize("decision", ["block", "whatever"])
+async def test_a_block_ends_the_step_keeps_results_and_calls_back(decision: str) -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    bench.notice_errors = [UpstreamError("down", Trouble.DOWN), ValueError("a bug")]
+    await bench.begin(here("docs"), expects("rows"), callback_url="https://planner.example/cb")
+    await bench.push("rows", "success", {"r": 1})
+    await bench.until(lambda: len(docs.contexts))
+    assert (await bench.coordinator.apply_safety_decision(STREAM, "warn")).status == "in_progress"
+    receipt = await bench.coordinator.apply_safety_decision(STREAM, decision, "too risky")
+    assert receipt.status == "blocked"
+    assert receipt.ignored is None
+    await bench.advance(5.0)
+    events = await bench.ended()
+    assert told(events)[-2:] == [("safety", "block"), ("plan_step_completed", "blocked")]
+    assert [event["content"]["payload"] for event in events if event["content"]["stage"] == "rows"][1] == {"r": 1}
+    ((url, notice),) = bench.notices
+    assert url == "https://planner.example/cb"
+    assert notice == {
+        "type": "safety",
+        "session_id": "s",
+        "plan_step_id": "p",
+        "decision": "block",
+        "reason": "too risky",
+        "status": "blocked",
+        "subagents": events[-1]["content"]["payload"]["subagents"],
+        "timestamp": "2023-11-14T22:13:20.500Z",
+    }
+    assert docs.closed == 1
+    assert {str(turns.left) for turns in bench.turns.values()} == {"[True]", "[None]"}
+
+
+async def test_a_pushed_verdict_blocks_and_a_callback_that_never_works_is_given_up() -> None:
+    bench = Workbench({"safety": FakeSubagent(judges=True)})
+    bench.notice_errors = [UpstreamError("down", Trouble.DOWN)] * 3
+    await bench.begin(expects("safety"), expects("rows"), callback_url="https://planner.example/cb")
+    assert (await bench.push("safety", "partial", {"decision": "allow"})).status == "in_progress"
+    with pytest.raises(InvalidQuestion):
+        await bench.push("safety", "partial", {"decision": 3})
+    assert (await bench.push("safety", "success", {"decision": "no idea"})).status == "blocked"
+    await bench.advance(5.0)
+    await bench.ended()
+    assert not bench.notices
+    assert bench.crumbs.dropped[-1].type == "callback"
+    assert bench.crumbs.dropped[-1].status == "error"
+
+
+async def test_a_cancelled_step_takes_its_work_with_it() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"))
+    await bench.until(lambda: docs.contexts)
+    assert (await bench.take(Cancel(reason="enough"))).status == "cancelled"
+    end = (await bench.ended())[-1]["content"]
+    assert (end["status"], end["payload"]["reason"]) == ("cancelled", "enough")
+    assert docs.closed == 1
+
+
+async def test_whom_a_push_is_for() -> None:
+    bench = Workbench()
+    twice = [msgspec.structs.replace(expects("docs"), result_key=name) for name in ("one", "two")]
+    await bench.begin(*twice, expects("rows"))
+    with pytest.raises(NotFound):
+        await bench.push("nobody", "success")
+    with pytest.raises(InvalidQuestion):
+        await bench.push("docs", "success")
+    with pytest.raises(InvalidQuestion):
+        await bench.push("rows", "success", result_key="one")
+    with pytest.raises(InvalidQuestion):
+        await bench.push("rows", "success", [1])
+    with pytest.raises(InvalidQuestion):
+        await bench.push("rows", "success", attempt=0)
+    await bench.push("docs", "success", result_key="one")
+    await bench.push("two", "success")
+    await bench.push("rows", "success")
+    assert (await bench.ended())[-1]["content"]["status"] == "success"
+
+
+async def test_line_ends_in_a_payload_do_not_end_the_line() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"))
+    await bench.take(Progress(payload=msgspec.Raw(b'{\r\n "a": "\\n\xe2\x80\xa8" }\n')))
+    with pytest.raises(InvalidQuestion):
+        await bench.take(Progress(payload=msgspec.Raw(b'{"a": "\xff"}')))
+    await bench.push("docs", "success")
+    progress = next(event for event in await bench.ended() if event["type"] == "progress")
+    assert progress["content"]["payload"] == {"a": "\n\u2028"}
+
+
+async def test_a_thousand_pushes_race_with_a_block_and_the_deadline() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs", deadline_ms=1000), expects("rows"))
+    pushes = [asyncio.create_task(bench.push("docs", "partial", revision=n + 1)) for n in range(500)]
+    await asyncio.sleep(0)
+    bench.alarms.advance(1.0)
+    pushes += [asyncio.create_task(bench.push("docs", "partial", revision=n + 1)) for n in range(500, 800)]
+    block = asyncio.create_task(bench.take(Decision(decision="block")))
+    pushes += [asyncio.create_task(bench.push("rows", "partial")) for n in range(200)]
+    receipts = await asyncio.gather(*pushes, return_exceptions=True)
+    assert (await block).status == "blocked"
+    events = await bench.ended()
+    reasons = [receipt if isinstance(receipt, NotFound) else receipt.ignored for receipt in receipts]  # type: ignore[union-attr]
+    assert reasons[:500] == [None] * 500
+    assert reasons[500:800] == ["late"] * 300
+    assert set(reasons[800:]) == {"ended"}
+    assert bench.log.appends < 50
+    assert len(events) == 1 + 501 + 1 + 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("at", range(6))
+async def test_a_log_that_is_out_of_reach_for_a_moment_costs_nothing_that_was_acknowledged(at: int, late: bool) -> None:
+    bench = Workbench({"docs": FakeSubagent([PART, DONE])})
+    bench.log.faults = [None] * (at + 1) + [StreamUnavailable("gone"), OSError("a bug")]
+    bench.log.late = late
+    await bench.begin(here("docs"), expects("rows"))
+    places: dict[int, int] = {}
+    async with bench.ticking():
+        for n in range(1, 5):
+            for _ in range(4):
+                try:
+                    receipt = await bench.push("rows", "partial" if n < 4 else "success", {"n": n}, revision=n)
+                except StreamUnavailable:
+                    continue
+                except LeaseLost:  # it was the end, and it was written
+                    break
+                places[n] = receipt.sequence
+                break
+        events = await bench.ended()
+    for n, place in places.items():
+        assert not place or events[place - 1]["content"]["payload"] == {"n": n}
+    assert events[-1]["content"]["status"] == "success"
+    results = [event["content"] for event in events if event["type"] == "subagent_result"]
+    assert [each["revision"] for each in results if each["stage"] == "rows"] == [1, 2, 3, 4]
+    assert [each["revision"] for each in results if each["stage"] == "docs"] == [1, 2]
+
+
+async def test_a_log_out_of_reach_for_as_long_as_the_lease_has_taken_the_step_from_us() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs", deadline_ms=2000))
+    bench.log.endless = lambda _: StreamUnavailable("gone")
+    await bench.advance(10.0)
+    assert len(bench.coordinator) == 1
+    await bench.advance(10.0)
+    await bench.until(lambda: bench.coordinator.empty)
+    assert bench.alarms.pending == 0
+    assert docs.closed == 1
+    assert told(await bench.events())[-1][0] != "plan_step_completed"
+
+
+async def test_a_lease_that_was_lost_stops_everything_quietly() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"), expects("rows"))
+    await bench.until(lambda: docs.contexts)
+    bench.log.endless = lambda _: LeaseLost("another has it")
+    with pytest.raises(LeaseLost):
+        await bench.push("rows", "success")
+    await bench.until(lambda: bench.coordinator.empty)
+    assert bench.alarms.pending == 0
+    assert all(span.ended for span in bench.telemetry.spans)
+    assert docs.closed == 1
+    with pytest.raises(NotFound):
+        await bench.push("rows", "success")
+
+
+async def test_another_epoch_is_told_once() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"))
+    bench.log.epoch = 1
+    receipt = await bench.push("docs", "partial")
+    assert receipt.sequence > 2**32
+    await bench.push("docs", "partial")
+    await bench.push("docs", "success")
+    events = await bench.ended()
+    degraded = [event["content"] for event in events if event["type"] == "degraded"]
+    assert [(each["stage"], each["revision"]) for each in degraded] == [("stream", 1)]
+
+
+def no_room(entries: Sequence[Entry]) -> AnabranchError | None:
+    return None if len(entries) == 1 and entries[0].final else StreamFull("no room") if entries else None
+
+
+async def test_a_push_that_has_no_room_is_refused_and_has_not_happened() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs", deadline_ms=5000))
+    bench.log.endless = no_room
+    with pytest.raises(StreamFull):
+        await bench.push("docs", "success", revision=1)
+    with pytest.raises(StreamFull):
+        await bench.take(Progress())
+    bench.log.endless = lambda _: None
+    assert (await bench.push("docs", "partial", revision=1)).sequence
+    bench.log.endless = no_room
+    await bench.advance(6.0)
+    end = (await bench.ended())[-1]["content"]
+    assert end["status"] == "partial_failure"
+    assert end["payload"]["subagents"]["docs_result"]["status"] == "timeout"
+
+
+@pytest.mark.parametrize("fragment", [DONE, PART, Fragment(status="success", payload=raw({}), verdict="block")])
+async def test_work_that_has_no_room_fails_and_a_veto_still_ends_the_step(fragment: Fragment) -> None:
+    gate = asyncio.Event()
+    bench = Workbench({"docs": FakeSubagent([gate, fragment, NEVER()])})
+    await bench.begin(here("docs", deadline_ms=5000))
+    bench.log.endless = no_room
+    gate.set()
+    await bench.advance(6.0)
+    end = (await bench.ended())[-1]["content"]
+    status = "blocked" if fragment.verdict else "failed"
+    outcome = {DONE.status: "error", PART.status: "timeout"}[fragment.status] if not fragment.verdict else "cancelled"
+    assert (end["status"], end["payload"]["subagents"]["docs_result"]["status"]) == (status, outcome)
+
+
+async def test_one_that_has_no_room_does_not_cost_the_others_theirs() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"), expects("rows"))
+
+    def too_big(entries: Sequence[Entry]) -> AnabranchError | None:
+        return StreamFull("no room") if any(b"big" in entry.body for entry in entries) else None
+
+    bench.log.endless = too_big
+    pushes = [bench.push("docs", "partial", {"n": "big" if n % 2 else "small"}, revision=n + 1) for n in range(6)]
+    receipts = await asyncio.gather(*pushes, return_exceptions=True)
+    assert [isinstance(receipt, StreamFull) for receipt in receipts] == [False, True] * 3
+    await bench.take(Cancel())
+    results = [event["content"]["revision"] for event in await bench.ended() if event["type"] == "subagent_result"]
+    assert results == [1, 3, 5]
+
+
+async def test_whoever_pushes_for_one_who_works_here_relieves_it() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"), expects("rows"))
+    await bench.until(lambda: docs.contexts)
+    await bench.push("docs", "success")
+    await bench.until(lambda: docs.closed)
+    await bench.push("rows", "success")
+    assert (await bench.ended())[-1]["content"]["status"] == "success"
+
+
+async def test_a_real_log_that_fills_up_keeps_its_end() -> None:
+    bench = Workbench(max_bytes=20_000)
+    await bench.begin(*(msgspec.structs.replace(expects("rows"), result_key=f"r{n}") for n in range(30)))
+    refused = 0
+    for n in range(30):
+        try:
+            await bench.push(f"r{n}", "success", {"text": "x" * 2000})
+        except StreamFull:
+            refused += 1
+    assert 0 < refused < 30
+    await bench.take(Cancel())
+    assert (await bench.ended())[-1]["content"]["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("error", [StreamUnavailable("gone"), StreamFull("no room"), LeaseLost("another")])
+async def test_a_step_whose_beginning_cannot_be_written_is_refused(error: AnabranchError) -> None:
+    docs = FakeSubagent([DONE])
+    bench = Workbench({"docs": docs})
+    bench.log.faults = [error]
+    with pytest.raises(type(error)):
+        await bench.begin(here("docs"))
+    await bench.until(lambda: bench.coordinator.empty)
+    assert not docs.contexts
+    assert [turns.left for turns in bench.turns.values()] == [[None]]
+    assert bench.alarms.pending == 0
+    if not isinstance(error, LeaseLost):
+        assert told(await bench.events()) == [("plan_step_completed", "failed")]
+
+
+@pytest.mark.parametrize(("faults", "status"), [([], "success"), ([StreamUnavailable("gone")], "failed")])
+async def test_whoever_begins_a_step_may_leave(faults: list[Exception | None], status: str) -> None:
+    bench = Workbench({"docs": FakeSubagent([DONE])})
+    bench.log.faults = faults
+    asking = asyncio.create_task(bench.begin(here("docs")))
+    await bench.until(lambda: len(bench.coordinator))
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert (await bench.ended())[-1]["content"]["status"] == status
+
+
+async def test_bounds_and_doubles() -> None:
+    bench = Workbench(max_steps=1)
+    token = await bench.begin(expects("docs"))
+    with pytest.raises(Overloaded):
+        bench.coordinator.admit()
+    bench.coordinator._max_steps = 2
+    directive = bench.coordinator._courses[STREAM].directive
+    with pytest.raises(Conflict):
+        await bench.coordinator.begin(STREAM, token, directive, Context(correlation_id="c", deadline=9e9))
+    assert bench.coordinator.holds(STREAM)
+    await bench.push("docs", "success")
+    await bench.ended()
+    assert not bench.coordinator.holds(STREAM)
+
+
+async def test_draining_gives_time_and_then_ends_what_is_left_as_lost() -> None:
+    docs = FakeSubagent([PART, NEVER()])
+    bench = Workbench({"docs": docs})
+    await bench.begin(here("docs"), expects("rows"))
+    draining = asyncio.create_task(bench.coordinator.drain(0.05))
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDown):
+        bench.coordinator.admit()
+    assert (await bench.push("rows", "success")).sequence
+    await draining
+    end = (await bench.ended())[-1]["content"]
+    assert end["status"] == "worker_lost"
+    assert end["payload"]["subagents"]["docs_result"]["status"] == "cancelled"
+
+
+async def test_draining_waits_no_longer_than_it_must() -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"))
+    draining = asyncio.create_task(bench.coordinator.drain(600.0))
+    await asyncio.sleep(0)
+    await bench.push("docs", "success")
+    await draining
+    assert (await bench.ended())[-1]["content"]["status"] == "success"
+
+
+def compared(bench: Workbench) -> list[Compared]:
+    return [signal for signal in bench.telemetry.signals if isinstance(signal, Compared)]
+
+
+async def test_in_shadow_mode_the_difference_is_told_whichever_comes_first() -> None:
+    legacy: dict[str, Any] = {"docs_result": raw({"a": 1}), "rows_result": raw({"b": [1, 2]})}
+    bench = Workbench()
+    await bench.begin(expects("docs"), expects("rows"), shadow=True, legacy=legacy)
+    await bench.push("docs", "success", {"a": 1})
+    await bench.push("rows", "success", {"b": [1]})
+    await bench.ended()
+    assert [signal.differences for signal in compared(bench)] == [("missing /rows_result/b/1",)]
+    bench = Workbench()
+    await bench.begin(expects("docs"), shadow=True)
+    await bench.push("docs", "success", {"a": 1})
+    assert bench.coordinator.holds(STREAM)
+    assert (await bench.push("docs", "success")).ignored == "ended"
+    receipt = await bench.take(Progress(legacy={"docs_result": raw({"a": 1})}))
+    assert (receipt.ignored, receipt.status) == (None, "success")
+    await bench.ended()
+    assert [signal.equal for signal in compared(bench)] == [True]
+
+
+async def test_what_a_comparison_needs_is_not_kept_for_ever() -> None:
+    bench = Workbench(ttl_s=60.0)
+    await bench.begin(expects("docs"), shadow=True)
+    await bench.take(Progress(legacy=None))
+    await bench.push("docs", "success", {"a": 1})
+    assert not bench.coordinator.empty
+    await bench.advance(61.0)
+    await bench.ended()
+    assert not compared(bench)

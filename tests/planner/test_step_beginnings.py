@@ -1,0 +1,24 @@
+"""Steps whose beginning the log would not take."""
+
+import asyncio
+
+import pytest
+from workbench import Workbench, expects, told
+
+from anabranch.domain.errors import StreamUnavailable
+
+
+async def test_what_is_pushed_meanwhile_is_not_taken_for_a_part_of_it() -> None:
+    """Seed 148 of the simulated runs: the push of one that is switched off was accepted, without its payload."""
+    bench = Workbench()
+    bench.log.faults = [StreamUnavailable("The log is out of reach.")]
+    beginning = asyncio.create_task(bench.begin(expects("off"), expects("docs")))
+    await bench.until(lambda: len(bench.coordinator))
+    pushing = [asyncio.create_task(bench.push(name, "success", {"n": 1})) for name in ("off", "docs")]
+    with pytest.raises(StreamUnavailable):
+        await beginning
+    for push in pushing:
+        with pytest.raises(StreamUnavailable):
+            await push
+    await bench.advance(1.0)
+    assert told(await bench.ended()) == [("plan_step_completed", "failed")]
