@@ -1,0 +1,223 @@
+"""The subagent that answers from documents: our own river, told as a step's results."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from anabranch.domain.contracts import Answerer, Clock, Emit
+from anabranch.domain.errors import DeadlineExceeded, InvalidQuestion, Trouble, UpstreamError
+from anabranch.domain.events import SubagentStatus
+from anabranch.domain.messages import LANGUAGES, known
+from anabranch.domain.model import Answer, Context, Filters, Ground, Question, Value
+from anabranch.domain.steps import Directive, Expected, Fragment
+from anabranch.subagents.payloads import (
+    MAX_LABEL,
+    Aliases,
+    Object,
+    closed,
+    cut,
+    fitted,
+    fragment,
+    input_of,
+    joined,
+    missing,
+    opened,
+    web_address,
+)
+from anabranch.subagents.telling import Mailbox, Telling
+
+LONGEST = 10_000
+MAX_CITATIONS = 100
+MAX_QUOTE = 1_000
+MOST = 2**53
+INPUT_ALIASES: Aliases = {"question": ("query",)}
+ALIASES: Aliases = {"answer": ("text", "response"), "citations": ("sources",)}
+CITATION_ALIASES: Aliases = {
+    "document_id": ("doc_id", "id"),
+    "title": ("name", "source"),
+    "quoted_text": ("quote", "text", "snippet", "content"),
+    "url": ("link",),
+}
+
+# What the collections that a question names are for its caller; NotFound if one is not there.
+Chosen = Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]]
+
+
+class Asked(Value):
+    question: str | None = None
+    collections: Annotated[list[str], msgspec.Meta(max_length=100)] | None = None
+    top_k: int | None = None
+    language: str | None = None
+
+
+class Written(Value):
+    """An answer as it is sent by one who works elsewhere."""
+
+    answer: str | None = None
+    citations: list[dict[str, Any] | str] | None = None
+    model: str | None = None
+    retrieval_count: Annotated[int, msgspec.Meta(ge=0, lt=MOST)] | None = None
+
+
+class Cited(Value):
+    document_id: str | int | None = None
+    title: str | None = None
+    quoted_text: str | None = None
+    url: str | None = None
+    citation_index: int | None = None
+
+
+class Documentation:
+    """Here it needs an `input` with a `question` (or `query`), and may be told the `collections` to search, `top_k` and
+    a `language`; without an input it pushes what it finds. `template` is the question that every one is made from."""
+
+    def __init__(self, answerer: Answerer, clock: Clock, *, template: Question, max_top_k: int, chosen: Chosen) -> None:
+        self._answerer = answerer
+        self._clock = clock
+        self._template = template
+        self._max_top_k = max_top_k
+        self._chosen = chosen
+
+    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+        made = fragment(payload, status, written if status == "success" else so_far, ("citations",))
+        count = msgspec.json.decode(made.payload, type=Counted).retrieval_count
+        metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MOST else {}
+        return msgspec.structs.replace(made, metrics=metrics)
+
+    async def work(
+        self,
+        expected: Expected,
+        directive: Directive,  # noqa: ARG002
+        context: Context,
+    ) -> AsyncGenerator[Fragment, None]:
+        question = await self._question(opened(input_of(expected)), context)
+        mailbox, telling = Mailbox(), Telling(self._clock)
+        answering = asyncio.create_task(self._answered(question, context, mailbox.put))
+        answering.add_done_callback(mailbox.close)
+        try:
+            while not mailbox.over:
+                for event in await mailbox.news(telling.patience_s):
+                    if (told := telling.heard(event)) is not None:
+                        yield told
+                if (told := telling.due()) is not None:
+                    yield told
+            yield finished(answering.result())
+        finally:
+            answering.cancel()
+            await asyncio.wait({answering})
+
+    async def _answered(self, question: Question, context: Context, emit: Emit) -> Answer:
+        limit = asyncio.timeout(context.deadline - self._clock.monotonic())
+        try:
+            async with limit:
+                return await self._answerer.answer(question, context, emit)
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceeded("The answer was not complete in time.") from None
+            raise
+
+    async def _question(self, given: Object, context: Context) -> Question:
+        asked, _ = fitted(given, Asked, INPUT_ALIASES)
+        if asked.question is None:
+            raise missing("question", INPUT_ALIASES)
+        if not asked.question.strip() or len(asked.question) > LONGEST:
+            raise InvalidQuestion(f"question must have 1 to {LONGEST:,} characters.")
+        top_k = min(self._template.top_k, self._max_top_k) if asked.top_k is None else asked.top_k
+        if not 1 <= top_k <= self._max_top_k:
+            raise InvalidQuestion(f"top_k is {top_k}; it must be from 1 to {self._max_top_k}.")
+        language = known(asked.language)
+        if asked.language is not None and language is None:
+            raise InvalidQuestion(f"language must be one of {', '.join(LANGUAGES)}.")
+        filters = self._template.filters
+        if asked.collections:
+            filters = Filters(collections=await self._chosen(asked.collections, context))
+        return msgspec.structs.replace(
+            self._template, text=asked.question, top_k=top_k, filters=filters, language=language, answer_in=language
+        )
+
+
+class Counted(Value):
+    retrieval_count: Any = None
+
+
+def finished(answer: Answer) -> Fragment:
+    """The whole answer. Where no source could be asked, that is a failure, and may pass."""
+    if answer.ground is Ground.ALL_FAILED:
+        why = next((reply.error for reply in answer.replies if reply.error), "The search failed.")
+        raise UpstreamError(why, Trouble.DOWN)
+    found = sum(len(reply.passages) for reply in answer.replies)
+    payload = {
+        "answer": answer.text,
+        "citations": _citations(answer),
+        "model": answer.model,
+        "retrieval_count": found,
+        "refused": answer.refused,
+        "finish_reason": answer.finish_reason,
+        "latency_ms": answer.timings.total_ms,
+    }
+    return Fragment(status="success", payload=closed(payload), metrics={"retrieval_count": float(found)})
+
+
+def _citations(answer: Answer) -> list[Object]:
+    """As `/v1/query` writes them: `start_char` and `end_char` are offsets in the document's content; of a passage from
+    elsewhere, in the passage."""
+    found = []
+    for citation in answer.citations[:MAX_CITATIONS]:
+        passage = answer.passages[citation.passage]
+        begin = passage.place.start if passage.place else 0
+        quote = passage.text[citation.passage_start : citation.passage_end]
+        found.append(
+            {
+                "citation_index": citation.passage + 1,
+                "document_id": passage.document_id,
+                "chunk_id": passage.place.chunk_id if passage.place else None,
+                "title": cut(passage.title, MAX_LABEL),
+                "source": citation.source,
+                "start_char": begin + citation.passage_start,
+                "end_char": begin + citation.passage_end,
+                "quoted_text": cut(quote, MAX_QUOTE),
+                "answer_start": citation.start,
+                "answer_end": citation.end,
+                "url": passage.place.url if passage.place else None,
+            }
+        )
+    return found
+
+
+def written(given: Object) -> Object:
+    """An answer that was written elsewhere, in the form of our own."""
+    found = so_far(given)
+    if found.get("answer") is None:
+        raise missing("answer", ALIASES)
+    return {"answer": "", "citations": [], "model": None, "retrieval_count": 0} | found
+
+
+def so_far(given: Object) -> Object:
+    """As much of it as there is."""
+    sent, others = fitted(given, Written, ALIASES)
+    count = sent.retrieval_count
+    if sent.citations is not None and count is None:
+        count = len(sent.citations)
+    cited = None if sent.citations is None else [_cited(*one) for one in enumerate(sent.citations[:MAX_CITATIONS])]
+    card = {"answer": sent.answer, "citations": cited, "model": sent.model, "retrieval_count": count}
+    return joined({name: value for name, value in card.items() if value is not None}, others)
+
+
+def _cited(at: int, given: Object | str) -> Object:
+    if isinstance(given, str):
+        given = {"title": given}
+    try:
+        cited, others = fitted(given, Cited, CITATION_ALIASES)
+        url = web_address(cited.url, "url")
+    except InvalidQuestion as error:
+        raise InvalidQuestion(f"citations[{at}]: {error.message}") from None
+    citation = {
+        "citation_index": at + 1 if cited.citation_index is None else cited.citation_index,
+        "document_id": cited.document_id,
+        "title": cut(cited.title, MAX_LABEL) if cited.title else None,
+        "quoted_text": cut(cited.quoted_text, MAX_QUOTE) if cited.quoted_text else None,
+        "url": url,
+    }
+    return joined(citation, others)

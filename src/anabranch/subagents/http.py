@@ -1,0 +1,214 @@
+"""A subagent at a URL: asked once, and what it replies is taken as it comes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from anabranch.domain.contracts import Clock, Exchange, Outbound, Subagent
+from anabranch.domain.errors import InvalidQuestion, Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.events import SubagentStatus
+from anabranch.domain.model import Context, Value
+from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
+from anabranch.runtime import retries, space, sse
+from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
+
+MAX_FRAGMENTS = 10_000
+MAX_METRICS = 50
+MAX_METRIC = 100
+JSON_LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
+STATUSES: Mapping[str, SubagentStatus] = {
+    "pending": "pending",
+    "in_progress": "in_progress",
+    "partial": "partial",
+    "success": "success",
+    "completed": "success",
+    "error": "error",
+}
+# Spec 2's adapter output; an object with other fields and no payload is a payload itself.
+OUTPUT = frozenset({"type", "subagent", "status", "result_key", "payload", "telemetry", "revision", "attempt"})
+KEPT_ALIVE = (b'"heartbeat"', b'"ping"')
+DONE = b"[DONE]"
+
+T = TypeVar("T")
+
+
+class Asked(Value, omit_defaults=True):
+    """What a subagent is sent; never anybody's token."""
+
+    session_id: str
+    plan_step_id: str
+    subagent: str
+    result_key: str
+    input: msgspec.Raw
+    planner_context: Mapping[str, str | int | float | bool | None] = {}
+
+
+class Measured(Value):
+    metrics: dict[str, Any] = {}
+
+
+class HttpSubagent:
+    """Asks at the URL that the envelope names, through the guard. The reply is JSON, or server-sent events, or JSON
+    lines: each one spec 2's adapter output, or else the payload itself, which then is the whole result. It ends with a
+    success or an error; what comes after that is not read. `inner` is the adapter of its key."""
+
+    def __init__(self, inner: Subagent, outbound: Outbound, clock: Clock) -> None:
+        self._inner = inner
+        self._outbound = outbound
+        self._clock = clock
+
+    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+        return self._inner.taken(payload, status)
+
+    async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
+        body = _body(expected, directive)
+        call = self._outbound.request("POST", expected.url or "", headers=_headers(context), body=body)
+        async with AsyncExitStack() as stack:
+            exchange = await self._in_time(stack.enter_async_context(call), context)
+            if not 200 <= exchange.status < 300:
+                _, sentence = await self._in_time(space.refusal(exchange), context)
+                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.retry_after)
+                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+            outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
+            for _ in range(MAX_FRAGMENTS):
+                output = await self._in_time(anext(outputs, None), context)
+                if output is None:
+                    raise UpstreamError("It ended without a result.", Trouble.DOWN)
+                fragment = self._fragment(output)
+                yield fragment
+                if fragment.status in ("success", "error"):
+                    return
+            raise UpstreamError(f"It sent more than {MAX_FRAGMENTS:,} parts.", Trouble.UNUSABLE)
+
+    async def _in_time(self, waited_for: Awaitable[T], context: Context) -> T:
+        """One step of a call at a time: a generator must not yield inside a time-out."""
+        limit = asyncio.timeout(context.deadline - self._clock.monotonic())
+        try:
+            async with limit:
+                return await waited_for
+        except TimeoutError as error:
+            if limit.expired():
+                raise UpstreamTimedOut("It did not answer in time.", Trouble.DOWN) from error
+            raise
+
+    def _fragment(self, output: bytes) -> Fragment:
+        """One output in its adapter's form. What cannot be understood is the subagent's failure, not the planner's."""
+        if len(output) > MAX_BYTES:
+            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
+        try:
+            given = msgspec.json.decode(output, type=dict[str, msgspec.Raw])
+        except UNDECODABLE as error:
+            raise UpstreamError("It replied with something else than a JSON object.", Trouble.UNUSABLE) from error
+        try:
+            if not _is_output(given):
+                return self._inner.taken(output, "success")
+            fragment = self._inner.taken(_payload(given), _status(given.get("status")))
+        except InvalidQuestion as error:
+            raise UpstreamError(f"Its reply cannot be used: {error.message}", Trouble.UNUSABLE) from error
+        metrics = {**fragment.metrics, **_metrics(given.get("telemetry"))}
+        return msgspec.structs.replace(fragment, metrics=metrics)
+
+
+async def _outputs(exchange: Exchange) -> AsyncGenerator[bytes, None]:
+    if exchange.content_type == "text/event-stream":
+        async for data in sse.events(exchange.chunks()):
+            event = data.encode()
+            if event.strip() == DONE:
+                return
+            if not _keeps_alive(event):
+                yield event
+    elif exchange.content_type in JSON_LINES:
+        async for line in _lines(exchange.chunks()):
+            if not _keeps_alive(line):
+                yield line
+    else:
+        yield await exchange.read()
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines that are not empty; a last one without its end counts too."""
+    pending = bytearray()
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = bytes(pending + end).strip()
+            pending.clear()
+            if line:
+                yield line
+        pending += rest
+        if len(pending) > MAX_BYTES:
+            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
+    if last := bytes(pending).strip():
+        yield last
+
+
+def _keeps_alive(event: bytes) -> bool:
+    if len(event) > MAX_METRIC or not any(name in event for name in KEPT_ALIVE):
+        return False
+    try:
+        return bytes(msgspec.json.decode(event, type=dict[str, msgspec.Raw]).get("type", EMPTY)) in KEPT_ALIVE
+    except UNDECODABLE:
+        return False
+
+
+def _is_output(given: Mapping[str, msgspec.Raw]) -> bool:
+    if "status" not in given and "payload" not in given:
+        return False
+    return given.keys() <= OUTPUT or bytes(given.get("payload", b"")).startswith(b"{")
+
+
+def _payload(given: Mapping[str, msgspec.Raw]) -> bytes:
+    payload = bytes(given.get("payload", EMPTY))
+    return bytes(EMPTY) if payload == b"null" else payload
+
+
+def _status(given: msgspec.Raw | None) -> SubagentStatus:
+    try:
+        said = "success" if given is None else msgspec.json.decode(given, type=str)
+    except UNDECODABLE:
+        said = ""
+    if said not in STATUSES:
+        raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)}.")
+    return STATUSES[said]
+
+
+def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
+    """What it measured, as far as those are numbers; the rest is nobody's loss."""
+    try:
+        measured = msgspec.json.decode(telemetry or EMPTY, type=Measured).metrics
+    except UNDECODABLE:
+        return {}
+    numbers = [
+        (name, float(value))
+        for name, value in measured.items()
+        if isinstance(value, int | float) and abs(value) < 2**53 and len(name) <= MAX_METRIC
+    ]
+    return dict(numbers[:MAX_METRICS])
+
+
+def _body(expected: Expected, directive: Directive) -> bytes:
+    asked = Asked(
+        session_id=directive.session_id,
+        plan_step_id=directive.plan_step_id,
+        subagent=expected.key,
+        result_key=expected.result_key,
+        input=EMPTY if expected.input is None else expected.input,
+        planner_context=directive.planner_context,
+    )
+    return msgspec.json.encode(asked)
+
+
+def _headers(context: Context) -> dict[str, str]:
+    sent = {
+        "Content-Type": "application/json",
+        "Accept": ", ".join(("application/json", "text/event-stream", JSON_LINES[0])),
+        "X-Correlation-ID": context.correlation_id,
+    }
+    if context.traceparent:
+        sent["traceparent"] = context.traceparent
+        if context.tracestate:
+            sent["tracestate"] = context.tracestate
+    return sent
