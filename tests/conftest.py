@@ -4,8 +4,11 @@ import asyncio
 import fcntl
 import json
 import os
+import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +16,10 @@ import aiohttp
 import hypothesis
 import pytest
 import uvicorn
+from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
 from anabranch.entrypoints.http.app import Service
-from anabranch.entrypoints.http.server import HeadCapped
+from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import configured_log
 from anabranch.testing import Space
@@ -25,6 +29,25 @@ LOCAL = ("127.0.0.0/8",)
 # A busy machine is no failure.
 hypothesis.settings.register_profile("calm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("calm")
+
+
+class Groups(LoadGroupScheduling):  # type: ignore[misc]
+    """Tests of one group on one worker. xdist 3.8 tells groups by a suffix that pytest 9.2 no longer lets it write
+    (pytest-xdist#1386), so they are read where they stand: in the `pytestmark` of their file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(self.config.rootpath / nodeid.partition("::")[0]) or nodeid
+
+
+@cache
+def group(file: Path) -> str | None:
+    found = re.search(r'^pytestmark\b.*xdist_group\("([^"]+)"\)', file.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | None:
+    return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 class SseEvent(NamedTuple):
@@ -69,6 +92,22 @@ def parse_sse(text: str) -> list[SseEvent]:
     return events
 
 
+class EndsAtOnce(uvicorn.Server):
+    """uvicorn looks ten times a second whether all have gone; with hundreds of servers that is a minute."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.server_state
+        for listener in self.servers:
+            listener.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        while state.connections or state.tasks:  # noqa: ASYNC110 (uvicorn announces neither)
+            await asyncio.sleep(0.002)
+        for listener in self.servers:
+            await listener.wait_closed()
+        await self.lifespan.shutdown()
+
+
 @asynccontextmanager
 async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -> AsyncIterator[Server]:
     service = Service(settings, configured_log(settings))
@@ -77,23 +116,24 @@ async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -
         host="127.0.0.1",
         port=0,
         http=protocol,
+        ws=Socket,
+        ws_max_size=Socket.max_message_bytes,
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         proxy_headers=False,
         lifespan="on",
     )
     config.load()
-    server = uvicorn.Server(config)
+    server = EndsAtOnce(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup()
-    main = asyncio.create_task(server.main_loop())
+    await server.on_tick(0)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with aiohttp.ClientSession() as session:
             yield Server(f"http://127.0.0.1:{port}", session, service)
     finally:
-        server.should_exit = True
-        await main
         await server.shutdown()
 
 

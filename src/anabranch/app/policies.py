@@ -38,21 +38,21 @@ class Policies:
         self._settings = settings
         self._clock = clock
         self._telemetry = telemetry
-        self._redis = _redis(settings, clock, telemetry)
+        self.redis = _redis(settings, clock, telemetry)
         self._far: RedisCache | None = None
         near = MemoryCache(settings.cache_bytes, clock)
-        self._cache: Cache = near
+        self.cache: Cache = near
         limit, window_s = settings.rate_limit, settings.rate_limit_window
         local = MemoryLimiter(limit, window_s, clock)
         self._limiter: Limiter = local
-        if self._redis is not None:
-            self._far = RedisCache(self._redis, wait_s=settings.redis_timeout * CACHE_SHARE)
-            self._cache = TieredCache(near, self._far)
-            self._limiter = RedisLimiter(self._redis, local, limit, window_s)
+        if self.redis is not None:
+            self._far = RedisCache(self.redis, wait_s=settings.redis_timeout * CACHE_SHARE)
+            self.cache = TieredCache(near, self._far)
+            self._limiter = RedisLimiter(self.redis, local, limit, window_s)
         self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
         self._recipe_settings = _having_a_say(settings)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
-        self._breakers = _shared(self._redis, self.resilience, clock)
+        self._breakers = _shared(self.redis, self.resilience, clock)
         self._tending: asyncio.Task[None] | None = None
         self.gate = Gate(settings.max_running, settings.max_waiting, telemetry)
 
@@ -75,8 +75,8 @@ class Policies:
             await self._breakers.close()
         if self._far is not None:
             await self._far.settled()
-        if self._redis is not None:
-            await self._redis.close()
+        if self.redis is not None:
+            await self.redis.close()
 
     async def meter(self, context: Context) -> Allowance | None:
         """Count a question against its caller's limit, where there is one."""
@@ -102,7 +102,7 @@ class Policies:
 
         return Remembered(
             inner,
-            cache=self._cache,
+            cache=self.cache,
             ttl_s=self._settings.answer_cache_ttl,
             look=look,
             recipe=self._recipe,
@@ -116,7 +116,7 @@ class Policies:
         if not ttl_s:
             return inner
         where = self._settings.embedding_url or ""
-        return RememberedEmbedder(inner, where=where, cache=self._cache, ttl_s=ttl_s, telemetry=self._telemetry)
+        return RememberedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
 
     def _recipe(self, question: Question) -> Recipe:
         return Recipe(prompt_version=version_of(question.profile), settings=self._recipe_settings)

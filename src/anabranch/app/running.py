@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.app.adapters import Adapters
+from anabranch.app.asking import Asking
 from anabranch.app.knowledge import Rooms
 from anabranch.app.naming import Names
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
 from anabranch.app.river import river
+from anabranch.app.streaming import Streams, streams
 from anabranch.domain.contracts import Answerer, Clock, Telemetry
 from anabranch.domain.errors import (
     InvalidQuestion,
@@ -56,19 +58,23 @@ class Anabranch:
         answerer: Answerer,
         rooms: Rooms,
         publishing: Publishing,
-        names: Names,
+        asking: Asking,
         policies: Policies,
         hub_tokens: HubTokens,
+        streams: Streams,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self.settings = settings
+        self.planner = streams.planner
+        self.recordings = streams.recordings
         self.knowledge = rooms
         self.publishing = publishing
         self._answerer = answerer
-        self._names = names
+        self._asking = asking
         self._policies = policies
         self._hub_tokens = hub_tokens
+        self._streams = streams
         self._clock = clock
         self._telemetry = telemetry
         self._runs: set[Run] = set()
@@ -86,19 +92,16 @@ class Anabranch:
         telemetry: Telemetry | None = None,
         indexing: bool = False,
         indexer_died: Callable[[int], None] = lambda _: None,
+        streaming: bool = False,
     ) -> AsyncIterator["Anabranch"]:
         """An Anabranch from the environment and a configuration file, or from settings made by hand. With `indexing` it
         also takes in documents that wait, unless another process on this data folder does; `indexer_died` is told the
-        exit status of one that did not last."""
+        exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers."""
         settings = settings or load(file=Path(config) if config is not None else None)
         telemetry = telemetry or Silent()
         clock = SystemClock()
         policies = Policies(settings, clock, telemetry)
-        outbound = AiohttpOutbound(
-            guard=AddressGuard(settings.allowed_networks),
-            allowed_origins=settings.allowed_origins,
-            max_reply_bytes=settings.max_reply_bytes,
-        )
+        outbound = _outbound(settings)
         rooms = Rooms(
             settings,
             outbound,
@@ -109,27 +112,38 @@ class Anabranch:
         )
         directory = Adapters(outbound, rooms, policies.resilience, model_streaming=settings.model_streaming_enabled)
         pipeline = river(settings, directory, clock, telemetry)
-        opened = cls(
-            settings=settings,
-            answerer=policies.remembered(pipeline, rooms),
-            rooms=rooms,
-            publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
-            names=Names(settings, rooms, Hub(settings.syfthub_url, outbound)),
-            policies=policies,
-            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
-            clock=clock,
-            telemetry=telemetry,
-        )
-        try:
+        asking = Asking(settings, Names(settings, rooms, Hub(settings.syfthub_url, outbound)))
+        async with AsyncExitStack() as leaving:
+            for close in (outbound.close, policies.close, rooms.close):
+                leaving.push_async_callback(close)
             policies.start()
+            keeping = streams(
+                settings,
+                policies,
+                outbound=outbound,
+                rooms=rooms,
+                model=asking.model,
+                start=lambda question, context: opened.start(question, context),  # noqa: PLW0108  there soon
+                clock=clock,
+                telemetry=telemetry,
+            )
+            kept = await leaving.enter_async_context(keeping) if streaming else Streams()
+            opened = cls(
+                settings=settings,
+                answerer=policies.remembered(pipeline, rooms),
+                rooms=rooms,
+                publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
+                asking=asking,
+                policies=policies,
+                hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
+                streams=kept,
+                clock=clock,
+                telemetry=telemetry,
+            )
+            leaving.push_async_callback(opened.drain, grace_s=0)
             if indexing and rooms.exists:
                 await rooms()
             yield opened
-        finally:
-            await opened.drain(grace_s=0)
-            await rooms.close()
-            await policies.close()
-            await outbound.close()
 
     async def identify(self, token: str, audiences: Collection[str]) -> Identified:
         """Whom a bearer token stands for: an API key of ours, or a token of the hub for one of the audiences."""
@@ -241,8 +255,8 @@ class Anabranch:
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
         `URL/slug`; without sources, every configured one and every collection is asked."""
-        asked, context = await self._prepared(question, sources, model, history, tokens, top_k, until)
-        return await self.start(asked, context).value()
+        asked = await self._asking.question(question, sources, model, history, tokens, top_k, until)
+        return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
 
     @asynccontextmanager
     async def stream(
@@ -257,14 +271,18 @@ class Anabranch:
         until: Until = Until.GENERATE,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """The same, event by event as it happens. Leaving the block ends the question and everything it started."""
-        asked, context = await self._prepared(question, sources, model, history, tokens, top_k, until)
-        run = self.start(asked, context)
+        asked = await self._asking.question(question, sources, model, history, tokens, top_k, until)
+        run = self.start(asked, self.context(tokens=tokens, operator=True))
         async with run.listen() as listener:
             yield aiter(listener)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new question, give the running ones some time, then end the rest with an error they can show."""
         self.draining = True
+        await asyncio.gather(self._drained(grace_s), self._streams.drain(grace_s))
+        await self._streams.settled()
+
+    async def _drained(self, grace_s: float) -> None:
         try:
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
@@ -278,40 +296,19 @@ class Anabranch:
         if not self._runs:
             self._idle.set()
 
-    async def _prepared(
-        self,
-        question: str,
-        sources: Sequence[str | Endpoint] | None,
-        model: str | Endpoint | None,
-        history: Sequence[Message],
-        tokens: Mapping[str, str] | None,
-        top_k: int | None,
-        until: Until,
-    ) -> tuple[Question, Context]:
-        known = tokens or {}
-        chosen = await self._names.sources(sources, known)
-        writer = await self._names.writer(model, known)
-        asked = Question(
-            text=question,
-            sources=chosen,
-            model=writer,
-            history=tuple(history),
-            top_k=self.settings.default_top_k if top_k is None else top_k,
-            # Among our own, the ranking decides; what others hold to be worth sending is up to a threshold.
-            similarity_threshold=0.0 if chosen and all(one.kind == "collection" for one in chosen) else 0.5,
-            until=until,
-            refuse=True,
-            rewrite=self.rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
-            diversity=self.settings.mmr_lambda,
-            threshold=self.settings.guard_threshold,
-        )
-        return asked, self.context(tokens=tokens, operator=True)
-
     @property
     def model(self) -> Endpoint:
         """Who writes when nobody is named."""
-        return self._names.model
+        return self._asking.model
 
     def rewrites(self, model: Endpoint) -> bool:
         """Whether questions are put in other words before they are searched for: only a model that writes can."""
-        return self.settings.query_rewriting and model.kind != "extractive"
+        return self._asking.rewrites(model)
+
+
+def _outbound(settings: Settings) -> AiohttpOutbound:
+    return AiohttpOutbound(
+        guard=AddressGuard(settings.allowed_networks),
+        allowed_origins=settings.allowed_origins,
+        max_reply_bytes=settings.max_reply_bytes,
+    )

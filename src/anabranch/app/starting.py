@@ -4,8 +4,13 @@ from anabranch.app import knowledge
 from anabranch.runtime.lines import Log
 from anabranch.runtime.settings import Settings
 
+NO_STREAMS = (
+    "Several workers without a Redis can keep neither planner steps nor resumable answers: set AGGREGATOR_REDIS_URL "
+    "or serve with one worker."
+)
 
-def check(settings: Settings, workers: int, log: Log) -> None:
+
+def check(settings: Settings, log: Log) -> None:
     knowledge.check(settings)
     if settings.redis_url is not None:
         from anabranch.runtime.redis import Connections  # noqa: PLC0415  most have no Redis
@@ -15,5 +20,7 @@ def check(settings: Settings, workers: int, log: Log) -> None:
         from anabranch.runtime.traces import headers  # noqa: PLC0415  most have no collector
 
         headers(settings.otlp_headers)
-    if workers > 1 and settings.redis_url is None and settings.rate_limit:
-        log.warning("limits_not_shared", workers=workers, hint="AGGREGATOR_REDIS_URL is not set")
+    if not settings.streams_kept:
+        log.warning("streams_refused", workers=settings.workers, hint=NO_STREAMS)
+    if settings.workers > 1 and settings.redis_url is None and settings.rate_limit:
+        log.warning("limits_not_shared", workers=settings.workers, hint="AGGREGATOR_REDIS_URL is not set")

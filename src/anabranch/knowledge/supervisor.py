@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+# What a process is given when it starts has low numbers.
+GIVEN = 64
 ELECTION_S = 0.5
 RESTART_S = 1.0
 STOP_S = 20.0
@@ -47,6 +49,7 @@ class Supervisor:
             os.close(descriptor)
 
     async def _child(self, descriptor: int) -> int:
+        _keep_to_ourselves()
         child = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -68,6 +71,14 @@ class Supervisor:
                 except TimeoutError:
                     child.kill()
                     await child.wait()
+
+
+def _keep_to_ourselves() -> None:
+    """A worker was given the port that it serves in a way that its own children would get it, too. They would hold it
+    open while the server stops, and whoever came then would wait instead of being refused."""
+    for descriptor in range(3, GIVEN):
+        with contextlib.suppress(OSError):
+            os.set_inheritable(descriptor, False)
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,78 +1,65 @@
 """Prometheus metrics: spec 4's names and our own, with bounded labels, added up over all workers."""
 
-import os
-import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
-from typing import Generic, TypeVar, assert_never
+from typing import assert_never, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from anabranch.domain.errors import AnabranchError, Cancelled, Overloaded, RateLimited
-from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFinished, SourceReplied
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    OutcomeStatus,
+    RetrievalFinished,
+    SourceReplied,
+    StepStatus,
+)
 from anabranch.domain.model import Answer, Ground, Status
 from anabranch.domain.signals import (
     BreakerMoved,
     CacheLooked,
+    Compared,
+    CrumbsLost,
     Hedged,
+    Ignored,
     Joined,
     Load,
     Metered,
+    Reading,
     RedisMoved,
     RedisSaidNo,
     Rejected,
     Retried,
     Signal,
     Spent,
+    Stepped,
+    Subagented,
 )
+from anabranch.domain.steps import Ignored as Reason
+from anabranch.runtime.labels import Children
 from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import label
+from anabranch.runtime.workers import AllWorkers, is_shared
 
-T = TypeVar("T")
-
-MAX_NAMES = 100
-OTHER = "other"
 RAG = "rag_stream"
 SURFACES = (RAG, "chat", "query", "endpoints", "library")
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
-STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite")
+AGGREGATION = ("aggregation.wait", "aggregation.emit", "aggregation.retry")
+STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", *AGGREGATION)
 ABSTAINED = "abstained"
 COLLECTIONS = "collections"
 EXTRACTIVE = "extractive"
 ALTERNATE = " (alternate)"
 GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), ABSTAINED)
+STEPS = get_args(StepStatus)
+PARTS = get_args(OutcomeStatus)
+SUBAGENTS = ("documentation", "row_selection", "action", "voice", "safety")
+IGNORED = get_args(Reason)
 BREAKER = {"closed": 0, "half_open": 1, "open": 2}
 QUESTION_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 30_000, 60_000, 180_000)
 PART_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 120_000)
-
-
-class Children(dict[str, T], Generic[T]):
-    """What is kept for each name. Names come from strangers' requests, and each costs memory here and in Prometheus: so
-    many have their own, first come, and all others share one. Those known beforehand have theirs in any case."""
-
-    def __init__(self, make: Callable[[str], T], known: Iterable[str] = ()) -> None:
-        super().__init__()
-        self._make = make
-        self._left = MAX_NAMES
-        self._others: T | None = None
-        for name in known:
-            self[label(name)] = make(label(name))
-
-    def __missing__(self, name: str) -> T:
-        short = label(name)
-        if short != name:
-            return self[short]
-        if self._left:
-            self._left -= 1
-            self[name] = made = self._make(name)
-            return made
-        if self._others is None:
-            self._others = self._make(OTHER)
-        return self._others
 
 
 class Metrics:
@@ -86,6 +73,7 @@ class Metrics:
         self._count_stream()
         self._count_upstreams(settings)
         self._count_policies(redis=settings.redis_url is not None)
+        self._count_steps()
         build = self._gauge("anabranch_build_info", "Which version runs.", "max", "version")
         build.labels(version("anabranch")).set(1)
 
@@ -170,6 +158,28 @@ class Metrics:
             self._redis = self._gauge("anabranch_redis_reachable", "1 if Redis answers.", "livemin").set
             self._redis(1)
 
+    def _count_steps(self) -> None:
+        """Spec 2's steps, their subagents, and those who read along."""
+        steps = self._counter("planner_steps", "Planner steps, by how they ended.", "status")
+        step_ms = self._histogram("planner_step_latency_ms", "From a step's beginning to its end.", QUESTION_MS)
+        parts = self._counter("planner_subagents", "Subagents' parts, by how they ended.", "subagent", "status")
+        part_ms = self._histogram("planner_subagent_latency_ms", "One subagent's part.", PART_MS, "subagent")
+        ignored = self._counter("planner_events_ignored", "Sent to a step, recorded, not delivered.", "reason")
+        self._steps = Children(lambda status: steps.labels(status).inc, STEPS)
+        self._step_ms = step_ms.observe
+        self._parts = Children(
+            lambda subagent: (
+                Children(lambda status: parts.labels(subagent, status).inc, PARTS),
+                part_ms.labels(subagent).observe,
+            ),
+            SUBAGENTS,
+        )
+        self._ignored = Children(lambda reason: ignored.labels(reason).inc, IGNORED)
+        shadow = self._counter("planner_shadow", "Steps compared with the old way's answer.", "equal")
+        self._compared = {equal: shadow.labels(str(equal).lower()).inc for equal in (True, False)}
+        self._reading = self._gauge("anabranch_stream_readers", "Clients that read streams.", "livesum").set
+        self._crumbs_lost = self._counter("anabranch_breadcrumbs_lost", "Breadcrumbs that no sink took.").inc
+
     def asked(self, surface: str) -> None:
         if surface == RAG:
             self._stream_requests()
@@ -236,6 +246,26 @@ class Metrics:
             case RedisMoved():
                 self._redis(signal.reachable)
             case _:
+                self._of_streams(signal)
+
+    def _of_streams(self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost) -> None:
+        match signal:
+            case Stepped():
+                self._steps[signal.status](1)
+                self._step_ms(signal.latency_ms)
+            case Subagented():
+                count, observe = self._parts[signal.subagent]
+                count[signal.status](1)
+                observe(signal.latency_ms)
+            case Ignored():
+                self._ignored[signal.reason](1)
+            case Compared():
+                self._compared[signal.equal](1)
+            case Reading():
+                self._reading(signal.clients)
+            case CrumbsLost():
+                self._crumbs_lost(signal.count)
+            case _:
                 assert_never(signal)
 
     def _turned_away(self, signal: Rejected) -> None:
@@ -248,7 +278,7 @@ class Metrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """What there is to read, of all workers, and its media type: as the reader accepts it, else as plain text."""
         encode, media_type = choose_encoder(accept)
-        registry = CollectorRegistry() if _is_shared() else self._registry
+        registry = CollectorRegistry() if is_shared() else self._registry
         if registry is not self._registry:
             AllWorkers(registry)  # type: ignore[no-untyped-call]
         return encode(registry), media_type
@@ -263,49 +293,9 @@ class Metrics:
         return Histogram(name, says, labels, registry=self._registry, buckets=bounds)
 
 
-class AllWorkers(MultiProcessCollector):
-    """The sum over the files in which the workers count. What a worker that is gone has counted stays; how it stood
-    (a gauge) goes with it."""
-
-    def collect(self) -> Iterable[Metric]:
-        folder = Path(self._path)
-        for pid in {int(path.stem.rpartition("_")[2]) for path in folder.glob("gauge_live*.db")}:
-            if not _runs(pid):
-                with suppress(FileNotFoundError):  # another worker was quicker
-                    mark_process_dead(pid, self._path)  # type: ignore[no-untyped-call]
-        files = [str(path) for path in folder.glob("*.db") if _has_begun(path)]
-        merged: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
-        return merged
-
-
 def refusal(answer: Answer) -> str:
     """Why an answer was refused: for want of ground, or by the model itself."""
     return ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
-
-
-def _is_shared() -> bool:
-    """Whether the workers' counts are kept in files: `serve` sees to it where there are several."""
-    return bool(values.ValueClass._multiprocess)
-
-
-def _has_begun(path: Path) -> bool:
-    """Not one that a worker is just about to write, nor one that was just taken away."""
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:
-        return False
-
-
-def _runs(pid: int) -> bool:
-    if sys.platform == "win32":  # there, asking in this way ends a process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _codes(kind: type[AnabranchError] = AnabranchError) -> set[str]:

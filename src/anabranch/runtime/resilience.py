@@ -10,6 +10,7 @@ from anabranch.domain.contracts import Clock, Generator, Source, Telemetry
 from anabranch.domain.model import Endpoint
 from anabranch.domain.signals import BreakerState
 from anabranch.runtime.attempts import Attempts
+from anabranch.runtime.breaker import Breaker
 from anabranch.runtime.hedging import HedgedSource, ResilientSource
 from anabranch.runtime.retries import Chance, ResilientGenerator, Sleep
 from anabranch.runtime.upstreams import Policy, Role, Upstreams
@@ -51,6 +52,10 @@ class Resilience:
     def attempts(self, endpoint: Endpoint, role: Role) -> Attempts:
         """For plain calls, such as those for embeddings."""
         return Attempts(self.upstreams.of(endpoint, f" ({role})", role), self._clock, self._telemetry)
+
+    def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
+        """For those who do the rest themselves."""
+        return self.upstreams.of(endpoint, f" ({role})", role).breaker
 
     def generator(self, endpoint: Endpoint, inner: Generator, *, retried: bool = True) -> Generator:
         return ResilientGenerator(

@@ -26,12 +26,22 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Context, Question, Status
-from anabranch.domain.signals import BreakerMoved, Metered, RedisMoved, RedisSaidNo, Rejected, Signal
+from anabranch.domain.signals import (
+    BreakerMoved,
+    Compared,
+    CrumbsLost,
+    Metered,
+    RedisMoved,
+    RedisSaidNo,
+    Rejected,
+    Signal,
+)
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.lines import Log, Writing, encode, stamped, writer_of
 from anabranch.runtime.logwriter import LogWriter
 from anabranch.runtime.settings import Settings
 
+SOCKETS = "uvicorn.error.sockets"
 SELDOM_S = 1.0
 MAX_QUERY = 100
 MAX_NAME = 100
@@ -189,6 +199,15 @@ class LoggedEvents(Silent):
                 self._seldom(self._log.warning, "overloaded", surface=signal.surface)
             case RedisSaidNo():
                 self._seldom(self._log.warning, "redis_refused", reason=signal.why)
+            case Compared():
+                session, step = label(signal.session_id), label(signal.plan_step_id)
+                write = self._log.info if signal.equal else self._log.warning
+                differences = list(signal.differences)
+                write(
+                    "planner_shadow", session_id=session, plan_step_id=step, equal=signal.equal, differences=differences
+                )
+            case CrumbsLost():
+                self._log.warning("breadcrumbs_lost", count=signal.count)
             case _:
                 pass
 
@@ -228,6 +247,8 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # Of a WebSocket the server would show the whole address and, in detail, all headers: keys may be among them.
+    logging.getLogger(SOCKETS).setLevel(max(level, logging.WARNING))
     log: Log = structlog.wrap_logger(
         LogWriter(out),
         processors=[*shared, *rendering],

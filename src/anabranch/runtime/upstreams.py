@@ -26,7 +26,7 @@ FEWEST_LATENCIES = 20
 SLOW = 0.95
 # A stranger may give an address any name, also one of the operator's.
 STRANGERS = " (named in a request)"
-Role = Literal["source", "model", "embeddings", "reranker"]
+Role = Literal["source", "model", "embeddings", "reranker", "subagent"]
 WORSE: Mapping[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
 
 

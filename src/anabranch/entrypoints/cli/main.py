@@ -64,24 +64,24 @@ def commands() -> None:
 @commands.command()
 @click.option("--host", help="The address to listen on [default: AGGREGATOR_HOST, 0.0.0.0].")
 @click.option("--port", type=int, help="The port; 0 takes a free one [default: AGGREGATOR_PORT, 8001].")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes.")
+@click.option("--workers", type=click.IntRange(1, 1_000), help="How many processes [default: AGGREGATOR_WORKERS, 1].")
 @config_option
-def serve(host: str | None, port: int | None, workers: int, config: Path | None) -> None:
+def serve(host: str | None, port: int | None, workers: int | None, config: Path | None) -> None:
     """Serve every surface over HTTP."""
     from anabranch.app.starting import check  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.runtime.telemetry import configured_log  # noqa: PLC0415
 
     # The workers read their settings from the environment, so that is where the options go.
-    given = {"HOST": host, "PORT": port, "CONFIG": config.resolve() if config else None}
+    given = {"HOST": host, "PORT": port, "WORKERS": workers, "CONFIG": config.resolve() if config else None}
     os.environ.update({PREFIX + name: str(value) for name, value in given.items() if value is not None})
     settings = load(file=config)
     log = configured_log(settings)
     for name in unknown():
         log.warning("unknown_setting", variable=name)
-    check(settings, workers, log)
-    with _counting_together(workers):
-        run(settings, workers, log)
+    check(settings, log)
+    with _counting_together(settings.workers):
+        run(settings, log)
 
 
 @contextmanager

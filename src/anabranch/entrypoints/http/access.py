@@ -67,6 +67,14 @@ class Access:
             return caller, owners
         return caller, [owner for owner in owners if owner in meant or owner.lower() in meant]
 
+    def identity(self, caller: Caller) -> str:
+        """Under what name streams are kept for a caller, and given to nobody else."""
+        if caller.user is not None:
+            return f"user:{caller.user}"
+        if caller.operator:
+            return "operator"
+        raise Unauthorized("Guests keep no streams: send a token that names its user.")
+
     async def admit(self, scope: Scope) -> Caller | None:
         """Who asks the chat surface, which is open unless the settings close every surface."""
         return await self.caller(scope) if self._auth in ("api_key", "jwt") else None

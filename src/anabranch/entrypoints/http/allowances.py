@@ -3,12 +3,21 @@
 import math
 
 from anabranch.app.policies import TooOften
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, StreamUnavailable
 from anabranch.domain.model import Allowance
 from anabranch.entrypoints.http.exchange import Headers
 
-EXPOSED = ["Retry-After", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]
+EXPOSED = [
+    "Retry-After",
+    "RateLimit-Limit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+    "Stream-Id",
+    "Preference-Applied",
+]
 RETRY_AFTER_S = 5
+# The log is there again as soon as Redis is, or as another worker has taken over.
+STREAM_RETRY_AFTER_S = 1
 
 
 def left(allowance: Allowance | None) -> Headers:
@@ -25,5 +34,6 @@ def refused(error: AnabranchError, status: int) -> Headers:
     """When to come back, for those who were turned away."""
     if status not in (429, 503):
         return ()
-    again = (b"retry-after", str(error.details.get("retry_after_s", RETRY_AFTER_S)).encode())
+    usual = STREAM_RETRY_AFTER_S if isinstance(error, StreamUnavailable) else RETRY_AFTER_S
+    again = (b"retry-after", str(error.details.get("retry_after_s", usual)).encode())
     return [again, *left(error.allowance if isinstance(error, TooOften) else None)]

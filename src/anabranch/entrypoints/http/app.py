@@ -1,6 +1,7 @@
 """The ASGI application: every surface, assembled."""
 
 import asyncio
+import gc
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -29,15 +31,22 @@ from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeDialect
 from anabranch.entrypoints.http.ledger import Ledger
 from anabranch.entrypoints.http.metrics import MetricsSurface
+from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface
 from anabranch.entrypoints.http.rag import RagSurface
+from anabranch.entrypoints.http.streams import StreamSurface
+from anabranch.entrypoints.http.tailing import Closing
 from anabranch.runtime.lines import Log
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import configured_log, flush
 
 # Surfaces that hold data: a web page of another origin may use them only if that origin is named.
-HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints")
+HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints", "/planner/")
+# But a page that has asked the chat surface may take up its answer again: it has the id, which nobody can guess.
+KNOWN_BY_ID = "/v1/streams/"
+# The client of streams, for web pages.
+MODULES = ("stream.js", "connection.js")
 
 
 class Handler(Protocol):
@@ -57,6 +66,8 @@ class Service:
         self._metrics: MetricsSurface | None = None
         self._knowledge: ASGIApp | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._closing, self._closed = Closing(), Closing()
+        self._planner: PlannerSurface | None = None
         self._healthy = {"status": "healthy", "service": "anabranch", "version": version("anabranch")}
         self._description = msgspec.json.encode(openapi.describe(settings))
         self._router = Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan)
@@ -67,7 +78,8 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises what it cannot route, and the edge answers in our own form
-        app = self._holding_data if scope.get("path", "").startswith(HOLDING_DATA) else self._app
+        path = scope.get("path", "")
+        app = self._holding_data if path.startswith(HOLDING_DATA) and not path.startswith(KNOWN_BY_ID) else self._app
         await app(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,12 +87,22 @@ class Service:
         if scope["type"] == "http" and scope["path"].startswith("/v1/"):
             assert self._knowledge is not None
             await self._knowledge(scope, receive, send)
+        elif scope.get("path", "").startswith("/planner/"):
+            assert self._planner is not None
+            await self._planner(scope, receive, send)
+        elif scope["type"] == "websocket":
+            raise HTTPException(404)
         else:
             await self._router(scope, receive, send)
 
     def _drain(self) -> None:
         assert self._anabranch is not None
-        self._draining = asyncio.create_task(self._anabranch.drain(self._settings.drain_timeout))
+        self._closing.set()
+        self._draining = asyncio.create_task(self._drained(self._anabranch))
+
+    async def _drained(self, anabranch: Anabranch) -> None:
+        await anabranch.drain(self._settings.drain_timeout)
+        self._closed.set()
 
     def _routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
@@ -93,6 +115,7 @@ class Service:
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/openapi.json", self._openapi),
+            *(Route(f"/web/{name}", _module) for name in MODULES),
         ]
         if self._settings.debug:
             routes.append(Route("/docs", _docs))
@@ -106,13 +129,17 @@ class Service:
             self._metrics = MetricsSurface(anabranch, metrics)
             self._chat = ChatSurface(anabranch)
             self._endpoints = EndpointSurface(anabranch)
+            self._planner = PlannerSurface(anabranch, self._closing, self._closed)
             ledger = Ledger(self._log)
             query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
             self._rag = RagSurface(anabranch, ledger)
-            routes = [*KnowledgeSurface(anabranch, ledger).routes(), query]
+            streams = Route("/v1/streams/{stream}", _Asgi(StreamSurface(anabranch, self._closing)), methods=["GET"])
+            routes = [*KnowledgeSurface(anabranch, ledger).routes(), query, streams]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             with _on_exit(self._drain):
                 yield
+            # The server waits for its connections only; what nobody listens to at the moment has its time, too.
+            await (self._draining or anabranch.drain(0))
             await ledger.settled()
         flush(self._log)
 
@@ -121,6 +148,7 @@ class Service:
             settings=self._settings,
             telemetry=telemetry,
             indexing=True,
+            streaming=True,
             indexer_died=lambda status: self._log.warning("indexer_died", status=status),
         )
 
@@ -169,7 +197,11 @@ class _Asgi:
 def create() -> Service:
     """What the server's workers call: the environment has everything."""
     settings = load()
-    return Service(settings, configured_log(settings))
+    service = Service(settings, configured_log(settings))
+    # What is there now stays for good: the collector need not look at all of it again and again.
+    gc.collect()
+    gc.freeze()
+    return service
 
 
 @contextmanager
@@ -209,6 +241,11 @@ def _shared(app: ASGIApp, origins: Sequence[str], methods: Sequence[str]) -> ASG
 
 def _json(content: dict[str, str], status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def _module(request: Request) -> Response:
+    text = files("anabranch.web").joinpath(request.url.path.rpartition("/")[2]).read_bytes()
+    return Response(text, media_type="text/javascript", headers={"Cache-Control": "no-cache"})
 
 
 async def _docs(_request: Request) -> Response:

@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.running import Begun
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.domain.model import Endpoint, Question, Until
+from anabranch.domain.model import Allowance, Context, Endpoint, Question, Until
 from anabranch.entrypoints.http import allowances, errors
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import send_error
 from anabranch.entrypoints.http.exchange import TooLarge, read_body, send_json
 from anabranch.entrypoints.http.following import follow, whole
+from anabranch.entrypoints.http.resuming import About, Resuming, preferred
+from anabranch.pipeline.run import Run
 from anabranch.runtime.settings import Settings
 
 N = TypeVar("N", int, float)
@@ -27,6 +28,12 @@ SURFACE = "chat"
 decode = msgspec.json.Decoder(wire.ChatRequest, strict=False).decode
 
 
+class Started(NamedTuple):
+    run: Run
+    allowance: Allowance | None
+    context: Context
+
+
 class ChatSurface:
     """Both ways of asking: `complete` answers in JSON, `stream` as server-sent events. One Run behind each."""
 
@@ -34,6 +41,7 @@ class ChatSurface:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
+        self._resuming = Resuming(anabranch)
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = await self._begun(scope, receive, send)
@@ -49,11 +57,17 @@ class ChatSurface:
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = await self._begun(scope, receive, send)
-        if begun is not None:
-            left = allowances.left(begun.allowance)
-            await follow(begun.run, receive, send, wire.frame, self._settings, left)
+        if begun is None:
+            return
+        run, left = begun.run, allowances.left(begun.allowance)
+        if preferred(scope):
+            about = About(dialect="chat", correlation_id=scope["correlation_id"])
+            resuming, context = self._resuming, begun.context
+            await resuming.follow(run, scope, receive, send, wire.frame, about=about, context=context, headers=left)
+        else:
+            await follow(run, receive, send, wire.frame, self._settings, left)
 
-    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> Begun | None:
+    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> Started | None:
         """Admission: what is wrong with a request is said before any 200."""
         limit = self._settings.max_request_bytes
         try:
@@ -68,7 +82,8 @@ class ChatSurface:
             question = _question(request, self._settings, lambda: self._access.vouched(scope, caller))
             tokens, transactions = request.endpoint_tokens, request.transaction_tokens
             context = self._access.context(scope, caller, SURFACE, tokens=tokens, transactions=transactions)
-            return await self._anabranch.begin(question, context)
+            run, allowance = await self._anabranch.begin(question, context)
+            return Started(run, allowance, context)
         except TimeoutError:
             message = "The request took too long to arrive."
             await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])

@@ -16,6 +16,7 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Message, SourceReply, Status, Usage
+from anabranch.domain.streams import one_line
 
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
@@ -155,9 +156,6 @@ STATUSES: dict[Status, WireStatus] = {
     Status.SKIPPED: "error",
 }
 
-# Characters that JSON may hold as they are, but at which many clients break lines (U+2028, U+2029, U+0085).
-LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
-
 encode = msgspec.json.Encoder().encode
 
 
@@ -201,14 +199,6 @@ def history(turns: list[Turn] | None) -> tuple[Message, ...]:
 
 def _frame(name: bytes, data: Wire) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
-
-
-def one_line(body: bytes) -> bytes:
-    """JSON in which nothing ends a line, for clients that break lines at more than the newline."""
-    for raw, escaped in LINE_ENDS:
-        if raw in body:
-            body = body.replace(raw, escaped)
-    return body
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:

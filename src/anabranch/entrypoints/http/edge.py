@@ -1,5 +1,7 @@
 """The outermost layer: a correlation id for every request, and an answer in our own form to whatever goes wrong."""
 
+from contextlib import suppress
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +15,7 @@ ROUTING = {
     404: ("not_found", "There is nothing at this address."),
     405: ("method_not_allowed", "This address does not take that method."),
 }
+BEGINNINGS = ("http.response.start", "websocket.accept")
 
 
 class Edge:
@@ -23,19 +26,21 @@ class Edge:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            send = _answering(send, scope)
         scope["correlation_id"] = said = correlation_id(header(scope, b"x-correlation-id"))
         echo = (b"x-correlation-id", said.encode())
         begun = False
 
         async def send_marked(message: Message) -> None:
             nonlocal begun
-            if message["type"] == "http.response.start":
+            if message["type"] in BEGINNINGS:
                 begun = True
                 message["headers"] = [*message["headers"], echo]
-                if 400 <= message["status"] < 500:
+                if 400 <= message.get("status", 101) < 500:
                     path = scope["path"][:MAX_LOGGED_PATH]
                     peer = (scope.get("client") or ("",))[0]
                     status = message["status"]
@@ -55,3 +60,21 @@ class Edge:
             message = "Something went wrong on our side; the log has the details under this correlation id."
             body = errors.body("internal_error", message, correlation_id=said)
             await send_json(send_marked, 500, body)
+
+
+def _answering(send: Send, scope: Scope) -> Send:
+    """Refusals of a WebSocket are sent as those of any request: what comes before it is accepted is an HTTP answer, for
+    servers that can send one."""
+    can = "websocket.http.response" in (scope.get("extensions") or {})
+
+    async def answer(message: Message) -> None:
+        if not message["type"].startswith("http."):
+            await send(message)
+            return
+        with suppress(OSError):  # the client has not waited for it
+            if can:
+                await send({**message, "type": f"websocket.{message['type']}"})
+            elif message["type"] == "http.response.start":
+                await send({"type": "websocket.close", "code": 1008, "reason": ""})
+
+    return answer

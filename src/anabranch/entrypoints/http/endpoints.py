@@ -13,8 +13,8 @@ from anabranch.app.running import Begun
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
+from anabranch.domain.streams import one_line
 from anabranch.entrypoints.http import allowances, errors
-from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.exchange import Headers, TooLarge, header, read_body, send_json
 from anabranch.entrypoints.http.following import follow, whole
@@ -216,7 +216,7 @@ def _summary(publication: Publication, answer: Answer, context: Context) -> dict
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return b"data: " + wire.one_line(msgspec.json.encode(content)) + b"\n\n"
+    return b"data: " + one_line(msgspec.json.encode(content)) + b"\n\n"
 
 
 async def _send(send: Send, content: dict[str, Any], headers: Headers) -> None:

@@ -14,15 +14,20 @@ from anabranch.domain.errors import (
     GenerationTimedOut,
     HubFailed,
     InvalidQuestion,
+    LeaseLost,
     NotFound,
     Overloaded,
     RateLimited,
     RetrievalTimedOut,
     ShuttingDown,
+    StreamFull,
+    StreamsFull,
+    StreamUnavailable,
     Unauthorized,
 )
 from anabranch.entrypoints.http import allowances
-from anabranch.entrypoints.http.exchange import send_json
+from anabranch.entrypoints.http.exchange import Headers, send_json
+from anabranch.entrypoints.http.knowledge_errors import RequestTimedOut, RequestTooLarge
 from anabranch.knowledge.records.database import StoreFailed
 
 STATUSES: dict[type[AnabranchError], int] = {
@@ -42,7 +47,16 @@ STATUSES: dict[type[AnabranchError], int] = {
     ShuttingDown: 503,
     EmbeddingFailed: 503,
     StoreFailed: 503,
+    StreamUnavailable: 503,
+    StreamFull: 413,
+    StreamsFull: 503,
+    LeaseLost: 409,
+    RequestTimedOut: 408,
+    RequestTooLarge: 413,
 }
+# What these say is said before the request has been read to its end.
+UNREAD = (RequestTimedOut, RequestTooLarge)
+CLOSE: Headers = ((b"connection", b"close"),)
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +70,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 async def send_error(send: Send, error: AnabranchError) -> None:
     status = status_of(error)
-    await send_json(send, status, body_of(error), allowances.refused(error, status))
+    close = CLOSE if isinstance(error, UNREAD) else ()
+    await send_json(send, status, body_of(error), [*allowances.refused(error, status), *close])
 
 
 def status_of(error: AnabranchError) -> int:

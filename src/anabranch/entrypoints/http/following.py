@@ -11,7 +11,7 @@ from anabranch.domain.errors import Cancelled
 from anabranch.domain.events import TERMINAL, AnswerEvent
 from anabranch.domain.model import Answer
 from anabranch.entrypoints.http.exchange import EVENT_STREAM, Headers, header, send_body
-from anabranch.pipeline.run import Run
+from anabranch.pipeline.run import Listener, Run
 from anabranch.runtime.settings import Settings
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -36,22 +36,24 @@ async def follow(
     frame: Callable[[AnswerEvent], bytes],
     settings: Settings,
     headers: Headers = (),
+    listener: Listener | None = None,
 ) -> None:
-    """Every event as `frame` writes it; one that it writes as nothing is not sent."""
+    """Every event as `frame` writes it; one that it writes as nothing is not sent. A `listener` is given where the loop
+    has turned since the Run began."""
     gone = asyncio.create_task(_stop_when_gone(receive, run))
     # A client that stops reading holds its Run back, but not beyond the Run's own time and a few last words.
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.total_timeout + LAST_WORDS_S):
-                await _send_events(run, send, frame, settings.heartbeat_interval, headers)
+                await _send_events(listener or run.listen(), send, frame, settings.heartbeat_interval, headers)
     finally:
         gone.cancel()
 
 
 async def _send_events(
-    run: Run, send: Send, frame: Callable[[AnswerEvent], bytes], heartbeat_s: float, headers: Headers
+    listener: Listener, send: Send, frame: Callable[[AnswerEvent], bytes], heartbeat_s: float, headers: Headers
 ) -> None:
-    async with run.listen() as listener:
+    async with listener:
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
         while True:
             try:

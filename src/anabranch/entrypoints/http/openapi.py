@@ -7,7 +7,9 @@ import msgspec
 
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import openapi_knowledge as knowledge
+from anabranch.entrypoints.http import openapi_planner as planner
 from anabranch.entrypoints.http import openapi_rag as rag
+from anabranch.entrypoints.http import openapi_streams as streams
 from anabranch.entrypoints.http.errors import ErrorBody
 from anabranch.runtime.settings import Settings
 
@@ -39,11 +41,20 @@ STREAM = (
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    types = [wire.ChatRequest, wire.ChatResponse, ErrorBody, *wire.EVENTS.values(), *knowledge.TYPES, *rag.TYPES]
+    types = [
+        wire.ChatRequest,
+        wire.ChatResponse,
+        ErrorBody,
+        *wire.EVENTS.values(),
+        *knowledge.TYPES,
+        *rag.TYPES,
+        *planner.TYPES,
+    ]
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     _limit(schemas["ChatRequest"], settings)
     knowledge.refine(schemas, settings)
     rag.refine(schemas)
+    planner.refine(schemas)
     schemas["ChatEvent"] = {
         "description": "The data of a stream's events, under their names.",
         "type": "object",
@@ -58,12 +69,20 @@ def describe(settings: Settings) -> dict[str, Any]:
                 "post": _chat("chat", "Ask, and get the whole answer", "application/json", "ChatResponse")
             },
             "/api/v1/chat/stream": {
-                "post": _chat(
-                    "chat_stream", "Ask, and follow the answer as it comes", "text/event-stream", "ChatEvent", STREAM
+                "post": streams.resumable(
+                    _chat(
+                        "chat_stream",
+                        "Ask, and follow the answer as it comes",
+                        "text/event-stream",
+                        "ChatEvent",
+                        STREAM,
+                    )
                 )
             },
             **knowledge.paths(),
             **rag.paths(),
+            **planner.paths(),
+            **streams.paths(),
             "/metrics": {"get": _metrics()},
             "/health": {"get": _plain("health", "Whether the process is alive", {"200": status})},
             "/ready": {"get": _plain("ready", "Whether it takes questions", {"200": status, "503": status})},

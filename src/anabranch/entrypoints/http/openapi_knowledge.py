@@ -9,6 +9,7 @@ from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http import query_wire
 from anabranch.entrypoints.http.knowledge import MAX_OFFSET, MAX_PAGE
 from anabranch.entrypoints.http.knowledge_errors import TABLE, UNAVAILABLE, KnowledgeError
+from anabranch.entrypoints.http.openapi_streams import resumable
 from anabranch.entrypoints.http.query import LONGEST
 from anabranch.runtime.settings import Settings
 
@@ -178,7 +179,7 @@ def _query() -> dict[str, Any]:
     described["responses"]["200"]["description"] = STREAM
     events = {"schema": {"$ref": "#/components/schemas/QueryEvent"}}
     described["responses"]["200"]["content"]["text/event-stream"] = events
-    return described
+    return resumable(described)
 
 
 def _operation(

@@ -4,6 +4,7 @@ from typing import Any
 
 from anabranch.domain.messages import LANGUAGES
 from anabranch.entrypoints.http import rag_wire as wire
+from anabranch.entrypoints.http.openapi_streams import resumable
 from anabranch.entrypoints.http.rag import LONGEST, MMR_LAMBDA, MOST, THRESHOLD, TOP_K
 
 TYPES = [wire.RagRequest, wire.RagTokenFrame, wire.RagDoneFrame, wire.RagErrorFrame]
@@ -25,36 +26,30 @@ ERRORS = {
 
 
 def paths() -> dict[str, Any]:
+    return {"/rag/stream": {"post": resumable(_asked())}}
+
+
+def _asked() -> dict[str, Any]:
     return {
-        "/rag/stream": {
-            "post": {
-                "operationId": "rag_stream",
-                "summary": "Ask the collections, and follow the answer as it comes",
-                "security": [{}, {"bearer": []}],
-                "parameters": [
-                    {
-                        "name": "Accept-Language",
-                        "in": "header",
-                        "schema": {"type": "string"},
-                        "description": "The language of messages, unless `language` says: en, de, es, fr or zh.",
-                    }
-                ],
-                "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("RagRequest")}}},
-                "responses": {
-                    "200": {
-                        "description": STREAM,
-                        "content": {"text/event-stream": {"schema": _ref("RagEvent")}},
-                    },
-                    **{
-                        status: {
-                            "description": said,
-                            "content": {"application/json": {"schema": _ref("RagErrorFrame")}},
-                        }
-                        for status, said in ERRORS.items()
-                    },
-                },
+        "operationId": "rag_stream",
+        "summary": "Ask the collections, and follow the answer as it comes",
+        "security": [{}, {"bearer": []}],
+        "parameters": [
+            {
+                "name": "Accept-Language",
+                "in": "header",
+                "schema": {"type": "string"},
+                "description": "The language of messages, unless `language` says: en, de, es, fr or zh.",
             }
-        }
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("RagRequest")}}},
+        "responses": {
+            "200": {"description": STREAM, "content": {"text/event-stream": {"schema": _ref("RagEvent")}}},
+            **{
+                status: {"description": said, "content": {"application/json": {"schema": _ref("RagErrorFrame")}}}
+                for status, said in ERRORS.items()
+            },
+        },
     }
 
 

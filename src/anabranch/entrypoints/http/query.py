@@ -10,7 +10,7 @@ from anabranch.app import Anabranch
 from anabranch.app.naming import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
-from anabranch.domain.model import Allowance, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Context, Filters, Ground, Message, Question
 from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import query_wire as wire
 from anabranch.entrypoints.http.access import Access
@@ -18,6 +18,7 @@ from anabranch.entrypoints.http.exchange import header, send_json, wants_fresh
 from anabranch.entrypoints.http.following import follow, whole
 from anabranch.entrypoints.http.knowledge_errors import InvalidQuery, body_of
 from anabranch.entrypoints.http.ledger import EXTRACTIVE, Entry, Ledger
+from anabranch.entrypoints.http.resuming import About, Resuming, preferred
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.run import Run
@@ -47,6 +48,7 @@ class Started(NamedTuple):
     allowance: Allowance | None
     form: wire.Form
     entry: Entry
+    context: Context
 
 
 class QuerySurface:
@@ -54,11 +56,12 @@ class QuerySurface:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
+        self._resuming = Resuming(anabranch)
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            run, allowance, form, entry = await self._started(scope, receive)
+            run, allowance, form, entry, context = await self._started(scope, receive)
         except AnabranchError as error:
             self._anabranch.turned_away(SURFACE, error.code)
             raise
@@ -80,7 +83,11 @@ class QuerySurface:
                 entry.write(event.answer)
             return form.frame(event)
 
-        await follow(run, receive, send, frame, self._settings, left)
+        if preferred(scope):
+            about = About(dialect="query", correlation_id=scope["correlation_id"])
+            await self._resuming.follow(run, scope, receive, send, frame, about=about, context=context, headers=left)
+        else:
+            await follow(run, receive, send, frame, self._settings, left)
 
     async def _started(self, scope: Scope, receive: Receive) -> Started:
         """Admission: what is wrong with a request is said before any 200."""
@@ -107,8 +114,9 @@ class QuerySurface:
         )
         ledger = self._ledger if self._settings.query_log_days else None
         entry = Entry(ledger, room, caller, query_id, conversation, question, searched)
-        run, allowance = await self._anabranch.begin(question, self._access.context(scope, caller, SURFACE))
-        return Started(run, allowance, form, entry)
+        context = self._access.context(scope, caller, SURFACE)
+        run, allowance = await self._anabranch.begin(question, context)
+        return Started(run, allowance, form, entry, context)
 
     def _question(
         self, asked: wire.QueryRequest, filters: Filters, history: tuple[Message, ...], *, fresh: bool

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, SourceReplied, Token
 from anabranch.domain.model import Answer, Citation, Filters, Passage, Scores, Status
-from anabranch.entrypoints.http.chat_wire import one_line
+from anabranch.domain.streams import one_line
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeError, form
 from anabranch.entrypoints.http.knowledge_wire import Wire
 from anabranch.knowledge.sentences import sentences

@@ -11,7 +11,7 @@ from anabranch.app.naming import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
 from anabranch.domain.messages import LANGUAGES, known, language_of, message
-from anabranch.domain.model import Allowance, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Context, Filters, Ground, Message, Question
 from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import rag_wire as wire
 from anabranch.entrypoints.http.access import Access
@@ -20,6 +20,7 @@ from anabranch.entrypoints.http.following import follow
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
 from anabranch.entrypoints.http.ledger import Entry, Ledger
 from anabranch.entrypoints.http.query_wire import filters_of
+from anabranch.entrypoints.http.resuming import About, Resuming, preferred
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.prompt import version_of
 from anabranch.pipeline.run import Run
@@ -52,6 +53,7 @@ class Started(NamedTuple):
     run: Run
     allowance: Allowance | None
     entry: Entry
+    context: Context
 
 
 class RagSurface:
@@ -59,6 +61,7 @@ class RagSurface:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
+        self._resuming = Resuming(anabranch)
         self._ledger = ledger
         self._prompt_version = version_of(PROFILE)
 
@@ -71,7 +74,7 @@ class RagSurface:
             correlation_id=scope["correlation_id"],
         )
         try:
-            run, allowance, entry = await self._started(scope, receive, form)
+            run, allowance, entry, context = await self._started(scope, receive, form)
         except Gone:
             return
         except AnabranchError as error:
@@ -89,7 +92,17 @@ class RagSurface:
                 entry.write(event.answer)
             return form.frame(event)
 
-        await follow(run, receive, send, frame, self._settings, allowances.left(allowance))
+        left = allowances.left(allowance)
+        if preferred(scope):
+            about = About(
+                dialect="rag",
+                correlation_id=scope["correlation_id"],
+                language=form.language,
+                prompt_version=self._prompt_version,
+            )
+            await self._resuming.follow(run, scope, receive, send, frame, about=about, context=context, headers=left)
+        else:
+            await follow(run, receive, send, frame, self._settings, left)
 
     async def _started(self, scope: Scope, receive: Receive, form: wire.Form) -> Started:
         """Admission: what is wrong with a request is said before any 200."""
@@ -105,9 +118,11 @@ class RagSurface:
         if asked.collections:
             filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
         question = self._question(asked, filters, form.language, fresh=wants_fresh(scope))
-        run, allowance = await self._anabranch.begin(question, self._access.context(scope, caller, SURFACE))
+        context = self._access.context(scope, caller, SURFACE)
+        run, allowance = await self._anabranch.begin(question, context)
         ledger = self._ledger if self._settings.query_log_days else None
-        return Started(run, allowance, Entry(ledger, room, caller, form.query_id, new_id(), question, searched))
+        entry = Entry(ledger, room, caller, form.query_id, new_id(), question, searched)
+        return Started(run, allowance, entry, context)
 
     async def _refuse(self, send: Send, error: AnabranchError, form: wire.Form) -> None:
         status, body = form.refusal(error)

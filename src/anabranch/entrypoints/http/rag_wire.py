@@ -10,7 +10,7 @@ from anabranch.domain.errors import AnabranchError
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.messages import message
 from anabranch.domain.model import Answer, Ground, Usage
-from anabranch.entrypoints.http.chat_wire import one_line
+from anabranch.domain.streams import one_line
 from anabranch.entrypoints.http.knowledge_wire import Wire
 from anabranch.entrypoints.http.query_wire import CitationView, FiltersForm, SourceView, Text, citations, sources
 from anabranch.pipeline.guard import similarity
@@ -33,6 +33,9 @@ CODES: Mapping[str, tuple[int, str]] = {
     "overloaded": (503, "overloaded"),
     "shutting_down": (503, "shutting_down"),
     "cancelled": (499, "cancelled"),
+    # Only ever at the end of a stream.
+    "worker_lost": (503, "worker_lost"),
+    "stream_full": (507, "stream_full"),
 }
 OTHERWISE = (500, "internal_error")
 # Of these there are several kinds; `details.reason` says which, in English.

@@ -1,19 +1,44 @@
 """Serving: uvicorn, the sockets, the workers, and an orderly end."""
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.runtime.lines import Log
 from anabranch.runtime.settings import Settings
+from anabranch.runtime.telemetry import SOCKETS
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
+
+class Stall:
+    """Ends a connection whose client takes nothing: to close it would be to wait until all is sent, which is never. It
+    is a little quicker than the bound on what surfaces send, so that they find the client gone."""
+
+    within_s = 25.0
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self, transport: asyncio.Transport) -> None:
+        self.is_over()
+        self._timer = asyncio.get_running_loop().call_later(self.within_s, transport.abort)
+
+    def is_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class HeadCapped(HttpToolsProtocol):
@@ -26,11 +51,21 @@ class HeadCapped(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self._stall = Stall()
         self._head_begins()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
+        self._stall.is_over()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._stall.begins(self.transport)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stall.is_over()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         self._head_begins()
@@ -58,7 +93,76 @@ class HeadCapped(HttpToolsProtocol):
             self._head_timer = None
 
 
-def serve(settings: Settings, workers: int, log: Log) -> None:
+class Socket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol for WebSockets: `send` waits while the client takes nothing, but not for ever."""
+
+    max_message_bytes = 64 * 1024
+    max_heard_bytes = 128 * 1024
+    heard_s = 60.0
+    _heard_bytes = 0
+    _heard_until = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._stall = Stall()
+        self.logger = self.conn.logger = logging.getLogger(SOCKETS)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall.is_over()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._stall.begins(self.transport)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stall.is_over()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """The whole head comes first, at once. If nothing came of it, the refusal is written, but nobody would send
+        it."""
+        if self._is_too_much(len(data)):
+            self.transport.abort()
+            return
+        super().data_received(data)
+        if not self.handshake_initiated:
+            self.close_sent = self.handshake_complete = True
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    def _is_too_much(self, count: int) -> bool:
+        """Clients have nothing to say here but that they live. Others wait while frames are taken apart, and each ping
+        is answered in memory, whether or not anybody reads that."""
+        now = self.loop.time()
+        if now >= self._heard_until:
+            self._heard_bytes, self._heard_until = 0, now + self.heard_s
+        self._heard_bytes += count
+        return self._heard_bytes > self.max_heard_bytes
+
+    async def send(self, message: "ASGISendEvent") -> None:
+        """A handshake that was refused is over as well; uvicorn forgets to note it, and calls each an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True
+
+    def shutdown(self) -> None:
+        """One that is open is closed by the surface: it knows whether the stream can be followed to its end."""
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()
+
+
+class Workers(Multiprocess):
+    """uvicorn's parent of several workers. It lets go of the port when they do: whoever comes while they drain is
+    refused at once, and does not wait for a server that takes nobody any more."""
+
+    def terminate_all(self) -> None:
+        super().terminate_all()
+        for bound in self.sockets:
+            bound.close()
+
+
+def serve(settings: Settings, log: Log) -> None:
     """Serve until told to stop. The settings must stand in the environment: workers read them there."""
     _raise_open_files()
     config = uvicorn.Config(
@@ -66,10 +170,14 @@ def serve(settings: Settings, workers: int, log: Log) -> None:
         factory=True,
         host=settings.host,
         port=settings.port,
-        workers=workers,
+        workers=settings.workers,
         loop="auto",
         http=HeadCapped,
-        ws="none",
+        ws=Socket,
+        ws_max_size=Socket.max_message_bytes,
+        ws_per_message_deflate=False,  # it takes about 300 KB a client
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -79,12 +187,12 @@ def serve(settings: Settings, workers: int, log: Log) -> None:
     )
     bound = _bind(settings)
     host, port = bound.getsockname()[:2]
-    log.info("server_started", host=host, port=port, workers=workers)
+    log.info("server_started", host=host, port=port, workers=settings.workers)
     # The server raises a signal again once it has stopped; by then it has done its work, and the exit is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):
-        if workers > 1:
-            Multiprocess(config, sockets=[bound]).run()
+        if settings.workers > 1:
+            Workers(config, sockets=[bound]).run()
         else:
             uvicorn.Server(config).run(sockets=[bound])
     log.info("server_stopped")
@@ -103,7 +211,6 @@ def _bind(settings: Settings) -> socket.socket:
             f"Cannot listen on {settings.host}:{settings.port} ({reason}); choose another with --host and --port."
         ) from None
     bound.listen(2048)  # from here on a connection waits in the queue, so `server_started` is true
-    bound.set_inheritable(True)
     return bound
 
 

@@ -1,0 +1,21 @@
+"""The reference client: follows a stream, applies every event exactly once, and comes back where it left off."""
+
+from anabranch.client.answers import AnswerClient
+from anabranch.client.comeback import Pace
+from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset
+from anabranch.client.planner import PlannerClient
+from anabranch.client.view import StepView
+
+__all__ = [
+    "AnswerClient",
+    "AnswerFrame",
+    "Begun",
+    "Content",
+    "Pace",
+    "PlannerClient",
+    "PlannerEvent",
+    "Pushed",
+    "Replay",
+    "Reset",
+    "StepView",
+]

@@ -1,0 +1,285 @@
+"""Spec 2 on the wire, as it comes in: envelopes, what subagents push, progress and safety decisions."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+
+from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.events import SubagentStatus
+from anabranch.domain.model import Value
+from anabranch.domain.steps import Decision, Directive, Expected, Progress, Push, Trace, verdict_of
+from anabranch.domain.streams import LAST
+from anabranch.entrypoints.http.knowledge_errors import RequestTooLarge
+
+N = TypeVar("N", int, float)
+
+LONGEST_ID = 200
+LONGEST_URL = 2_048
+LONGEST_REASON = 2_000
+SUBAGENTS = 64
+PUSHES = 100
+METRICS = 64
+DEADLINE_MS = 86_400_000
+ATTEMPTS = 1_000
+REVISIONS = 2**31 - 1
+PAYLOAD_BYTES = 512 * 1024
+CONTEXT_BYTES = 16 * 1024
+DEEPEST = 100
+STATUSES = get_args(SubagentStatus)
+RESULT = "subagent_result"
+# Controls, what ends a line elsewhere, and halves of a character.
+UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+CURSOR = re.compile(r"[0-9]{1,16}", re.ASCII)
+TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+TRACESTATE = re.compile(r"[ -~]{0,512}", re.ASCII)
+WEB = re.compile(r"https?://[!-~]+", re.ASCII | re.IGNORECASE)
+
+Scalar = str | int | float | bool | None
+
+
+class TelemetryForm(Value):
+    """Where in a trace it happened, how long it took, and what was counted."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    tracestate: str | None = None
+    latency_ms: int | float | None = None
+    metrics: dict[str, float] | None = None
+
+
+class SubagentForm(Value):
+    """One subagent that the step waits for. It is asked at `url`, works here on `input`, or pushes its results."""
+
+    key: str
+    result_key: str | None = None
+    telemetry: TelemetryForm | None = None
+    deadline_ms: int | None = None
+    url: str | None = None
+    required: bool = False
+    input: Any = None
+
+
+class StepForm(Value):
+    """A step of a plan. `legacy_response` is the single answer to compare with, by result key (shadow mode)."""
+
+    plan_step_id: str
+    expected_subagents: list[SubagentForm]
+    session_id: str | None = None
+    planner_context: dict[str, Scalar] | None = None
+    next_step_id: str | None = None
+    callback_url: str | None = None
+    shadow: bool = False
+    legacy_response: dict[str, Any] | None = None
+
+
+class PushForm(Value):
+    """What a subagent has to say; `completed` is taken for `success`."""
+
+    status: str
+    payload: dict[str, Any] | None = None
+    result_key: str | None = None
+    revision: int | None = None
+    attempt: int | None = None
+    telemetry: TelemetryForm | None = None
+    type: str = RESULT
+    subagent: str | None = None
+    error: Any = None
+    message: Any = None
+
+
+class ProgressForm(Value):
+    payload: dict[str, Any] | None = None
+    stage: str | None = None
+    status: str | None = None
+    next_step_id: str | None = None
+    legacy_response: dict[str, Any] | None = None
+
+
+class SafetyForm(Value):
+    """What is neither `allow` nor `warn` counts as `block`."""
+
+    decision: Any
+    reason: str | None = None
+
+
+step_of = msgspec.json.Decoder(StepForm).decode
+pushes_of = msgspec.json.Decoder(PushForm | list[PushForm]).decode
+progress_of = msgspec.json.Decoder(ProgressForm).decode
+safety_of = msgspec.json.Decoder(SafetyForm).decode
+
+
+def identifier(value: str, what: str) -> str:
+    if not 1 <= len(value) <= LONGEST_ID or UNSPEAKABLE.search(value) or value in (".", ".."):
+        raise InvalidQuestion(
+            f"{what} must have 1 to {LONGEST_ID} characters, without control characters (and be neither . nor ..)."
+        )
+    return value
+
+
+def cursor(value: str, what: str) -> int:
+    """A cursor as it was sent: only what we have given out can be one."""
+    if CURSOR.fullmatch(value) is None or int(value) > LAST:
+        raise InvalidQuestion(f"{what} must be a sequence that was received: a whole number from 0 to {LAST}.")
+    return int(value)
+
+
+def directive(session_id: str, form: StepForm) -> Directive:
+    if form.session_id is not None and form.session_id != session_id:
+        raise InvalidQuestion("session_id in the body is not the one in the address; leave it out, or make them agree.")
+    if not 1 <= len(form.expected_subagents) <= SUBAGENTS:
+        raise InvalidQuestion(f"expected_subagents must name 1 to {SUBAGENTS} subagents.")
+    expected = tuple(_expected(one, f"expected_subagents[{n}]") for n, one in enumerate(form.expected_subagents))
+    if len({one.result_key for one in expected}) < len(expected):
+        raise InvalidQuestion("Two of the expected_subagents have the same result_key; give each one its own.")
+    context = form.planner_context or {}
+    if len(msgspec.json.encode(context)) > CONTEXT_BYTES:
+        raise RequestTooLarge(f"planner_context is larger than {CONTEXT_BYTES:,} bytes.", limit=CONTEXT_BYTES)
+    return Directive(
+        session_id=session_id,
+        plan_step_id=identifier(form.plan_step_id, "plan_step_id"),
+        expected=expected,
+        planner_context=context,
+        next_step_id=_optional_id(form.next_step_id, "next_step_id"),
+        callback_url=_url(form.callback_url, "callback_url"),
+        shadow=form.shadow,
+        legacy=_legacy(form.legacy_response),
+    )
+
+
+def _expected(form: SubagentForm, where: str) -> Expected:
+    key = identifier(form.key, f"{where}.key")
+    return Expected(
+        key=key,
+        result_key=_optional_id(form.result_key, f"{where}.result_key") or key,
+        trace=_trace(form.telemetry, f"{where}.telemetry"),
+        deadline_ms=_between(form.deadline_ms, 1, DEADLINE_MS, f"{where}.deadline_ms"),
+        url=_url(form.url, f"{where}.url"),
+        required=form.required,
+        input=None if form.input is None else packed(form.input, f"{where}.input"),
+    )
+
+
+def push(name: str, form: PushForm) -> Push:
+    status = "success" if form.status == "completed" else form.status
+    if status not in STATUSES:
+        raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)} (or completed, for success).")
+    if form.type != RESULT:
+        raise InvalidQuestion(f"type must be {RESULT}, or be left out.")
+    telemetry = form.telemetry or TelemetryForm()
+    metrics = telemetry.metrics or {}
+    if len(metrics) > METRICS:
+        raise InvalidQuestion(f"telemetry.metrics has more than {METRICS} entries.")
+    latency_ms = telemetry.latency_ms
+    return Push(
+        name=name,
+        status=status,  # type: ignore[arg-type]  # it is one of them
+        payload=packed(_said(form), "payload"),
+        result_key=_optional_id(form.result_key, "result_key"),
+        revision=_between(form.revision, 1, REVISIONS, "revision"),
+        attempt=_between(form.attempt, 1, ATTEMPTS, "attempt"),
+        trace=_trace(telemetry, "telemetry"),
+        latency_ms=None if latency_ms is None else round(_between(latency_ms, 0, LAST, "telemetry.latency_ms") or 0),
+        metrics={identifier(name, "The name of a metric"): value for name, value in metrics.items()},
+    )
+
+
+def _said(form: PushForm) -> dict[str, Any]:
+    """What went wrong may be said without a payload."""
+    if form.payload is not None:
+        return form.payload
+    return {name: said for name, said in (("error", form.error), ("message", form.message)) if said is not None}
+
+
+def progress(body: bytes) -> Progress:
+    """What the planner says without a payload is the payload."""
+    form = progress_of(body)
+    payload = form.payload
+    if payload is None:
+        everything = msgspec.json.decode(body, type=dict[str, Any])
+        payload = {name: said for name, said in everything.items() if name not in ProgressForm.__struct_fields__}
+    return Progress(
+        payload=packed(payload, "payload"),
+        stage=_optional_id(form.stage, "stage") or "planner",
+        status=_optional_id(form.status, "status") or "in_progress",
+        next_step_id=_optional_id(form.next_step_id, "next_step_id"),
+        legacy=_legacy(form.legacy_response),
+    )
+
+
+def decision(form: SafetyForm) -> Decision:
+    reason = form.reason or ""
+    if len(reason) > LONGEST_REASON:
+        raise InvalidQuestion(f"reason has more than {LONGEST_REASON:,} characters.")
+    return Decision(decision=verdict(form.decision), reason=reason)
+
+
+def verdict(decided: object) -> Literal["allow", "warn", "block"]:
+    return verdict_of(decided) if isinstance(decided, str) else "block"
+
+
+def packed(value: Any, what: str) -> msgspec.Raw:
+    """A value as compact JSON: however it was written, it comes to one line, and is no deeper than all can read."""
+    body = msgspec.json.encode(value)
+    if len(body) > PAYLOAD_BYTES:
+        raise RequestTooLarge(f"{what} is larger than {PAYLOAD_BYTES:,} bytes.", limit=PAYLOAD_BYTES)
+    if body.count(b"[") + body.count(b"{") > DEEPEST and _is_deeper(value, DEEPEST):
+        raise InvalidQuestion(f"{what} is nested more than {DEEPEST} deep.")
+    return msgspec.Raw(body)
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _legacy(answers: Mapping[str, Any] | None) -> Mapping[str, msgspec.Raw] | None:
+    if answers is None:
+        return None
+    if len(answers) > SUBAGENTS:
+        raise InvalidQuestion(f"legacy_response has more than {SUBAGENTS} results.")
+    return {
+        identifier(key, "A result_key in legacy_response"): packed(answer, "A result in legacy_response")
+        for key, answer in answers.items()
+    }
+
+
+def _trace(telemetry: TelemetryForm | None, where: str) -> Trace | None:
+    """The trace that a form names; one that is all zeros is none."""
+    if telemetry is None or telemetry.trace_id is None or telemetry.span_id is None:
+        return None
+    trace_id, span_id = telemetry.trace_id.lower(), telemetry.span_id.lower()
+    if TRACE_ID.fullmatch(trace_id) is None or SPAN_ID.fullmatch(span_id) is None:
+        raise InvalidQuestion(f"{where}.trace_id must be 32 hexadecimal digits, and {where}.span_id 16.")
+    if TRACESTATE.fullmatch(telemetry.tracestate or "") is None:
+        raise InvalidQuestion(f"{where}.tracestate must have at most 512 printable characters of ASCII.")
+    if not (trace_id.strip("0") and span_id.strip("0")):
+        return None
+    return Trace(trace_id=trace_id, span_id=span_id, tracestate=telemetry.tracestate or None)
+
+
+def _between(value: N | None, least: int, most: int, what: str) -> N | None:
+    if value is not None and not least <= value <= most:
+        raise InvalidQuestion(f"{what} must be from {least} to {most:,}.")
+    return value
+
+
+def _optional_id(value: str | None, what: str) -> str | None:
+    return None if value is None else identifier(value, what)
+
+
+def _url(value: str | None, what: str) -> str | None:
+    if value is not None and (len(value) > LONGEST_URL or WEB.fullmatch(value) is None):
+        raise InvalidQuestion(f"{what} must be an http or https URL of at most {LONGEST_URL:,} characters.")
+    return value
