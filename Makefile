@@ -24,6 +24,13 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# What the tests in Node import, as it is locked; nothing that it brings is run at the installation.
+$(VENV)/.node: tests/client/package.json tests/client/package-lock.json $(VENV)/.dev
+	@mkdir -p $(VENV)/node
+	@cp tests/client/package.json tests/client/package-lock.json $(VENV)/node/
+	$(BIN)/npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
+	@touch $@
+
 # The embedding model, into AGGREGATOR_MODELS_DIR: fetched once, then only checked.
 $(VENV)/.models: $(VENV)/.runtime
 	$(BIN)/anabranch models install
@@ -33,16 +40,16 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
 	$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
-setup: $(VENV)/.dev $(VENV)/.models  ## everything a developer needs, in .venv, and the embedding model
+setup: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## everything a developer needs, in .venv, and the embedding model
 	@echo "Ready: $(BIN)/anabranch --help"
 
 demo: $(VENV)/.runtime $(VENV)/.models  ## three owners' documents, one question to all of them, then serve on 127.0.0.1:8001
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev $(VENV)/.models  ## the tests, real servers included
+test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## the tests, real servers included
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup
 
-soak: $(VENV)/.dev $(VENV)/.models  ## the long load and fault runs
+soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## the long load and fault runs
 	$(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.dev  ## style, types, and who may import whom

@@ -1,0 +1,103 @@
+"""The examples of docs/clients.md run as they stand there."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cutting import CuttingProxy
+from nodeprocess import PACKAGES, STREAM
+
+from anabranch.entrypoints.http import tailing
+from anabranch.testing import Space
+from conftest import Server, ref
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+
+
+def example(language: str, place: int = 0) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[place])
+
+
+def defined(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, "clients.md", "exec"), names)
+    return names
+
+
+async def run_by_node(folder: Path, code: str) -> str:
+    """What a module prints. npm's packages are looked for beside it."""
+    (folder / "example.mjs").write_text(code, encoding="utf-8")
+    (folder / "node_modules").symlink_to(PACKAGES / "node_modules")
+    command = (str(Path(sys.prefix) / "bin" / "node"), "--preserve-symlinks-main", str(folder / "example.mjs"))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(30):
+        printed, _ = await process.communicate()
+    assert process.returncode == 0
+    return printed.decode()
+
+
+async def test_python_and_the_others_follow_the_same_step(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tailing, "RETRY_MS", (10, 30))  # what an EventSource waits before it is told that all is over
+    view = await defined(example("python"))["main"](server.url)
+    assert capsys.readouterr().out == "success Hello.\n"
+    sequences = sorted(event.sequence for event in view.latest.values())
+
+    page = re.sub(r"</?script.*?>\n?", "", example("html")).replace('"/web/stream.js"', f'"{STREAM.as_uri()}"')
+    page = page.replace("sessionId:", 'baseUrl: "SERVER", sessionId:')
+    page = "const document = { body: {} };\n" + page + "console.log(document.body.textContent);\n"
+    stream = "SERVER/planner/sessions/s1/steps/p1/stream"
+    source = (
+        example("js")
+        + f'''
+const view = new Map();
+const alive = setInterval(() => {{}}, 1000);
+follow("{stream}", {{
+  onEvent: (event) => view.set(event.type + event.content.result_key, event.sequence),
+  onReset: () => view.clear(),
+  onEnd: () => clearInterval(alive) ?? console.log(JSON.stringify([...view.values()])),
+  onRefused: (code) => process.exit(code),
+}});
+'''
+    )
+    (tmp_path / "page").mkdir()
+    (tmp_path / "source").mkdir()
+    async with CuttingProxy(server.url) as proxy:
+        shown, heard = await asyncio.gather(
+            run_by_node(tmp_path / "page", page.replace("SERVER", proxy.url)),
+            run_by_node(tmp_path / "source", source.replace("SERVER", proxy.url)),
+        )
+    assert shown.startswith('success: {"call":{')
+    assert '"transcript":"Hello."' in shown
+    assert sorted(map(int, heard.strip("[]\n").split(","))) == sequences
+
+
+async def test_an_answer_is_heard_out(server: Server, space: Space) -> None:
+    question = {
+        "prompt": "Why?",
+        "user_id": "ada",
+        "data_sources": [ref(space, "docs", "alice")],
+        "model": ref(space, "scribe", "mia"),
+    }
+    words = await defined(example("python", 1))["main"](server.url, question)
+    assert words == (await server.chat(**question))["response"]
+
+
+def test_the_lock_names_no_registry() -> None:
+    lock = (Path(__file__).parent / "package-lock.json").read_text(encoding="utf-8")
+    assert '"integrity"' in lock
+    assert "resolved" not in lock
+    assert "http" not in lock
+
+
+async def test_the_server_hands_out_the_modules(serve: Any) -> None:
+    async with serve() as server:
+        for name in ("stream.js", "connection.js"):
+            async with server.session.get(f"{server.url}/web/{name}") as response:
+                assert response.status == 200
+                assert response.content_type == "text/javascript"
+                assert await response.read() == (STREAM.parent / name).read_bytes()
