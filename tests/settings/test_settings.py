@@ -23,6 +23,7 @@ DEFAULTS: dict[str, object] = {
     "debug": False,
     "host": "0.0.0.0",
     "port": 8001,
+    "workers": 1,
     "log_level": "INFO",
     "log_format": "json",
     "retrieval_timeout": 30.0,
@@ -82,6 +83,19 @@ DEFAULTS: dict[str, object] = {
     "breaker_calls": 10,
     "breaker_rate": 0.5,
     "breaker_pause": 10.0,
+    "stream_ttl": 1_800.0,
+    "stream_lease": 10.0,
+    "stream_events": 20_000,
+    "stream_bytes": 16_777_216,
+    "stream_memory": 268_435_456,
+    "stream_client_bytes": 1_048_576,
+    "planner_streaming": True,
+    "planner_timeout": 180.0,
+    "planner_retries": 2,
+    "planner_steps": 10_000,
+    "planner_subagents": ("documentation", "row_selection", "action", "voice", "safety", "other"),
+    "analytics_file": None,
+    "analytics_otlp": False,
     "mmr_lambda": None,
     "guard_threshold": None,
     "metrics_public": False,
@@ -96,6 +110,7 @@ DEFAULTS: dict[str, object] = {
 
 POLICIES = "settings/test_policy_settings.py::"
 RESILIENCE = "settings/test_resilience_settings.py::"
+STREAMS = "settings/test_stream_settings.py::"
 TELEMETRY = "settings/test_telemetry_settings.py::"
 
 # Which test shows what a setting does; one of another file as folder/file.py::test.
@@ -164,6 +179,20 @@ EFFECTS = {
     "breaker_calls": f"{RESILIENCE}test_breaker_calls_are_the_fewest_that_say_anything",
     "breaker_rate": f"{RESILIENCE}test_breaker_rate_is_the_share_of_failures",
     "breaker_pause": f"{RESILIENCE}test_breaker_pause_is_how_long_an_upstream_is_left_alone",
+    "workers": f"{STREAMS}test_several_workers_without_a_redis_keep_no_streams",
+    "stream_ttl": f"{STREAMS}test_stream_ttl_is_how_long_a_stream_can_be_read_after_its_end",
+    "stream_lease": f"{STREAMS}test_stream_lease_is_after_which_silence_a_worker_counts_as_lost",
+    "stream_events": f"{STREAMS}test_stream_events_is_how_many_a_stream_holds",
+    "stream_bytes": f"{STREAMS}test_stream_bytes_is_how_large_a_stream_may_be",
+    "stream_memory": f"{STREAMS}test_stream_memory_is_what_all_streams_may_take",
+    "stream_client_bytes": f"{STREAMS}test_stream_client_bytes_is_how_far_a_reader_may_fall_behind",
+    "planner_streaming": f"{STREAMS}test_planner_streaming_off_answers_once_at_the_end",
+    "planner_timeout": f"{STREAMS}test_planner_timeout_is_for_subagents_without_a_deadline",
+    "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_asked_again",
+    "planner_steps": f"{STREAMS}test_planner_steps_is_how_many_run_at_once",
+    "planner_subagents": f"{STREAMS}test_planner_subagents_are_those_that_are_switched_on",
+    "analytics_file": f"{STREAMS}test_analytics_file_gets_a_line_for_each_event",
+    "analytics_otlp": f"{STREAMS}test_analytics_otlp_sends_them_to_the_collector",
     "metrics_public": f"{TELEMETRY}test_metrics_public_lets_everybody_read",
     "otlp_endpoint": f"{TELEMETRY}test_otlp_endpoint_is_where_traces_go",
     "otlp_headers": f"{TELEMETRY}test_otlp_headers_are_sent_along",
@@ -210,6 +239,7 @@ ANY_TEXT = {
     "reranker_model",
     "reranker_api_key",
     "otlp_headers",
+    "analytics_file",
 }
 NO_SHARE = ["garbage", "-0.1", "1.1", "nan", "inf", "[1]", "null"]
 NO_REMEMBERING = ["garbage", "-1", "nan", "inf", "1e400", "99999999", "[1]", "null"]
@@ -268,6 +298,19 @@ WRONG = {
     "breaker_pause": NO_SECONDS,
     "mmr_lambda": NO_SHARE,
     "guard_threshold": NO_SHARE,
+    "workers": [*NO_COUNT, "1001"],
+    "stream_ttl": NO_SECONDS,
+    "stream_lease": NO_SECONDS,
+    "stream_events": NO_COUNT,
+    "stream_bytes": NO_COUNT,
+    "stream_memory": NO_COUNT,
+    "stream_client_bytes": NO_COUNT,
+    "planner_streaming": NO_FLAG,
+    "planner_timeout": NO_SECONDS,
+    "planner_retries": [*NO_NUMBER, "11"],
+    "planner_steps": NO_COUNT,
+    "planner_subagents": ["garbage", "[", '["docs"]', "[1]"],
+    "analytics_otlp": NO_FLAG,
     "metrics_public": NO_FLAG,
     "otlp_endpoint": NO_URL,
     "trace_share": NO_SHARE,
@@ -384,7 +427,7 @@ def _shown(default: object) -> str:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_wrong_variable_is_one_sentence(name: str, value: str) -> None:
-    variable = PREFIX + name.upper()
+    variable = next(variable for variable, setting in VARIABLES.items() if setting == name)
     with pytest.raises(ConfigurationError) as caught:
         load({variable: value})
     assert says_what_it_takes(caught.value, variable), caught.value
