@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.entrypoints.cli import main
 
+# What would color the output, and what would configure the program behind a test's back.
 MEDDLING = ("AGGREGATOR_", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_", "PYTHONWARNINGS")
 PATIENCE_S = 50
 

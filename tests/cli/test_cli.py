@@ -7,26 +7,23 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from commandline import MEDDLING, Ran, Run, here
 
 from anabranch.testing import Document, Hub, Space
 
 QUESTION = "What is an anabranch?"
 PATIENCE_S = 20
 STREAMING = {"AGGREGATOR_MODEL_STREAMING_ENABLED": "true"}
-# What would color the output, and what would configure the program behind a test's back.
-MEDDLING = ("AGGREGATOR_", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_", "PYTHONWARNINGS")
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
+ONCE = {"AGGREGATOR_MODEL_RETRIES": "0"}
+Inside = Callable[..., Awaitable[Ran]]
+# For what must be refused before anybody is asked.
+NOBODY = "http://127.0.0.1:1"
 
 
 @asynccontextmanager
@@ -71,6 +68,18 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """The same, where nothing but the words and the code matter."""
+    yield from here(tmp_path / "data", monkeypatch, capsys)
+
+
+@pytest.fixture
+def inside(run: Run) -> Inside:
+    """That in a thread, beside the servers that it asks."""
+    return partial(asyncio.to_thread, run)
+
+
 def rows(text: str) -> dict[str, list[str]]:
     """The table's lines: path -> sign, documents, ms, status."""
     found = re.findall(r"^([✓✗])  (\S+) +(\d+) +(\d+)  (.*?) *$", text, re.MULTILINE)
@@ -100,16 +109,16 @@ async def test_an_answer_and_its_sources(cli: Cli, space: Space) -> None:
     assert re.search(r"\d+ ms in all · \d+ ms asking sources · \d+ ms scribe · \d+ tokens", ran.out)
 
 
-async def test_latency_is_the_sources_own(cli: Cli, space: Space) -> None:
+async def test_latency_is_the_sources_own(inside: Inside, space: Space) -> None:
     space.source("slow", documents=[Document(title="T", content="Slow words.")], delay_s=0.3)
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/slow", "-s", f"{space.url}/docs", "--retrieve")
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/slow", "-s", f"{space.url}/docs", "--retrieve")
     assert int(rows(ran.out)["slow"][2]) >= 300
     assert int(rows(ran.out)["docs"][2]) < 300
 
 
-async def test_a_broken_source_shows_its_reason_and_costs_nothing(cli: Cli, space: Space) -> None:
+async def test_a_broken_source_shows_its_reason_and_costs_nothing(inside: Inside, space: Space) -> None:
     sources = [f"{space.url}/docs", f"{space.url}/status-403", f"{space.url}/nobody"]
-    ran = await cli("ask", QUESTION, *(word for url in sources for word in ("-s", url)), "-m", f"{space.url}/scribe")
+    ran = await inside("ask", QUESTION, *(word for url in sources for word in ("-s", url)), "-m", f"{space.url}/scribe")
     assert ran.code == 0
     assert "[docs]" in ran.out
     table = rows(ran.out)
@@ -131,32 +140,33 @@ async def test_json_is_one_document(cli: Cli, space: Space) -> None:
     assert answer["text"][citation["start"] : citation["end"]] == "[docs]"
 
 
-async def test_json_of_a_failure(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500", "--json")
+async def test_json_of_a_failure(inside: Inside, space: Space) -> None:
+    model = ("-m", f"{space.url}/status-500")
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", *model, "--json", **ONCE)
     assert ran.code == 1
     assert json.loads(ran.out)["code"] == "generation_failed"
 
 
-async def test_retrieve_prints_documents_and_asks_no_model(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve")
+async def test_retrieve_prints_documents_and_asks_no_model(inside: Inside, space: Space) -> None:
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve")
     assert ran.code == 0
     assert "0.92 What an anabranch is" in ran.out
     assert "leaves the main stem" in ran.out
     assert [request.slug for request in space.requests] == ["docs"]
 
 
-async def test_top_k_is_the_limit(cli: Cli, space: Space) -> None:
-    await cli("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve", "-k", "2")
+async def test_top_k_is_the_limit(inside: Inside, space: Space) -> None:
+    await inside("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve", "-k", "2")
     assert space.requests[0].body["limit"] == 2
 
 
-async def test_tokens_go_to_their_owner(cli: Cli, space: Space) -> None:
+async def test_tokens_go_to_their_owner(inside: Inside, space: Space, tmp_path: Path) -> None:
     shelf = [Document(title="Doc", content="Guarded words.")]
     space.source("mine", documents=shelf, token="sat-alice")
     space.source("yours", documents=shelf, token="sat-bob")
-    (cli.home / "token").write_text("sat-bob\n", encoding="utf-8")
+    (tmp_path / "token").write_text("sat-bob\n", encoding="utf-8")
     sources = ("-s", f"alice@{space.url}/mine", "-s", f"bob@{space.url}/yours", "-s", f"{space.url}/docs")
-    ran = await cli("ask", QUESTION, *sources, "--token", "alice=sat-alice", "-t", "bob=@token", "--retrieve")
+    ran = await inside("ask", QUESTION, *sources, "--token", "alice=sat-alice", "-t", "bob=@token", "--retrieve")
     assert {path: row[3] for path, row in rows(ran.out).items()} == {
         "alice/mine": "success",
         "bob/yours": "success",
@@ -167,37 +177,39 @@ async def test_tokens_go_to_their_owner(cli: Cli, space: Space) -> None:
     assert "sat-" not in ran.out + ran.err
 
 
-async def test_names_on_the_hub(cli: Cli, space: Space) -> None:
+async def test_names_on_the_hub(inside: Inside, space: Space) -> None:
     async with Hub() as hub:
         hub.publish(owner="alice", slug="docs", url=space.url, type="data_source")
-        ran = await cli(
+        ran = await inside(
             *("ask", QUESTION, "-s", "alice/docs", "--retrieve"),
             AGGREGATOR_SYFTHUB_URL=hub.url,
             AGGREGATOR_ENDPOINT_ALLOWLIST="127.0.0.0/8",
         )
         assert ran.code == 0
         assert rows(ran.out)["alice/docs"][3] == "success"
-        missing = await cli("ask", QUESTION, "-s", "alice/nothing", "--retrieve", AGGREGATOR_SYFTHUB_URL=hub.url)
+        missing = await inside("ask", QUESTION, "-s", "alice/nothing", "--retrieve", AGGREGATOR_SYFTHUB_URL=hub.url)
     assert "'alice/nothing'" in said(missing)
 
 
-async def test_every_configured_source_is_asked_and_the_configured_model_writes(cli: Cli, space: Space) -> None:
+async def test_every_configured_source_is_asked_and_the_configured_model_writes(
+    inside: Inside, space: Space, tmp_path: Path
+) -> None:
     config = f"""
         sources:
           rivers: {{url: "{space.url}", slug: docs, owner: alice}}
         models:
           writer: {{url: "{space.url}", slug: scribe}}
     """
-    (cli.home / "anabranch.yaml").write_text(config, encoding="utf-8")
-    ran = await cli("ask", QUESTION)
+    (tmp_path / "anabranch.yaml").write_text(config, encoding="utf-8")
+    ran = await inside("ask", QUESTION)
     assert ran.code == 0
     assert list(rows(ran.out)) == ["alice/docs"]
-    named = await cli("ask", QUESTION, "-s", "rivers", "-m", "writer", "--config", "anabranch.yaml")
+    named = await inside("ask", QUESTION, "-s", "rivers", "-m", "writer", "--config", "anabranch.yaml")
     assert named.code == 0
 
 
-async def test_without_a_model_the_documents_own_sentences_answer(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs")
+async def test_without_a_model_the_documents_own_sentences_answer(inside: Inside, space: Space) -> None:
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("An anabranch is a section of a river")
     assert re.search(r"^\[1\] What an anabranch is · docs$", ran.out, re.MULTILINE)
@@ -212,17 +224,17 @@ async def test_nothing_to_ask_is_one_sentence(cli: Cli) -> None:
     assert not (cli.home / "data").exists()
 
 
-async def test_nothing_found_is_3_and_says_so(cli: Cli, space: Space) -> None:
+async def test_nothing_found_is_3_and_says_so(inside: Inside, space: Space) -> None:
     space.source("empty")
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/empty", "-m", f"{space.url}/scribe")
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/empty", "-m", f"{space.url}/scribe")
     assert ran.code == 3
     assert ran.out.startswith("Nothing that answers this was found")
     assert [request.slug for request in space.requests] == ["empty"]
-    assert (await cli("ask", QUESTION, "-s", f"{space.url}/empty", "--retrieve")).code == 3
+    assert (await inside("ask", QUESTION, "-s", f"{space.url}/empty", "--retrieve")).code == 3
 
 
-async def test_all_sources_failed_is_3_and_says_why(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/status-500", "-m", f"{space.url}/scribe")
+async def test_all_sources_failed_is_3_and_says_why(inside: Inside, space: Space) -> None:
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/status-500", "-m", f"{space.url}/scribe")
     assert ran.code == 3
     assert "The source did not answer, so there is nothing to answer from." in ran.out
     assert "status-500: It answered with an error (500)" in ran.out
@@ -230,7 +242,7 @@ async def test_all_sources_failed_is_3_and_says_why(cli: Cli, space: Space) -> N
 
 
 async def test_a_model_that_fails_is_1_and_says_why(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500")
+    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500", **ONCE)
     assert (ran.code, ran.out) == (1, "")
     assert "Model generation failed" in ran.err
     assert rows(ran.err)["docs"][3] == "success"
@@ -257,22 +269,22 @@ async def test_a_pipe_gets_no_escape_codes_and_no_progress(cli: Cli, space: Spac
     assert "is writing" not in ran.out + ran.err
 
 
-async def test_what_others_wrote_cannot_control_the_terminal(cli: Cli, space: Space) -> None:
+async def test_what_others_wrote_cannot_control_the_terminal(inside: Inside, space: Space) -> None:
     """A document or a model that clears the screen, renames the window or hides text is shown, not obeyed."""
     trick = "\x1b[2J\x1b]0;pwned\x07 hidden \x9b31m red\rover"
     space.source("evil", documents=[Document(title=f"T {trick}", content=f"Words {trick} and more.")])
     space.model("puppet", reply=f"An answer {trick} [evil].")
-    answered = await cli("ask", QUESTION, "-s", f"{space.url}/evil", "-m", f"{space.url}/puppet")
-    found = await cli("ask", QUESTION, "-s", f"{space.url}/evil", "--retrieve")
+    answered = await inside("ask", QUESTION, "-s", f"{space.url}/evil", "-m", f"{space.url}/puppet")
+    found = await inside("ask", QUESTION, "-s", f"{space.url}/evil", "--retrieve")
     for ran in (answered, found):
         assert ran.code == 0
         assert "hidden" in ran.out
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", ran.out)
 
 
-async def test_markup_of_others_is_text(cli: Cli, space: Space) -> None:
+async def test_markup_of_others_is_text(inside: Inside, space: Space) -> None:
     space.model("painter", reply="[red]Not red[/red] [/] :smile: [docs]")
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/painter")
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/painter")
     assert ran.out.startswith("[red]Not red[/red] [/] :smile: [docs]")
 
 
@@ -326,16 +338,16 @@ async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, spa
         pytest.param(["-s", "URL/docs", "--retrieve", "--config", "broken.yaml"], "broken.yaml", id="broken config"),
     ],
 )
-async def test_a_mistake_is_one_sentence(cli: Cli, space: Space, arguments: list[str], words: str) -> None:
-    (cli.home / "binary").write_bytes(b"\xff\xfe\x00")
-    (cli.home / "broken.yaml").write_text("settings: [", encoding="utf-8")
-    given = [argument.replace("URL/", f"{space.url}/") for argument in arguments]
-    ran = await cli("ask", QUESTION, *given, AGGREGATOR_SYFTHUB_URL="http://127.0.0.1:1")
+def test_a_mistake_is_one_sentence(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.yaml").write_text("settings: [", encoding="utf-8")
+    given = [argument.replace("URL/", f"{NOBODY}/") for argument in arguments]
+    ran = run("ask", QUESTION, *given, AGGREGATOR_SYFTHUB_URL=NOBODY)
     assert words in said(ran)
 
 
-async def test_a_hub_that_is_down_is_a_failure_not_a_mistake(cli: Cli) -> None:
-    ran = await cli("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL="http://127.0.0.1:1")
+def test_a_hub_that_is_down_is_a_failure_not_a_mistake(run: Run) -> None:
+    ran = run("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL=NOBODY)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "anabranch: The hub at http://127.0.0.1:1 cannot be asked. No connection could be made.\n"
 
@@ -360,16 +372,15 @@ async def test_a_port_in_use_is_one_sentence(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "arguments", [["ask"], ["ask", QUESTION, "-k", "0"], ["ask", QUESTION, "--nonsense"], ["nonsense"]]
 )
-async def test_wrong_usage_is_2_with_a_hint(cli: Cli, arguments: list[str]) -> None:
-    ran = await cli(*arguments)
+def test_wrong_usage_is_2_with_a_hint(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert "--help" in ran.err
-    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["serve", "-h"], ["--version"]])
-async def test_help_and_version(cli: Cli, arguments: list[str]) -> None:
-    ran = await cli(*arguments)
+def test_help_and_version(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
     assert (ran.code, ran.err) == (0, "")
     assert "anabranch" in ran.out
 

@@ -92,20 +92,20 @@ def test_each_file_has_its_outcome_and_a_failure_its_reason(kept: Shelf) -> None
     assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png)\n")
 
 
-def test_again_only_what_changed_is_taken_in(shelf: Shelf) -> None:
+def test_again_only_what_changed_is_taken_in(change: Run, shelf: Shelf) -> None:
     (shelf.books / "broken.pdf").unlink()
     (shelf.books / "rivers.txt").write_text(RIVERS + "A bayou is another.\n")
     (shelf.books / "new.txt").write_text("Something new is here.\n")
     arguments = ("ingest", str(shelf.books), "-c", "handbook", "--tag", "staff", "--meta", "year=2024", "--json")
-    ran = process(shelf.data, *arguments)
+    ran = change(*arguments)
     assert (ran.code, ran.err) == (0, "")
     said = json.loads(ran.out)
     outcomes = {one["name"]: one["outcome"] for one in said["documents"]}
     assert outcomes == {"hr/refunds.md": "unchanged", "rivers.txt": "replaced", "new.txt": "added"}
     assert said["counts"]["failed"] == 0
-    found = process(shelf.data, "search", "bayou", "--json")
+    found = change("search", "bayou", "--json")
     assert json.loads(found.out)["passages"][0]["text"].endswith("A bayou is another.")
-    assert json.loads(process(shelf.data, "index", "status", "--json").out)["behind_chunks"] == 0
+    assert json.loads(change("index", "status", "--json").out)["behind_chunks"] == 0
 
 
 async def test_beside_somebody_who_indexes_it_only_hands_over(shelf: Shelf) -> None:
@@ -122,7 +122,9 @@ async def test_beside_somebody_who_indexes_it_only_hands_over(shelf: Shelf) -> N
     assert "✓ added     new.txt" in ran.out
 
 
-def test_ctrl_c_keeps_what_was_accepted(tmp_path: Path, models_dir: Path) -> None:
+def test_ctrl_c_keeps_what_was_accepted(
+    tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, data = tmp_path / "many", tmp_path / "data"
     folder.mkdir()
     for number in range(40):
@@ -145,7 +147,8 @@ def test_ctrl_c_keeps_what_was_accepted(tmp_path: Path, models_dir: Path) -> Non
     assert err.startswith(b"Stopped after ")
     assert b"run the same command again" in err
     assert b"Traceback" not in err
-    waiting = json.loads(process(data, "index", "status", "--json").out)["waiting_documents"]
+    run = next(here(data, monkeypatch, capsys))
+    waiting = json.loads(run("index", "status", "--json").out)["waiting_documents"]
     assert 0 < waiting <= 40
 
 
@@ -161,14 +164,14 @@ def wait_for_items(records: Path, started: "subprocess.Popen[bytes]") -> None:
     raise AssertionError("it ended before it could be interrupted")
 
 
-def test_a_web_page_is_taken_in_by_its_address(shelf: Shelf) -> None:
+def test_a_web_page_is_taken_in_by_its_address(change: Run, shelf: Shelf) -> None:
     handler = partial(QuietFiles, directory=str(shelf.books))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         page = f"http://127.0.0.1:{server.server_address[1]}/rivers.txt"
-        guarded = process(shelf.data, "ingest", page, "-c", "web")
-        taken = process(shelf.data, "ingest", page, "-c", "web", AGGREGATOR_ENDPOINT_ALLOWLIST="127.0.0.0/8")
+        guarded = change("ingest", page, "-c", "web")
+        taken = change("ingest", page, "-c", "web", AGGREGATOR_ENDPOINT_ALLOWLIST="127.0.0.0/8")
         server.shutdown()
         thread.join()
     assert guarded.code == 1
@@ -347,7 +350,7 @@ def test_a_collection_can_be_named_as_a_source(run: Run) -> None:
 def test_what_others_wrote_cannot_control_the_terminal(change: Run, shelf: Shelf) -> None:
     trick = "\x1b[2J\x1b]0;pwned\x07\x9b31m"
     (shelf.books / "evil.txt").write_text(f"A zebra {trick} is striped.")
-    taken = process(shelf.data, "ingest", str(shelf.books / "evil.txt"), "-c", f"c{'d'}", "--title", f"T{trick}itle")
+    taken = change("ingest", str(shelf.books / "evil.txt"), "-c", f"c{'d'}", "--title", f"T{trick}itle")
     assert taken.code == 0
     shown = [
         change("search", "zebra", "-k", "1"),

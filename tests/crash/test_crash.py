@@ -69,7 +69,7 @@ async def test_three_kills(tmp_path: Path, models_dir: Path) -> None:
     victims = list(VICTIMS)
     chance = seeded()
     chance.shuffle(victims)
-    await killed_at_random(tmp_path, models_dir, victims, chance, documents=15, longest_s=1.5)
+    await killed_at_random(tmp_path, models_dir, victims, chance, documents=8, longest_s=1.5)
 
 
 @pytest.mark.soak

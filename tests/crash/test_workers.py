@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import pytest_asyncio
 from disaster import COLLECTION, Client, client, variables
 from program import serving
 
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("workers")]
 
 SOON_S = 2.0
 
@@ -31,13 +34,15 @@ class Pair(NamedTuple):
         return [source["title"] for source in found["sources"]]
 
 
-@pytest.fixture
-async def pair(tmp_path: Path, models_dir: Path) -> AsyncIterator[Pair]:
-    folder = tmp_path / "data"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> AsyncIterator[Pair]:
+    """For all tests, so each has an animal of its own."""
+    home = tmp_path_factory.mktemp("pair")
+    folder = home / "data"
     database = Database.open(folder)
     stranger = database.writing(lambda db: keys.create(db, user="stranger"))[1]
     database.close()
-    given: Any = {"home": tmp_path, "variables": variables(folder, models_dir)}
+    given: Any = {"home": home, "variables": variables(folder, models_dir)}
     async with client() as caller, AsyncExitStack() as stack:
         programs = [await stack.enter_async_context(serving(**given)) for _ in range(2)]
         caller.url = programs[0].url
@@ -71,14 +76,14 @@ async def test_a_new_document_is_found_by_both_within_two_seconds(pair: Pair) ->
 
 async def test_a_new_version_is_seen_whole_or_not_at_all(pair: Pair) -> None:
     """Whoever asks sees the old text or the new, never both or neither, and never the old after the new."""
-    await pair.client.finished(await pair.client.ingest(note("heron", _version(0))))
-    last = 8
+    await pair.client.finished(await pair.client.ingest(note("stork", _version(0))))
+    last = 6
     done = asyncio.Event()
 
     async def watch(url: str) -> list[int]:
         seen: list[int] = []
         while not (done.is_set() and seen and seen[-1] == last):
-            found = await pair.client.holding("Herons", url=url)
+            found = await pair.client.holding("Storks", url=url)
             versions = {int(source["content_snippet"].split("version ")[1].split()[0]) for source in found}
             assert len(versions) == 1, found
             seen.append(versions.pop())
@@ -86,7 +91,7 @@ async def test_a_new_version_is_seen_whole_or_not_at_all(pair: Pair) -> None:
 
     watching = [asyncio.create_task(watch(url)) for url in pair.urls]
     for number in range(1, last + 1):
-        job = await pair.client.ingest(note("heron", _version(number)), url=pair.urls[number % 2])
+        job = await pair.client.ingest(note("stork", _version(number)), url=pair.urls[number % 2])
         await pair.client.finished(job)
     done.set()
     async with asyncio.timeout(SOON_S):
@@ -95,15 +100,15 @@ async def test_a_new_version_is_seen_whole_or_not_at_all(pair: Pair) -> None:
 
 
 async def test_permissions_hold_in_both_at_once(pair: Pair) -> None:
-    await pair.client.finished(await pair.client.ingest(note("heron", "Herons eat fish.")))
-    [heron] = [one for one in await pair.client.listed() if one["title"] == "heron"]
+    await pair.client.finished(await pair.client.ingest(note("badger", "Badgers dig setts.")))
+    [badger] = [one for one in await pair.client.listed() if one["title"] == "badger"]
     for number, visibility in enumerate(["private", "public"] * 3):
         body = {"permissions": {"visibility": visibility}}
-        await pair.client.call("PATCH", f"/v1/documents/{heron['id']}", body, url=pair.urls[number % 2])
+        await pair.client.call("PATCH", f"/v1/documents/{badger['id']}", body, url=pair.urls[number % 2])
         for url in pair.urls:
-            seen = "heron" in await pair.titles(url, "herons", pair.stranger)
+            seen = "badger" in await pair.titles(url, "badgers", pair.stranger)
             assert seen == (visibility == "public")
-            assert "heron" in await pair.titles(url, "herons")
+            assert "badger" in await pair.titles(url, "badgers")
 
 
 async def test_the_workers_of_one_server(tmp_path: Path, models_dir: Path) -> None:
@@ -121,4 +126,4 @@ async def test_the_workers_of_one_server(tmp_path: Path, models_dir: Path) -> No
 
 def _version(number: int) -> str:
     """Long enough for two chunks."""
-    return f"Herons of version {number} eat fish. " + "In the evening they stand in shallow water and wait. " * 40
+    return f"Storks of version {number} eat fish. " + "In the evening they stand in shallow water and wait. " * 40

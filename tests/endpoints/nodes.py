@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from anabranch import Anabranch
+from anabranch.entrypoints.cli.opening import alone
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import endpoints, keys
 from anabranch.knowledge.records.database import Database
@@ -108,11 +109,16 @@ class Node:
 
 
 @pytest.fixture(scope="session")
-def seeded(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Seeded:
-    """One folder for all of these tests, in whichever module they stand."""
-    if not _SEEDED:
-        _SEEDED.append(asyncio.run(seed(tmp_path_factory.mktemp("published"), models_dir)))
-    return _SEEDED[0]
+def seeded(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[Seeded]:
+    """One folder for all of these tests, in whichever module they stand. Its lock is taken: nobody takes in more, so no
+    node needs to start an indexer."""
+    if _SEEDED:
+        yield _SEEDED[0]
+        return
+    made = asyncio.run(seed(tmp_path_factory.mktemp("published"), models_dir))
+    _SEEDED.append(made)
+    with alone(made.folder):
+        yield made
 
 
 @asynccontextmanager

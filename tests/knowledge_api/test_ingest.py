@@ -16,7 +16,7 @@ from anabranch.testing.listener import Listener
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-1")]
 
-MAX_DOCUMENT = 60_000
+MAX_DOCUMENT = 20_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -187,7 +187,7 @@ async def test_deep_metadata_is_400_everywhere(shelf: Library) -> None:
 
 
 async def test_documents_may_be_larger_than_other_requests(shelf: Library) -> None:
-    """The limit of requests is 10,000 bytes here, that of a document 60,000."""
+    """The limit of requests is 10,000 bytes here, that of a document 20,000."""
     words = " ".join(f"word{number % 500}" for number in range(10_000)).encode()[:MAX_DOCUMENT]
     (item,) = await shelf.ingest("notes", file(words, "large.txt"))
     assert item["status"] == "completed"
@@ -198,7 +198,7 @@ async def test_documents_may_be_larger_than_other_requests(shelf: Library) -> No
         await shelf.call("POST", "/v1/ingest", data=as_form),
     ):
         assert (reply.status, reply.code) == (413, "REQUEST_TOO_LARGE")
-        assert "60,000 bytes" in reply.body["message"]
+        assert "20,000 bytes" in reply.body["message"]
     large = {"query": "x" * 10_001}
     assert (await shelf.call("POST", "/v1/query", large)).status == 413
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from shelf import Library, library, text
 
 from anabranch.domain.model import Message
+from anabranch.entrypoints.cli.opening import alone
 from anabranch.testing import Failure, Space
 
 pytestmark = pytest.mark.xdist_group("knowledge-api-1")
@@ -35,16 +37,30 @@ def asking(space: Space, slug: str, **more: Any) -> dict[str, Any]:
     return {"model_url": space.url, "model_name": slug, **more}
 
 
-async def filled(shelf: Library) -> Library:
-    await shelf.collection("travel")
-    await shelf.ingest("travel", text(FACT, title="Ferries"))
-    return shelf
+async def fill(folder: Path, models_dir: Path) -> None:
+    async with library(folder, models_dir) as shelf:
+        await shelf.collection("travel")
+        await shelf.ingest("travel", text(FACT, title="Ferries"))
 
 
-async def test_a_model_answers_and_a_conversation_goes_on(tmp_path: Path, models_dir: Path, space: Space) -> None:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Path:
+    folder = tmp_path_factory.mktemp("kept") / "data"
+    asyncio.run(fill(folder, models_dir))
+    return folder
+
+
+@pytest.fixture
+def filled(kept: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy for those who only ask. Its lock is taken: no server starts an indexer, which nobody needs."""
+    folder = Path(shutil.copytree(kept, tmp_path / "data"))
+    with alone(folder):
+        yield folder
+
+
+async def test_a_model_answers_and_a_conversation_goes_on(filled: Path, models_dir: Path, space: Space) -> None:
     space.model("writer", reply=writes)
-    async with library(tmp_path, models_dir, **asking(space, "writer")) as shelf:
-        await filled(shelf)
+    async with library(filled, models_dir, **asking(space, "writer")) as shelf:
         first = await shelf.ask("Where does the ferry to Texel leave from?", who="alice")
         assert first["answer"] == "It leaves every 30 minutes [1]. Nobody knows why [7]."
         assert first["usage"]["model"] == "writer"
@@ -71,12 +87,9 @@ async def test_a_model_answers_and_a_conversation_goes_on(tmp_path: Path, models
         assert spoken["answer_json"]["sentences"][0] == {"text": "It leaves every 30 minutes.", "citations": [1]}
 
 
-async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(
-    tmp_path: Path, models_dir: Path, space: Space
-) -> None:
+async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(filled: Path, models_dir: Path, space: Space) -> None:
     slug = Failure.STATUS_500.value
-    async with library(tmp_path, models_dir, **asking(space, slug, query_rewriting=False)) as shelf:
-        await filled(shelf)
+    async with library(filled, models_dir, **asking(space, slug, query_rewriting=False, model_retries=0)) as shelf:
         reply = await shelf.call("POST", "/v1/query", {"query": "When does the ferry leave?"})
         assert (reply.status, reply.code) == (503, "SERVICE_UNAVAILABLE")
         assert reply.headers["Retry-After"]
@@ -91,12 +104,11 @@ async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 async def test_when_the_client_goes_the_model_is_let_go(
-    tmp_path: Path, models_dir: Path, space: Space, accept: str
+    filled: Path, models_dir: Path, space: Space, accept: str
 ) -> None:
     slug = Failure.HANG.value
     given = asking(space, slug, query_rewriting=False, heartbeat_interval=0.05)
-    async with library(tmp_path, models_dir, **given) as shelf:
-        await filled(shelf)
+    async with library(filled, models_dir, **given) as shelf:
         heard: list[bytes] = []
         call = asyncio.create_task(listen(shelf, accept, heard))
         await space.wait_for(lambda: space.requests)
@@ -127,9 +139,8 @@ async def test_without_the_embedding_model_the_answer_says_what_to_do(tmp_path: 
         assert events[0].data == reply.body
 
 
-async def test_nothing_is_written_down_where_the_log_is_off(tmp_path: Path, models_dir: Path) -> None:
-    async with library(tmp_path, models_dir, query_log_days=0) as shelf:
-        await filled(shelf)
+async def test_nothing_is_written_down_where_the_log_is_off(filled: Path, models_dir: Path) -> None:
+    async with library(filled, models_dir, query_log_days=0) as shelf:
         answer = await shelf.ask("When does the ferry to Texel leave?")
         assert answer["citations"]
         reply = await shelf.call("POST", "/v1/feedback", {"query_id": answer["query_id"], "rating": "thumbs_up"})
@@ -139,10 +150,11 @@ async def test_nothing_is_written_down_where_the_log_is_off(tmp_path: Path, mode
 
 
 async def test_an_indexer_that_dies_is_started_again(
-    tmp_path: Path, models_dir: Path, capfd: pytest.CaptureFixture[str]
+    kept: Path, tmp_path: Path, models_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with library(tmp_path, models_dir, log_level="WARNING") as shelf:
-        await filled(shelf)
+    folder = Path(shutil.copytree(kept, tmp_path / "data"))
+    async with library(folder, models_dir, log_level="WARNING") as shelf:
+        await shelf.ingest("travel", text("The ferry to Ameland takes 50 minutes."))
         (indexer,) = (
             child for child in psutil.Process().children() if "anabranch.app.indexer" in " ".join(child.cmdline())
         )
@@ -153,11 +165,10 @@ async def test_an_indexer_that_dies_is_started_again(
     assert [(line["event"], line["status"]) for line in told] == [("indexer_died", -9)]
 
 
-async def test_what_was_kept_is_there_after_a_restart(tmp_path: Path, models_dir: Path) -> None:
-    async with library(tmp_path, models_dir) as shelf:
-        await filled(shelf)
+async def test_what_was_kept_is_there_after_a_restart(filled: Path, models_dir: Path) -> None:
+    async with library(filled, models_dir) as shelf:
         answer = await shelf.ask("When does the ferry to Texel leave?")
-    async with library(tmp_path, models_dir) as shelf:
+    async with library(filled, models_dir) as shelf:
         assert (await shelf.ask("When does the ferry to Texel leave?"))["answer"] == answer["answer"]
         body = {"query_id": answer["query_id"], "rating": "thumbs_down"}
         assert await shelf.good("POST", "/v1/feedback", body) == {"recorded": True}

@@ -275,22 +275,20 @@ async def test_a_model_that_fails_is_an_error_in_the_stream(written: Library, wr
     assert not (await ask(written, "What about digital products?", language="es", threshold=0)).end["cached"]
 
 
-async def test_who_asks_too_often_is_told_when_to_come_back(
-    tmp_path_factory: pytest.TempPathFactory, models_dir: Path
-) -> None:
-    async with stocked(tmp_path_factory.mktemp("data"), models_dir, rate_limit=3) as shelf:
-        good = [await ask(shelf, who="alice") for _ in range(3)]
+async def test_who_asks_too_often_is_told_when_to_come_back(shelf: Library, models_dir: Path) -> None:
+    async with library(shelf.folder, models_dir, rate_limit=3) as strict:
+        good = [await ask(strict, who="alice") for _ in range(3)]
         assert [answer.headers["RateLimit-Remaining"] for answer in good] == ["2", "1", "0"]
         assert {answer.headers["RateLimit-Limit"] for answer in good} == {"3"}
-        bad = await ask(shelf, who="alice", headers={"Accept-Language": "fr"})
+        bad = await ask(strict, who="alice", headers={"Accept-Language": "fr"})
         assert (bad.status, bad.end["error_code"]) == (429, "rate_limited")
         assert 0 < int(bad.headers["Retry-After"]) <= 300
         assert bad.headers["RateLimit-Remaining"] == "0"
         assert bad.headers["Retry-After"] in bad.end["message"]
-        assert (await ask(shelf, who="bob")).status == 200
-        assert (await ask(shelf)).status == 200  # nobody's name, but an address
-        assert [(await ask(shelf, "")).status for _ in range(5)] == [400] * 5  # what was not asked is not counted
-        assert [(await ask(shelf)).status for _ in range(3)] == [200, 200, 429]
+        assert (await ask(strict, who="bob")).status == 200
+        assert (await ask(strict)).status == 200  # nobody's name, but an address
+        assert [(await ask(strict, "")).status for _ in range(5)] == [400] * 5  # what was not asked is not counted
+        assert [(await ask(strict)).status for _ in range(3)] == [200, 200, 429]
 
 
 async def test_a_client_that_leaves_closes_the_model_and_nothing_is_kept(written: Library, writer: Space) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Never
 
+import aiohttp
 import pytest
 
 from anabranch import Answer, Question
@@ -431,3 +432,17 @@ def test_workers_write_whole_lines_in_pieces_that_a_pipe_takes() -> None:
     written = list(pieces(lines, 4096))
     assert "".join(written) == "".join(line + "\n" for line in lines)
     assert [len(piece.encode()) <= 4096 for piece in written] == [True, False, True]
+
+
+async def test_a_websocket_shows_nobodys_key_and_a_refused_one_is_no_error_of_ours(serve: Serve, log: Log) -> None:
+    async with serve(log_level="DEBUG") as server:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await server.session.ws_connect(
+                f"{server.url}/planner/sessions/s/steps/p/ws?key=ab_alder",
+                headers={"Authorization": "Bearer ab_heron"},
+                protocols=("anabranch.planner", "bearer.ab_weir"),
+            )
+    assert refused.value.status == 401
+    assert log.of("request_refused")
+    assert "ab_" not in log.text
+    assert not [line for line in log.lines if line["level"] == "error"]

@@ -66,12 +66,6 @@ async def gone(processes: list[psutil.Process]) -> None:
 # --- starting
 
 
-async def test_health_of_a_fresh_server(tmp_path: Path, session: aiohttp.ClientSession) -> None:
-    async with serving(home=tmp_path) as program, session.get(f"{program.url}/health") as response:
-        assert response.status == 200
-        assert (await response.json())["status"] == "healthy"
-
-
 async def test_host_and_port_from_the_environment(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     port = free_port()
     variables = {"AGGREGATOR_HOST": "127.0.0.2", "AGGREGATOR_PORT": str(port)}
@@ -84,31 +78,27 @@ async def test_host_and_port_from_the_environment(tmp_path: Path, session: aioht
             await session.get(f"http://127.0.0.1:{port}/health")
 
 
-async def test_options_win_over_the_environment(tmp_path: Path) -> None:
-    variables = {"AGGREGATOR_HOST": "127.0.0.2", "AGGREGATOR_PORT": str(free_port())}
+async def test_options_win_over_the_environment_and_a_misspelt_variable_is_warned_about(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    variables = {"AGGREGATOR_HOST": "127.0.0.2", "AGGREGATOR_PORT": str(free_port()), "AGGREGATOR_PROT": "1"}
     async with serving(home=tmp_path, variables=variables) as program:
         assert program.host == "127.0.0.1"
         assert str(program.port) != variables["AGGREGATOR_PORT"]
-
-
-async def test_the_config_option_reaches_the_workers(tmp_path: Path, session: aiohttp.ClientSession) -> None:
-    (tmp_path / "mine.yaml").write_text("settings: {debug: true}", encoding="utf-8")
-    async with (
-        serving("--config", "mine.yaml", home=tmp_path, workers=2) as program,
-        session.get(f"{program.url}/docs") as response,
-    ):
-        assert response.status == 200
-
-
-async def test_a_misspelt_variable_is_warned_about(tmp_path: Path) -> None:
-    async with serving(home=tmp_path, variables={"AGGREGATOR_PROT": "1"}) as program:
-        await program.logged("unknown_setting")
         assert [line["variable"] for line in program.log if line["event"] == "unknown_setting"] == ["AGGREGATOR_PROT"]
+        async with session.get(f"{program.url}/health") as response:
+            assert response.status == 200
+            assert (await response.json())["status"] == "healthy"
 
 
-async def test_workers_without_redis_are_told_that_each_has_its_own_limits(tmp_path: Path) -> None:
-    async with serving(home=tmp_path, workers=2) as program:
+async def test_the_config_option_reaches_the_workers_and_without_redis_each_has_its_own_limits(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    (tmp_path / "mine.yaml").write_text("settings: {debug: true}", encoding="utf-8")
+    async with serving("--config", "mine.yaml", home=tmp_path, workers=2) as program:
         assert [line["workers"] for line in program.log if line["event"] == "limits_not_shared"] == [2]
+        async with session.get(f"{program.url}/docs") as response:
+            assert response.status == 200
 
 
 async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
@@ -197,16 +187,21 @@ async def test_a_waiting_answer_past_the_drain_time_is_503(
         assert await program.ended(within_s=5) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_an_idle_server_ends_at_once_and_well(tmp_path: Path, number: signal.Signals, workers: int) -> None:
-    async with serving(home=tmp_path, workers=workers) as program:
-        program.send(number)
-        code = await program.ended(within_s=5)
+async def ends_at_once_and_well(program: Program, number: signal.Signals) -> None:
+    """As a server that has nothing to do must."""
+    program.send(number)
+    code = await program.ended(within_s=5)
     assert "Traceback" not in program.text
     assert "Aborted" not in program.text
     assert program.log[-1]["event"] == "server_stopped"
     assert code == 0
+
+
+# With two workers and SIGTERM: test_two_workers_answer_and_leave_no_process.
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGINT)])
+async def test_an_idle_server_ends_at_once_and_well(tmp_path: Path, workers: int, number: signal.Signals) -> None:
+    async with serving(home=tmp_path, workers=workers) as program:
+        await ends_at_once_and_well(program, number)
 
 
 async def test_ctrl_c_in_a_terminal_lets_a_stream_finish(
@@ -233,8 +228,7 @@ async def test_two_workers_answer_and_leave_no_process(
         for _ in range(4):
             async with session.post(f"{program.url}/api/v1/chat", json=body(space)) as response:
                 assert response.status == 200
-        program.send(signal.SIGTERM)
-        assert await program.ended() == 0
+        await ends_at_once_and_well(program, signal.SIGTERM)
         await gone(family)
     completed = [line for line in program.log if line["event"] == "chat_request_completed"]
     assert len(completed) == 4

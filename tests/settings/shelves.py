@@ -1,12 +1,18 @@
 """An Anabranch with a few documents, embedded by a server of the tests."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from modelserver import ModelServer
+import pytest
+from modelserver import ModelServer, model_server
+from variables import loaded
 
 from anabranch import Anabranch, Settings
 from anabranch.app.indexer import indexer
+from anabranch.entrypoints.cli.opening import alone
 from anabranch.knowledge.model import Caller, Item, NewDocument
 from anabranch.knowledge.text import Chunking
 
@@ -32,3 +38,28 @@ async def ready(settings: Settings, *documents: NewDocument) -> AsyncIterator[tu
         async with indexer(settings) as taking_in:
             await taking_in.drain()
         yield anabranch, (await room.job(OPERATOR, job)).items
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the three texts, for all tests that only ask."""
+    folder = tmp_path_factory.mktemp("kept") / "data"
+    asyncio.run(_keep(folder))
+    return folder
+
+
+@pytest.fixture
+def notes(kept: Path, elsewhere: None) -> Iterator[Path]:
+    """A copy of it, where the settings look. Its lock is taken: nobody starts an indexer, which nobody needs."""
+    folder = Path(loaded().data_dir).expanduser()
+    shutil.copytree(kept, folder)
+    with alone(folder):
+        yield folder
+
+
+async def _keep(folder: Path) -> None:
+    async with (
+        model_server() as server,
+        ready(loaded(DATA_DIR=str(folder), **embedding(server)), *map(text, TEXTS)) as (_, items),
+    ):
+        assert [item.status for item in items] == ["completed"] * len(TEXTS)

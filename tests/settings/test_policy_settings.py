@@ -3,18 +3,22 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from modelserver import ModelServer, model_server
-from shelves import TEXTS, embedding, ready, text
+from shelves import TEXTS, embedding, kept, notes
 from valkeyserver import Valkey, running_valkey
-from variables import loaded, served
+from variables import served
 
 from anabranch.testing import Space
 from conftest import Server, ref
+
+__all__ = ["kept", "notes"]  # fixtures
+
+pytestmark = pytest.mark.xdist_group("policy-settings")
 
 QUESTION = "Where does the river carry the sand?"
 
@@ -27,7 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ModelServer]:
+async def server(notes: Path) -> AsyncIterator[ModelServer]:
     async with model_server() as started:
         yield started
 
@@ -44,14 +48,9 @@ class Answer(NamedTuple):
     headers: Any
 
 
-@asynccontextmanager
-async def shelf(server: ModelServer, **variables: str) -> AsyncIterator[Server]:
+def shelf(server: ModelServer, **variables: str) -> AbstractAsyncContextManager[Server]:
     """A server with three documents that has read these variables."""
-    given = {**embedding(server), **variables}
-    async with ready(loaded(**given), *map(text, TEXTS)):
-        pass
-    async with served(**given) as started:
-        yield started
+    return served(**embedding(server), **variables)
 
 
 async def ask(server: Server, query: str = QUESTION, **more: Any) -> Answer:
@@ -130,7 +129,7 @@ async def test_cache_bytes_is_what_is_kept_in_memory(server: ModelServer, size: 
 
 async def test_redis_url_is_where_servers_share_answers_and_limits(server: ModelServer, valkey: Valkey) -> None:
     given = {"REDIS_URL": valkey.url, "RATE_LIMIT": "3"}
-    async with shelf(server, **given) as one, served(**embedding(server), **given) as other:
+    async with shelf(server, **given) as one, shelf(server, **given) as other:
         assert not (await ask(one)).end["cached"]
         async with asyncio.timeout(10):  # it is written behind the answer
             while not (await ask(other)).end["cached"]:  # noqa: ASYNC110  nobody tells
@@ -174,7 +173,7 @@ async def test_max_running_and_max_waiting(space: Space, running: str, waiting: 
         replies = await asyncio.gather(*(started.post("/api/v1/chat", body) for _ in statuses))
         assert sorted(status for status, _, _ in replies) == statuses
         assert all(headers["Retry-After"] == "1" for status, _, headers in replies if status == 503)
-        assert (await started.post("/api/v1/chat", body))[0] == 200
+        assert (await started.post("/api/v1/chat", {**body, "model": ref(space, "scribe")}))[0] == 200
 
 
 # --- what is chosen, and whether it is enough
@@ -190,13 +189,13 @@ async def test_mmr_lambda_is_for_every_surface(server: ModelServer) -> None:
 
     async with shelf(server) as plain:
         assert await second(plain) == TEXTS[0]
-    async with served(MMR_LAMBDA="0", **embedding(server)) as varied:
+    async with shelf(server, MMR_LAMBDA="0") as varied:
         assert await second(varied) == TEXTS[1]
 
 
 async def test_guard_threshold_is_for_every_surface(server: ModelServer) -> None:
     query = {"query": "Which quarterback scored?"}
-    async with shelf(server) as plain, served(GUARD_THRESHOLD="1", **embedding(server)) as guarded:
+    async with shelf(server) as plain, shelf(server, GUARD_THRESHOLD="1") as guarded:
         said = "What was found is not close enough to the question to answer from."
         assert (await plain.post("/v1/query", query))[1]["answer"] != said
         assert (await guarded.post("/v1/query", query))[1]["answer"] == said

@@ -12,7 +12,7 @@ import pytest
 from modelserver import PREFERRED, ModelServer, model_server
 from onnx import TensorProto, helper, numpy_helper
 from reportlab.pdfgen.canvas import Canvas
-from shelves import TEXTS, embedding, ready, text
+from shelves import TEXTS, embedding, kept, notes, ready, text
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -28,6 +28,10 @@ from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.text import Chunking
 from anabranch.testing import ManualClock, Space
+
+__all__ = ["kept", "notes"]  # fixtures
+
+pytestmark = pytest.mark.xdist_group("room-settings")
 
 OPERATOR = Caller(operator=True)
 
@@ -189,8 +193,8 @@ def cross_encoder(folder: Path) -> Path:
     return folder
 
 
-async def test_reranker_path_decides_the_order(tmp_path: Path, server: ModelServer) -> None:
-    async with ready(loaded(**embedding(server)), *map(text, TEXTS)) as (anabranch, _):
+async def test_reranker_path_decides_the_order(tmp_path: Path, server: ModelServer, notes: Path) -> None:
+    async with opened(**embedding(server)) as anabranch:
         assert (await found(anabranch, "river delta"))[0] != TEXTS[1]
     folder = cross_encoder(tmp_path / "reranker")
     async with opened(RERANKER_PATH=str(folder), **embedding(server)) as anabranch:
@@ -201,10 +205,11 @@ async def test_reranker_path_decides_the_order(tmp_path: Path, server: ModelServ
 
 
 @pytest.mark.parametrize(("form", "path"), [("cohere", "/v1/rerank"), ("tei", "/rerank")])
-async def test_a_reranker_behind_an_address_decides_the_order(server: ModelServer, form: str, path: str) -> None:
+async def test_a_reranker_behind_an_address_decides_the_order(
+    server: ModelServer, notes: Path, form: str, path: str
+) -> None:
     reranker = {"RERANKER_URL": server.url, "RERANKER_MODEL": "judge", "RERANKER_API_KEY": "sk-2"}
-    settings = loaded(**reranker, RERANKER_FORM=form, **embedding(server))
-    async with ready(settings, *map(text, TEXTS)) as (anabranch, _):
+    async with opened(**reranker, RERANKER_FORM=form, **embedding(server)) as anabranch:
         assert (await found(anabranch, "river delta"))[0] == TEXTS[1]
     asked = server.to(path)
     assert [body["query"] for body in asked] == ["river delta"]
@@ -240,11 +245,11 @@ async def test_query_context_tokens_leaves_out_the_lowest(
 
 @pytest.mark.parametrize(("value", "texts"), [("true", 1), ("false", 0)])
 async def test_query_rewriting_asks_the_model_for_other_words(
-    space: Space, server: ModelServer, value: str, texts: int
+    space: Space, server: ModelServer, notes: Path, value: str, texts: int
 ) -> None:
     space.model("writer", reply="1. Where is sand carried?")
-    settings = loaded(QUERY_REWRITING=value, MODEL_URL=space.url, MODEL_NAME="writer", **embedding(server))
-    async with ready(settings, *map(text, TEXTS)) as (anabranch, _):
+    model = {"MODEL_URL": space.url, "MODEL_NAME": "writer"}
+    async with opened(QUERY_REWRITING=value, **model, **embedding(server)) as anabranch:
         answer = await anabranch.ask("Where does it go?", sources=["notes"])
     assert answer.variants == ("Where is sand carried?",) * texts
     assert len([request for request in space.requests if request.slug == "writer"]) == (3 if texts else 1)
@@ -253,7 +258,7 @@ async def test_query_rewriting_asks_the_model_for_other_words(
 
 
 @pytest.mark.parametrize(("days", "status"), [("30", 200), ("0", 404)])
-async def test_query_log_days(server: ModelServer, days: str, status: int) -> None:
+async def test_query_log_days(server: ModelServer, notes: Path, days: str, status: int) -> None:
     async with served(QUERY_LOG_DAYS=days, **embedding(server)) as started:
         _, answer, _ = await started.post("/v1/query", {"query": "Is this kept?"})
         rating = {"query_id": answer["query_id"], "rating": "thumbs_up"}
@@ -313,12 +318,12 @@ def _asked(database: Database) -> list[str]:
     [("auto", 200, 200, 200), ("none", 200, 200, 200), ("api_key", 401, 200, 200), ("jwt", 401, 401, 200)],
 )
 async def test_auth_says_who_must_come_with_what(
-    tmp_path: Path, server: ModelServer, auth: str, nobody: int, key: int, token: int
+    server: ModelServer, notes: Path, auth: str, nobody: int, key: int, token: int
 ) -> None:
-    database = Database.open(tmp_path / "data")
+    database = Database.open(notes)
     secret = database.writing(lambda db: keys.create(db, user="alice"))[1]
     database.close()
-    variables = {"DATA_DIR": str(tmp_path / "data"), "SYFTHUB_URL": server.url, "JWT_AUDIENCE": "library"}
+    variables = {"SYFTHUB_URL": server.url, "JWT_AUDIENCE": "library"}
     async with served(AUTH=auth, **variables, **embedding(server)) as started:
         for bearer, status in ((None, nobody), (secret, key), (server.token("library"), token)):
             headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
@@ -330,7 +335,9 @@ async def test_auth_says_who_must_come_with_what(
 
 
 @pytest.mark.parametrize(("audience", "status"), [("library", 200), ("somebody-else", 401), ("", 401)])
-async def test_jwt_audience_is_whom_a_token_must_be_meant_for(server: ModelServer, audience: str, status: int) -> None:
+async def test_jwt_audience_is_whom_a_token_must_be_meant_for(
+    server: ModelServer, notes: Path, audience: str, status: int
+) -> None:
     variables = {"JWT_AUDIENCE": audience, "SYFTHUB_URL": server.url, **embedding(server)}
     headers = {"Authorization": f"Bearer {server.token('library')}"}
     async with (
@@ -341,7 +348,7 @@ async def test_jwt_audience_is_whom_a_token_must_be_meant_for(server: ModelServe
 
 
 async def test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept(
-    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    server: ModelServer, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(1_000.0)
     monkeypatch.setattr("anabranch.app.running.SystemClock", lambda: clock)
