@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from operator import attrgetter
 from typing import Self
 
@@ -39,8 +38,6 @@ class Tape:
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._entries: list[Recorded] = []
-        # How many bytes of bodies stand before each entry, and at last how many there are.
-        self._before = [0]
         self._latest: dict[str, Recorded] = {}
         self._latest_size = 0
 
@@ -60,10 +57,6 @@ class Tape:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def latest(self, key: str) -> int:
-        """The sequence of the latest under that key; 0 if there is none."""
-        return found.sequence if (found := self._latest.get(key)) is not None else 0
 
     def plan(self, entries: Sequence[Entry]) -> list[Recorded | None]:
         """These as they would be written, None for one that changes nothing. StreamFull if what must be kept has no
@@ -133,11 +126,6 @@ class Tape:
             stop = self._index(self.floor) + 1
         return tuple(self._entries[start:stop]), reset, stop < len(self._entries)
 
-    def bytes_after(self, after: int) -> int:
-        """How many bytes of bodies a reader at that cursor still has to get."""
-        start, _ = self._start(after)
-        return self._before[-1] - self._before[start]
-
     def renumbered(self, epoch: int) -> "Tape":
         """The latest under every key, in order, counted from 1 in another epoch."""
         tape = Tape(max_events=self._max_events, max_bytes=self._max_bytes, epoch=epoch)
@@ -177,7 +165,6 @@ class Tape:
         self._latest[recorded.key] = recorded
         self._latest_size += size
         self._entries.append(recorded)
-        self._before.append(self._before[-1] + len(recorded.body))
         self.size += size
         self.head = recorded.sequence
         if recorded.final:
@@ -212,5 +199,4 @@ class Tape:
                 self.spare -= weight(each)
         if gone:
             self._entries = kept
-            self._before = [0, *accumulate(len(each.body) for each in kept)]
         return gone
