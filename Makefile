@@ -25,9 +25,9 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	@touch $@
 
 # What the tests in Node import, as it is locked; nothing that it brings is run at the installation.
-$(VENV)/.node: tests/client/package.json tests/client/package-lock.json $(VENV)/.dev
+$(VENV)/.node: tests/node/package.json tests/node/package-lock.json $(VENV)/.dev
 	@mkdir -p $(VENV)/node
-	@cp tests/client/package.json tests/client/package-lock.json $(VENV)/node/
+	@cp tests/node/package.json tests/node/package-lock.json $(VENV)/node/
 	$(BIN)/npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 

@@ -88,10 +88,10 @@ async def test_an_answer_is_heard_out(server: Server, space: Space) -> None:
 
 
 def test_the_lock_names_no_registry() -> None:
-    lock = (Path(__file__).parent / "package-lock.json").read_text(encoding="utf-8")
+    lock = (Path(__file__).parents[1] / "node" / "package-lock.json").read_text(encoding="utf-8")
     assert '"integrity"' in lock
     assert "resolved" not in lock
-    assert "http" not in lock
+    assert "://" not in lock
 
 
 async def test_the_server_hands_out_the_modules(serve: Any) -> None:
