@@ -6,6 +6,8 @@ from typing import Any, Literal, dataclass_transform
 
 import msgspec
 
+from anabranch.domain.ranking import Breakdown, Ranking
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +44,9 @@ class Ground(StrEnum):
     WEAK = "weak"
 
 
-# A collection is asked in this process; an extractive model answers in the documents' own sentences.
-EndpointKind = Literal["space", "openai", "collection", "extractive"]
+# A collection is asked in this process, an MCP server over the connection that is kept to it (its slug is its name); an
+# extractive model answers in the documents' own sentences.
+EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 
 class Endpoint(Value):
@@ -93,7 +96,8 @@ class Question(Value):
     `threshold` does so too when what was found is, on average, less similar than that. `rewrite` lets the model put the
     question in other words before it is searched for; `diversity` is the λ of maximal marginal relevance (1 is
     relevance alone, None does without). `language` is that of our own messages, `answer_in` the one that the model must
-    write in. `fresh` takes no remembered answer."""
+    write in. `fresh` takes no remembered answer. `ranking` goes with the profile `aggregate`; `patience_s` is how long
+    the sources may take, where that is not for the settings to say."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -115,11 +119,14 @@ class Question(Value):
     language: str | None = None
     answer_in: str | None = None
     fresh: bool = False
+    ranking: Ranking | None = None
+    patience_s: float | None = None
 
 
 class Context(Value):
     """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
-    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them."""
+    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `hops` counts the
+    aggregators that a question has come through."""
 
     correlation_id: str
     deadline: float
@@ -132,6 +139,7 @@ class Context(Value):
     transactions: Mapping[str, str] = {}
     traceparent: str | None = None
     tracestate: str | None = None
+    hops: int = 0
 
     @property
     def trace_id(self) -> str:
@@ -146,7 +154,7 @@ class Context(Value):
 
 
 class Query(Value):
-    """What one source is asked."""
+    """What one source is asked. `raw` takes all that it returns as it is: others will rank it."""
 
     text: str
     limit: int
@@ -156,6 +164,7 @@ class Query(Value):
     variants: tuple[str, ...] = ()
     hypothetical: str | None = None
     diversity: float | None = None
+    raw: bool = False
 
 
 class Scores(Value, gc=False):
@@ -183,7 +192,8 @@ class Place(Value):
 
 
 class Passage(Value):
-    """A piece of a source's material, as it returned it."""
+    """A piece of a source's material, as it returned it. `date` is when that was written or last changed, in seconds
+    since 1970; `breakdown` is how it came to its score, where a ranking of ours gave it."""
 
     source: str
     title: str
@@ -191,6 +201,9 @@ class Passage(Value):
     score: float
     document_id: str | None = None
     place: Place | None = None
+    url: str | None = None
+    date: float | None = None
+    breakdown: Breakdown | None = None
 
 
 class SourceReply(Value):
@@ -271,7 +284,8 @@ class Timings(Value, gc=False):
 
 
 class Answer(Value):
-    """The whole answer; `passages` are those that the model saw, best first."""
+    """The whole answer; `passages` are those that the model saw, best first. `distinct` is how many there were without
+    those that repeat others, where they were counted; `compared` says that all were compared for that."""
 
     text: str
     ground: Ground
@@ -288,3 +302,5 @@ class Answer(Value):
     cached: bool = False
     rewritten: str | None = None
     variants: tuple[str, ...] = ()
+    distinct: int | None = None
+    compared: bool = True

@@ -22,7 +22,7 @@ from anabranch.pipeline.cite import cite
 from anabranch.pipeline.fanout import fan_out
 from anabranch.pipeline.generate import Generated, generate
 from anabranch.pipeline.guard import ground, refusal
-from anabranch.pipeline.merge import merge
+from anabranch.pipeline.merge import Merging
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
@@ -57,7 +57,8 @@ class Pipeline:
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         began = self._clock.monotonic()
-        emit = told(emit, self._telemetry, context)
+        merging = Merging(question)
+        emit = told(emit, self._telemetry, context, merging.heard)
         words = await self._in_other_words(question, context, began)
         replies = await self._retrieved(question, words, context, emit)
         retrieval_ms = self._since_ms(began)
@@ -65,7 +66,8 @@ class Pipeline:
         await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
 
         with self._telemetry.span("merge", context):
-            passages = merge(replies, question.profile)
+            merged = await merging.merged(replies, self._merging_budget_s(question, context, began))
+        passages = merged.passages
         basis = ground(replies, passages, question.threshold if question.until is Until.GENERATE else None)
         answer = Answer(
             text="",
@@ -74,6 +76,8 @@ class Pipeline:
             passages=passages,
             rewritten=words.text if words.text != question.text else None,
             variants=words.variants,
+            distinct=merged.distinct,
+            compared=merged.complete,
         )
         if question.profile == RAG and replies and all(reply.status is Status.TIMEOUT for reply in replies):
             raise RetrievalTimedOut("None of the sources answered in time.")
@@ -150,7 +154,13 @@ class Pipeline:
     def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
         """A source's time; where a model still has to write, never more than half of what is left."""
         left = context.deadline - now
+        if question.patience_s is not None:
+            return min(question.patience_s, left)
         return min(self._limits.retrieval_timeout_s, left * (0.5 if question.until is Until.GENERATE else 0.9))
+
+    def _merging_budget_s(self, question: Question, context: Context, began: float) -> float:
+        ends = context.deadline if question.patience_s is None else began + question.patience_s
+        return min(ends, context.deadline) - self._clock.monotonic()
 
     def _timed(self, answer: Answer, began: float, retrieval_ms: int, generation_ms: int = 0) -> Answer:
         timings = Timings(retrieval_ms=retrieval_ms, generation_ms=generation_ms, total_ms=self._since_ms(began))

@@ -1,12 +1,20 @@
 """Merge: many replies become one ranking, by the profile that the surface has chosen."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from anabranch.domain.model import Passage, SourceReply
+from anabranch.domain.events import AnswerEvent, SourceReplied
+from anabranch.domain.model import Passage, Question, SourceReply
+from anabranch.domain.ranking import Ranking
+
+if TYPE_CHECKING:  # a stemmer comes with it, and numpy with the rest
+    from anabranch.pipeline.scoring import Ranker
 
 Rank = Callable[[Sequence[SourceReply]], Sequence[Passage]]
 Distinct = Callable[[Sequence[Passage]], Sequence[Passage]]
@@ -14,6 +22,13 @@ Distinct = Callable[[Sequence[Passage]], Sequence[Passage]]
 RRF_K = 60
 # What is left of a chunk besides what another one has said already must be worth reading.
 WORTH_READING = 80
+# Above so many results, or characters of them, to read or to compare them may take tens of milliseconds: too long for
+# the loop that everybody shares.
+MANY, LONG = 50, 50_000
+# So long a comparison may take even if there is no time left: the best must not repeat each other.
+LEAST_S = 0.25
+# Threads of their own: whoever searches, embeds or counts needs the others.
+THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="merge")
 
 
 class MergeProfile(NamedTuple):
@@ -97,3 +112,67 @@ PROFILES: Mapping[str, MergeProfile] = MappingProxyType(
 def merge(replies: Iterable[SourceReply], profile: str) -> tuple[Passage, ...]:
     chosen = PROFILES[profile]
     return tuple(chosen.distinct(chosen.rank(tuple(replies))))
+
+
+class Merged(NamedTuple):
+    """The passages, best first, and how many there would have been without a limit, where there is one. `complete` says
+    that each was compared with each that stands above it."""
+
+    passages: tuple[Passage, ...]
+    distinct: int | None = None
+    complete: bool = True
+
+
+class Merging:
+    """The merge of one question's replies. It is told of each as it comes, so that what can be done then is done."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._ranker: Ranker | None = None
+        self._unread: list[SourceReplied] = []
+
+    def heard(self, event: AnswerEvent) -> None:
+        ranking = self._question.ranking
+        if ranking is None or not isinstance(event, SourceReplied):
+            return
+        if _size(event.reply) > LONG:
+            self._unread.append(event)
+        else:
+            self._reader(ranking).read(event.index, event.reply)
+
+    async def merged(self, replies: Sequence[SourceReply], left_s: float) -> Merged:
+        """`left_s` is how much time there is: what is not compared by then stays."""
+        ranking = self._question.ranking
+        if ranking is None:
+            return Merged(merge(replies, self._question.profile))
+        if sum(len(reply.passages) for reply in replies) > MANY or sum(map(_size, replies)) > LONG:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(THREADS, self._best, ranking, time.monotonic() + left_s)
+        return self._best(ranking, time.monotonic() + left_s)
+
+    def _best(self, ranking: Ranking, until: float) -> Merged:
+        ranker = self._reader(ranking)
+        for event in self._unread:
+            ranker.read(event.index, event.reply)
+        return _distinct(ranker.ranked(), ranking, until)
+
+    def _reader(self, ranking: Ranking) -> "Ranker":
+        """Made while the sources are busy, and not before they are asked."""
+        if self._ranker is None:
+            from anabranch.pipeline.scoring import Ranker  # noqa: PLC0415
+
+            self._ranker = Ranker(self._question.text, ranking)
+        return self._ranker
+
+
+def _size(reply: SourceReply) -> int:
+    return sum(len(passage.text) for passage in reply.passages)
+
+
+def _distinct(ranked: Sequence[Passage], ranking: Ranking, until: float) -> Merged:
+    from anabranch.pipeline.dedup import Distinct  # noqa: PLC0415
+
+    texts = [passage.text for passage in ranked]
+    distinct = Distinct(texts, ranking.threshold, until=max(until, time.monotonic() + LEAST_S))
+    kept = list(distinct)
+    return Merged(tuple(ranked[index] for index in kept[: ranking.limit]), len(kept), distinct.complete)

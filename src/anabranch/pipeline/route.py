@@ -34,6 +34,7 @@ def route(
                 variants=variants,
                 hypothetical=hypothetical,
                 diversity=question.diversity,
+                raw=question.ranking is not None,
             ),
         )
         for endpoint in question.sources
