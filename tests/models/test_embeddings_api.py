@@ -178,7 +178,10 @@ class Busy:
     def __init__(self, retry_after: str) -> None:
         self.status = 429
         self.content_type = "application/json"
-        self.retry_after = retry_after
+        self._retry_after = retry_after
+
+    def header(self, name: str) -> str:
+        return self._retry_after if name == "Retry-After" else ""
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[Exchange]:
@@ -194,7 +197,7 @@ class Busy:
     async def read(self) -> bytes:
         return b"{}" if self.status == 429 else b'{"data": [{"embedding": [1.0]}]}'
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
         yield await self.read()
 
 

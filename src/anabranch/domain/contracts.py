@@ -203,12 +203,16 @@ class Exchange(Protocol):
     @property
     def content_type(self) -> str: ...
 
-    @property
-    def retry_after(self) -> str: ...
+    def header(self, name: str) -> str:
+        """What that header says, empty if there is none."""
+        ...
 
     async def read(self) -> bytes: ...
 
-    def chunks(self) -> AsyncIterator[bytes]: ...
+    def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
+        """`endless` is for a stream that is listened to for as long as it lasts: the caps are not for the whole of it,
+        and whoever takes it apart caps the parts."""
+        ...
 
 
 class Outbound(Protocol):

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from anabranch.domain.model import Usage, Value
+from anabranch.domain.servers import ServerState
 
 CacheName = Literal["answer", "embedding"]
 BreakerState = Literal["closed", "half_open", "open"]
@@ -113,6 +114,16 @@ class Reading(Value, gc=False):
     clients: int
 
 
+class ServerMoved(Value, gc=False):
+    """How an MCP server is doing now. `reason` is a sentence of ours; what it quotes of the server's own words, and the
+    `last_words` that its process wrote, hold nothing that it was given in confidence."""
+
+    server: str
+    state: ServerState
+    reason: str = ""
+    last_words: str = ""
+
+
 class CrumbsLost(Value, gc=False):
     """Breadcrumbs that the sink could not take."""
 
@@ -137,4 +148,5 @@ Signal = (
     | Ignored
     | Reading
     | CrumbsLost
+    | ServerMoved
 )

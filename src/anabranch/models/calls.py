@@ -66,7 +66,7 @@ class ModelServer:
                 if 200 <= exchange.status < 300:
                     return await exchange.read()
                 _, sentence = await space.refusal(exchange)
-                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.retry_after)
+                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
         except TimeoutError as error:
             raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error

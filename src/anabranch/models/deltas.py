@@ -22,7 +22,7 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
                 _, sentence = await space.refusal(exchange)
-                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.retry_after)
+                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
                 raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)

@@ -164,10 +164,8 @@ class AiohttpExchange:
         self.status = response.status
         self.content_type = response.content_type
 
-    @property
-    def retry_after(self) -> str:
-        """The header of that name, empty if there is none."""
-        return self._response.headers.get("Retry-After", "")
+    def header(self, name: str) -> str:
+        return self._response.headers.get(name, "")
 
     async def read(self) -> bytes:
         if (self._response.content_length or 0) > self._max_bytes:
@@ -175,7 +173,7 @@ class AiohttpExchange:
         parts = [chunk async for chunk in self.chunks()]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
         size = 0
         content = self._response.content
         while True:
@@ -186,7 +184,7 @@ class AiohttpExchange:
             if not chunk:
                 return
             size += len(chunk)
-            if size > self._max_bytes:
+            if size > self._max_bytes and not endless:
                 raise self._too_large()
             yield chunk
 

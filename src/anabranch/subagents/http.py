@@ -70,7 +70,7 @@ class HttpSubagent:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
                 _, sentence = await self._in_time(space.refusal(exchange), context)
-                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.retry_after)
+                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(MAX_FRAGMENTS):
