@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from mcp import Client
 from modelserver import ModelServer, model_server
 from shelves import TEXTS, embedding, kept, notes
 from valkeyserver import Valkey, running_valkey
@@ -93,13 +94,17 @@ async def test_rate_limit_window_is_how_long_they_count(server: ModelServer) -> 
 async def test_rate_limit_surfaces_is_where_they_count(space: Space, server: ModelServer) -> None:
     chat = {"prompt": "Why?", "model": ref(space, "scribe"), "data_sources": []}
     query = {"query": QUESTION}
-    async with shelf(server, RATE_LIMIT="1", RATE_LIMIT_SURFACES="chat,query") as started:
+    async with shelf(server, RATE_LIMIT="1", RATE_LIMIT_SURFACES="chat,query,mcp") as started:
         for path, body in (("/api/v1/chat", chat), ("/v1/query", query)):
             replies = [await started.post(path, body) for _ in range(2)]
             assert [status for status, _, _ in replies] == [200, 429]
             assert replies[0][2]["RateLimit-Remaining"] == "0"
             assert int(replies[1][2]["Retry-After"]) > 0
         assert [(await ask(started)).status for _ in range(2)] == [200, 200]
+        async with Client(f"{started.url}/mcp") as client:
+            results = [await client.call_tool("search", {"query": QUESTION}) for _ in range(2)]
+        assert [result.is_error for result in results] == [False, True]
+        assert results[1].structured_content["error"] == "rate_limited"
 
 
 # --- caches

@@ -351,7 +351,7 @@ async def test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept(
     server: ModelServer, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(1_000.0)
-    monkeypatch.setattr("anabranch.app.running.SystemClock", lambda: clock)
+    monkeypatch.setattr("anabranch.app.parts.SystemClock", lambda: clock)
     variables = {"JWT_AUDIENCE": "library", "SYFTHUB_URL": server.url, **embedding(server)}
     headers = {"Authorization": f"Bearer {server.token('library')}"}
     async with served(SYFTHUB_JWKS_CACHE_TTL="60", **variables) as started:

@@ -12,6 +12,7 @@ from variables import LOCAL, loaded, opened, served
 
 from anabranch import Anabranch, Endpoint, Settings, Status
 from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.servers import Aggregation
 from anabranch.runtime.settings import NEEDS, PREFIX, VARIABLES, load, unknown
 from anabranch.testing import Document, Hub, Space
 from conftest import parse_sse, ref
@@ -106,6 +107,8 @@ DEFAULTS: dict[str, object] = {
     "sources": {},
     "models": {},
     "published_models": {},
+    "mcp_servers": {},
+    "aggregation": Aggregation(),
 }
 
 POLICIES = "settings/test_policy_settings.py::"
@@ -201,6 +204,8 @@ EFFECTS = {
     "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
     "models": "test_sources_and_models_of_the_file_are_asked_by_name",
     "published_models": "settings/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",
+    "mcp_servers": "mcp_real/test_real_servers.py::test_all_are_found_and_asked_in_both_eras_of_the_protocol",
+    "aggregation": "aggregate/test_aggregator.py::test_the_first_rule_that_matches_decides",
 }
 
 # What spec 1 lists.
@@ -522,7 +527,7 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
     ("text", "said"),
     [
         ("settings: {prot: 1}", "'prot'"),
-        ("setings: {port: 1}", "`setings`"),
+        ("setings: {port: 1}", "'setings'"),
         ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "`tokn`"),
         ("models: {a: {url: 'http://h'}}", "`slug`"),
         ("models: {a: {url: 'http://h', slug: s, kind: soap}}", "'soap'"),
@@ -535,7 +540,7 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
             "models: {a: {url: 'http://h', slug: s, publish: mia/a}, b: {url: 'http://h', slug: s, publish: mia/a}}",
             "models.b.publish",
         ),
-        ("- 1", "object"),
+        ("- 1", "takes blocks"),
         ("settings: [", "YAML"),
     ],
 )

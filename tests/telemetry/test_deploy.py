@@ -12,6 +12,7 @@ import yaml
 from scraping import Scraped, scrape
 
 from anabranch.domain.model import Endpoint
+from anabranch.domain.servers import McpServer
 from anabranch.testing import Space
 from anabranch.testing.failures import Failure
 from conftest import Server, ref
@@ -87,12 +88,15 @@ async def scraped(serve: Serve, exported: dict[str, Scraped]) -> Scraped:
 
 
 async def _troubled(serve: Serve) -> Scraped:
-    """It cannot reach its Redis, nor the first address of a source; another source and a model fail, one is busy."""
+    """It reaches neither its Redis, nor the first address of a source, nor its MCP server; another source and a model
+    fail, one is busy."""
     limited = {"redis_url": NOBODY.replace("http", "redis"), "rate_limit_surfaces": ("chat",)}
     async with Space(everything=True) as space:
         space.fails("busy", Failure.STATUS_429, retry_after_s=0)
         mirror = Endpoint(slug="docs", url=NOBODY, alternate=space.url, operator=True)
-        async with serve(**limited, breaker_calls=1, model_retries=1, sources={"mirror": mirror}) as server:
+        library = {"library": McpServer(name="library", command="no-such-command-anywhere")}
+        given = {**limited, "sources": {"mirror": mirror}, "mcp_servers": library}
+        async with serve(**given, breaker_calls=1, model_retries=1) as server:
 
             async def ask(*sources: dict[str, Any], model: str = "scribe") -> int:
                 request = {"prompt": "?", "model": ref(space, model, "mia"), "data_sources": sources}

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from scraping import Scraped, scrape
 
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFinished, SourceReplied, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
+from anabranch.domain.servers import McpServer
 from anabranch.domain.signals import (
     BreakerMoved,
     CacheLooked,
@@ -28,6 +30,7 @@ from anabranch.domain.signals import (
     RedisMoved,
     Rejected,
     Retried,
+    ServerMoved,
     Signal,
     Spent,
 )
@@ -225,6 +228,18 @@ def test_how_the_machinery_does() -> None:
     watch.signals(RedisMoved(reachable=True), BreakerMoved(upstream="alice/docs", state="closed"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     assert watch.scraped.value("anabranch_breaker_state") == 0
+
+
+def test_which_mcp_servers_are_ready() -> None:
+    """One that is switched off, or taken out of the file while it runs, is not one that is down."""
+    servers = {name: McpServer(name=name, command="x", enabled=name != "off") for name in ("library", "gone", "off")}
+    watch = Watch(Settings(mcp_servers=servers))
+    assert watch.scraped.values("anabranch_mcp_server_ready", "server") == {"library": 0, "gone": 0}
+    watch.signals(*(ServerMoved(server=name, state="ready") for name in ("library", "gone")))
+    watch.signals(ServerMoved(server="gone", state="idle"), ServerMoved(server="library", state="failed", reason="No."))
+    after = watch.scraped.values("anabranch_mcp_server_ready", "server")
+    assert after.pop("library") == 0
+    assert [name for name, value in after.items() if math.isnan(value)] == ["gone"]
 
 
 def test_a_span_is_a_stage_in_milliseconds(watch: Watch) -> None:

@@ -1,15 +1,18 @@
-"""The configuration file, anabranch.yaml: settings, and the sources and models that the operator has named."""
+"""The configuration file, anabranch.yaml: its blocks, and the sources and models that the operator has named."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.model import Endpoint, EndpointKind
+from anabranch.runtime.doubles import check_names
+from anabranch.runtime.fields import mapping, meant, shown
+from anabranch.runtime.kinds import sort
 from anabranch.runtime.outbound import parse
 
 DEFAULT_FILE = Path("anabranch.yaml")
@@ -36,15 +39,40 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     settings: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     models: dict[str, Any] = {}
+    mcpServers: Any = None  # noqa: N815  as every MCP client's file has it
+    aggregator: Any = None
 
 
-def read(named: Path | None) -> tuple[Path, File]:
+BLOCKS = File.__struct_fields__
+
+
+class Spelt(yaml.SafeLoader):
+    """Leaves values as they were written: `22:22`, `0755`, `3.10`, `yes` and `2026-01-01` are texts."""
+
+    yaml_implicit_resolvers = {
+        first: [known for known in resolvers if known[0].endswith((":null", ":merge"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class Read(NamedTuple):
+    """The file, and its `mcpServers:` once more as they were written."""
+
+    path: Path
+    file: File
+    spelt: Any = None
+
+
+def read(named: Path | None) -> Read:
     """The file that was named, or the one in this folder if there is one."""
     if named is None and not DEFAULT_FILE.is_file():
-        return DEFAULT_FILE, File()
+        return Read(DEFAULT_FILE, File())
     path = named or DEFAULT_FILE
     try:
-        return path, msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, File)
+        text = path.read_text(encoding="utf-8")
+        file = msgspec.convert(_blocks(_loaded(text, path), path), File)
+        spelt = yaml.load(text, Spelt)["mcpServers"] if file.mcpServers else None  # noqa: S506  it is a SafeLoader
+        return Read(path, file, spelt)
     except OSError as error:
         raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
@@ -56,6 +84,34 @@ def read(named: Path | None) -> tuple[Path, File]:
         raise ConfigurationError(f"{path}: this is not YAML{where}.") from None
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}.") from None
+    except (ValueError, LookupError, AttributeError, RecursionError):
+        # What the parser says of `2026-99-99`, `!!bool perhaps` and a thousand brackets.
+        raise ConfigurationError(f"{path}: this is not YAML: a value is not of the type that it claims.") from None
+
+
+def _loaded(text: str, path: Path) -> Any:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        check_names(node, path)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _blocks(given: object, path: Path) -> dict[object, Any]:
+    """By name; one without anything in it counts as not given."""
+    if not isinstance(given, dict | None):
+        raise ConfigurationError(f"{path}: the file takes blocks ({', '.join(BLOCKS)}), not {sort(given)}.")
+    for name, block in (given or {}).items():
+        if name not in BLOCKS:
+            raise ConfigurationError(
+                f"{path}: there is no block {shown(name)}{meant(name, BLOCKS)}; there are: {', '.join(BLOCKS)}."
+            )
+        mapping(block, f"{path}: {name}")
+    return {name: block for name, block in (given or {}).items() if block is not None}
 
 
 def endpoints(

@@ -33,6 +33,7 @@ from anabranch.domain.signals import (
     RedisSaidNo,
     Rejected,
     Retried,
+    ServerMoved,
     Signal,
     Spent,
     Stepped,
@@ -135,6 +136,9 @@ class Metrics:
         hedged = [endpoint.path for endpoint in settings.sources.values() if endpoint.alternate is not None]
         self._breakers = Children(lambda name: (state.labels(name).set, opened.labels(name).inc), ours)
         self._retries = Children(lambda name: retries.labels(name).inc, {*models, *helpers})
+        ready = self._gauge("anabranch_mcp_server_ready", "1 if an MCP server is connected.", "livemin", "server")
+        expected = [name for name, server in settings.mcp_servers.items() if server.enabled]
+        self._servers = Children(lambda name: ready.labels(name).set, expected)
         self._hedges = Children(
             lambda name: (hedges.labels(name, "false").inc, hedges.labels(name, "true").inc), hedged
         )
@@ -246,10 +250,16 @@ class Metrics:
             case RedisMoved():
                 self._redis(signal.reachable)
             case _:
-                self._of_streams(signal)
+                self._of_streams_and_servers(signal)
 
-    def _of_streams(self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost) -> None:
+    def _of_streams_and_servers(
+        self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost | ServerMoved
+    ) -> None:
         match signal:
+            case ServerMoved():
+                # Of one that is not wanted any more, nothing can be said: 0 would be a fault.
+                wanted = signal.state not in ("idle", "disabled")
+                self._servers[signal.server](signal.state == "ready" if wanted else float("nan"))
             case Stepped():
                 self._steps[signal.status](1)
                 self._step_ms(signal.latency_ms)

@@ -5,60 +5,52 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.model import Endpoint
-from anabranch.runtime import configuration
+from anabranch.domain.servers import Aggregation, McpServer
+from anabranch.runtime import configuration, mcpservers
 from anabranch.runtime.addresses import Network
+from anabranch.runtime.aggregation import aggregation
+from anabranch.runtime.kinds import (
+    Address,
+    Allowlist,
+    Auth,
+    Count,
+    Days,
+    Few,
+    Flag,
+    Folder,
+    LogFormat,
+    LogLevel,
+    Number,
+    Origins,
+    Port,
+    Proxies,
+    QueryTokens,
+    RedisAddress,
+    Remembering,
+    RerankerForm,
+    Seconds,
+    Share,
+    Subagents,
+    Surfaces,
+    Text,
+    Workers,
+    instead_of,
+    is_list,
+    plain,
+    takes,
+)
 from anabranch.runtime.outbound import parse
+from anabranch.runtime.variables import Watched
 
 PREFIX = "AGGREGATOR_"
 SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
-
-Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
-Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
-Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 (any free one) to 65535")]
-Workers = Annotated[int, Meta(ge=1, le=1_000, description="a number of processes from 1 to 1,000")]
-Flag = Annotated[bool, Meta(description="true or false")]
-LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
-LogFormat = Annotated[Literal["json", "console"], Meta(description="json or console")]
-Auth = Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")]
-RerankerForm = Annotated[Literal["cohere", "tei"], Meta(description="cohere or tei")]
-QueryTokens = Annotated[
-    int,
-    Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
-]
-Remembering = Annotated[
-    float, Meta(ge=0, le=31_536_000, description="a number of seconds from 0 (off) to 31,536,000 (a year)")
-]
-Number = Annotated[int, Meta(ge=0, le=1_000_000_000, description="a whole number from 0 to 1,000,000,000")]
-Few = Annotated[int, Meta(ge=0, le=10, description="a whole number from 0 to 10")]
-Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
-RedisAddress = Annotated[
-    str,
-    Meta(pattern=r"^(rediss?|unix)://.", description="a URL that begins with redis://, rediss:// or unix://"),
-]
-Subagents = Annotated[
-    tuple[Literal["documentation", "row_selection", "action", "voice", "safety", "other"], ...],
-    Meta(description="a list of documentation, row_selection, action, voice, safety and other"),
-]
-Surface = Literal["rag_stream", "chat", "query", "endpoints"]
-Surfaces = Annotated[tuple[Surface, ...], Meta(description="a list of rag_stream, chat, query and endpoints")]
-Days = Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")]
-Origins = Annotated[tuple[str, ...], Meta(description='a list such as ["https://app.example.com"], or ["*"] for all')]
-Allowlist = Annotated[
-    tuple[str, ...], Meta(description="a list of origins (http://host:port) and address blocks (10.0.0.0/8)")
-]
-Proxies = Annotated[tuple[str, ...], Meta(description="a list of addresses and address blocks (10.0.0.0/8)")]
-Address = Annotated[str, Meta(description="a URL that begins with http:// or https://")]
-Text = Annotated[str, Meta(description="a text")]
-Folder = Annotated[str, Meta(min_length=1, description="a folder")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +142,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, Endpoint] = {}
     models: dict[str, Endpoint] = {}
     published_models: dict[str, str] = {}
+    mcp_servers: dict[str, McpServer] = {}
+    aggregation: Aggregation = Aggregation()
 
     def __repr__(self) -> str:
         return f"Settings(host={self.host!r}, port={self.port!r})"
@@ -196,17 +190,16 @@ NEEDS = {
 TYPES = get_type_hints(Settings, include_extras=True)
 # Names that others have given: spec 2's switch is set where its planner is.
 GIVEN = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
-VARIABLES = {
-    GIVEN.get(name, PREFIX + name.upper()): name
-    for name in TYPES
-    if name not in ("sources", "models", "published_models")
-}
+# What stands in blocks of its own in the file.
+BLOCKS = ("sources", "models", "published_models", "mcp_servers", "aggregation")
+VARIABLES = {GIVEN.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
 
 
 def load(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from the environment and the file; the environment wins. A wrong value is a ConfigurationError."""
     environment = os.environ if environment is None else environment
-    path, chosen = configuration.read(file or _named(environment))
+    read = configuration.read(file or _named(environment))
+    path, chosen = read.path, read.file
     values: dict[str, Any] = {}
     for name, value in chosen.settings.items():
         if name not in VARIABLES.values():
@@ -216,9 +209,27 @@ def load(environment: Mapping[str, str] | None = None, file: Path | None = None)
         if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
             values[name] = _converted(name, environment[variable], variable)
     sources, models, published = configuration.endpoints(chosen, environment, str(path))
-    settings = Settings(**values, sources=sources, models=models, published_models=published)
+    servers = mcpservers.servers(read, environment)
+    settings = Settings(
+        **values,
+        sources=sources,
+        models=models,
+        published_models=published,
+        mcp_servers=servers,
+        aggregation=aggregation(read, servers),
+    )
     _check(settings)
     return settings
+
+
+def taken(environment: Mapping[str, str] | None = None, file: Path | None = None) -> list[str]:
+    """The variables that the settings and the file take values from: where those are missing, it is another service."""
+    environment = os.environ if environment is None else environment
+    watched = Watched(environment)
+    load(watched, file)
+    # The one is an option as well, and the other every program has, wherever it is started.
+    known = {*watched.asked, *VARIABLES} - {PREFIX + "CONFIG", "PATH"}
+    return sorted(name for name in known if environment.get(name, "").strip())
 
 
 def unknown(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -234,20 +245,15 @@ def _named(environment: Mapping[str, str]) -> Path | None:
 
 
 def _converted(name: str, value: object, where: str) -> Any:
-    kind = _plain(TYPES[name]) if isinstance(value, str) else TYPES[name]
+    kind = plain(TYPES[name]) if isinstance(value, str) else TYPES[name]
     try:
-        if _is_list(kind) and isinstance(value, str):
+        if is_list(kind) and isinstance(value, str):
             value = _listed(value)
         text = value.strip() if isinstance(value, str) else value
         return msgspec.convert(text.upper() if kind is LogLevel and isinstance(text, str) else text, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError):
-        shown = "" if name in SECRET else _instead_of(value)
-        raise ConfigurationError(f"{where} takes {_takes(kind)}{shown}.") from None
-
-
-def _instead_of(value: object) -> str:
-    """The value that was given, unless a password may be in it."""
-    return "" if "@" in str(value) else f", not {value!r}"
+        shown = "" if name in SECRET else instead_of(value)
+        raise ConfigurationError(f"{where} takes {takes(kind)}{shown}.") from None
 
 
 def _listed(text: str) -> list[object]:
@@ -258,21 +264,6 @@ def _listed(text: str) -> list[object]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _plain(kind: Any) -> Any:
-    """The kind itself, without `| None`."""
-    if get_origin(kind) is UnionType or type(None) in get_args(kind):
-        return next(part for part in get_args(kind) if part is not type(None))
-    return kind
-
-
-def _is_list(kind: Any) -> bool:
-    return get_origin(get_args(_plain(kind))[0]) is tuple
-
-
-def _takes(kind: Any) -> str:
-    return next(meta.description for meta in get_args(_plain(kind)) if isinstance(meta, Meta) and meta.description)
-
-
 def _check(settings: Settings) -> None:
     """What a type alone cannot say."""
     for name in ("endpoint_allowlist", "trusted_proxies"):
@@ -281,20 +272,18 @@ def _check(settings: Settings) -> None:
                 parse(entry) if "://" in entry and name == "endpoint_allowlist" else ip_network(entry, strict=False)
             except (ValueError, UpstreamError):
                 raise ConfigurationError(
-                    f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}{_instead_of(entry)}."
+                    f"{PREFIX}{name.upper()} takes {takes(TYPES[name])}{instead_of(entry)}."
                 ) from None
     for origin in settings.cors_origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ConfigurationError(
-                f"{PREFIX}CORS_ORIGINS takes {_takes(TYPES['cors_origins'])}{_instead_of(origin)}."
-            )
+            raise ConfigurationError(f"{PREFIX}CORS_ORIGINS takes {takes(TYPES['cors_origins'])}{instead_of(origin)}.")
     for name in ("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"):
         if (url := getattr(settings, name)) is not None:
             try:
                 parse(url)
             except UpstreamError:
                 raise ConfigurationError(
-                    f"{PREFIX}{name.upper()} takes {_takes(TYPES[name])}{_instead_of(url)}."
+                    f"{PREFIX}{name.upper()} takes {takes(TYPES[name])}{instead_of(url)}."
                 ) from None
     if settings.default_top_k > settings.max_top_k:
         raise ConfigurationError(

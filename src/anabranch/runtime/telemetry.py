@@ -34,6 +34,7 @@ from anabranch.domain.signals import (
     RedisMoved,
     RedisSaidNo,
     Rejected,
+    ServerMoved,
     Signal,
 )
 from anabranch.runtime.clock import SystemClock
@@ -42,9 +43,12 @@ from anabranch.runtime.logwriter import LogWriter
 from anabranch.runtime.settings import Settings
 
 SOCKETS = "uvicorn.error.sockets"
+# What the MCP SDK's client says of other people's servers holds their words, and session identifiers.
+TALKATIVE = ("client", "httpcore2", "httpx2", "mcp.client", "mcp.shared", "mcp_types")
 SELDOM_S = 1.0
 MAX_QUERY = 100
 MAX_NAME = 100
+MAX_SENTENCE = 1_000
 ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*).*$", re.IGNORECASE | re.DOTALL)
 EXCEPTION = structlog.processors.ExceptionRenderer()
 
@@ -208,8 +212,20 @@ class LoggedEvents(Silent):
                 )
             case CrumbsLost():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
+            case ServerMoved():
+                self._server_moved(signal)
             case _:
                 pass
+
+    def _server_moved(self, signal: ServerMoved) -> None:
+        server, reason = label(signal.server), sentence(signal.reason)
+        words = {"last_words": sentence(signal.last_words)} if signal.last_words else {}
+        if signal.state == "ready":
+            self._log.info("mcp_server_ready", server=server)
+        elif signal.state == "failed":
+            self._log.warning("mcp_server_failed", server=server, reason=reason, **words)
+        elif reason:
+            self._log.warning("mcp_server_lost", server=server, reason=reason, **words)
 
     def _seldom(self, write: Callable[..., object], event: str, **said: str) -> None:
         """What comes in floods is one line a second, which says how many are not there."""
@@ -249,6 +265,8 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     root.setLevel(level)
     # Of a WebSocket the server would show the whole address and, in detail, all headers: keys may be among them.
     logging.getLogger(SOCKETS).setLevel(max(level, logging.WARNING))
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     log: Log = structlog.wrap_logger(
         LogWriter(out),
         processors=[*shared, *rendering],
@@ -260,8 +278,16 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
 
 def label(name: str) -> str:
     """A name as it may stand in a log line or a label: short, printable, and of a URL no more than the host."""
-    host = ADDRESS.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME]
-    return host if host.isprintable() else "".join(char if char.isprintable() else "?" for char in host)
+    return _printable(ADDRESS.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME])
+
+
+def sentence(text: str) -> str:
+    """One line of a bounded length, whatever was quoted in it."""
+    return _printable(text if len(text) <= MAX_SENTENCE else text[: MAX_SENTENCE - 1] + "…")
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _ids(context: Context) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.supervisors import Multiprocess
 
 from anabranch.domain.errors import ConfigurationError
+from anabranch.entrypoints.hangup import Terminal, hold_hangups, hung_up
 from anabranch.runtime.lines import Log
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import SOCKETS
@@ -154,7 +156,25 @@ class Socket(WebSocketsSansIOProtocol):
 
 class Workers(Multiprocess):
     """uvicorn's parent of several workers. It lets go of the port when they do: whoever comes while they drain is
-    refused at once, and does not wait for a server that takes nobody any more."""
+    refused at once, and does not wait for a server that takes nobody any more. SIGHUP is for the workers, who read the
+    configuration again; uvicorn would restart them. It is held here, so it is for those, too, who are just starting."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._terminal = Terminal()
+
+    def handle_signals(self) -> None:
+        if hung_up():
+            self.handle_hup()
+        super().handle_signals()
+
+    def handle_hup(self) -> None:
+        if self._terminal.closed:
+            self.should_exit.set()
+            return
+        for worker in self.processes:
+            if worker.pid is not None and worker.exitcode is None:
+                os.kill(worker.pid, signal.SIGHUP)
 
     def terminate_all(self) -> None:
         super().terminate_all()
@@ -165,6 +185,7 @@ class Workers(Multiprocess):
 def serve(settings: Settings, log: Log) -> None:
     """Serve until told to stop. The settings must stand in the environment: workers read them there."""
     _raise_open_files()
+    hold_hangups()
     config = uvicorn.Config(
         "anabranch.entrypoints.http.app:create",
         factory=True,
