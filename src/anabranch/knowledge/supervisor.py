@@ -58,8 +58,9 @@ class Supervisor:
         )
         assert child.stdin is not None
         try:
-            child.stdin.write(self._greeting)
-            with contextlib.suppress(ConnectionError):
+            # One that was killed before it could read: uvloop has an error of its own for that.
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                child.stdin.write(self._greeting)
                 await child.stdin.drain()
             return await child.wait()
         finally:
