@@ -31,9 +31,15 @@ def test_only_the_settings_read_the_environment(module: Path) -> None:
     assert "getenv" not in text
 
 
-def test_importing_the_package_loads_no_server() -> None:
-    heavy = "uvicorn,starlette,click,matplotlib,pydantic"
-    code = f"import sys, anabranch; print([m for m in '{heavy}'.split(',') if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("anabranch", "uvicorn,starlette,click,matplotlib,pydantic,mcp"),
+        ("anabranch.entrypoints.http.app", "click,matplotlib,pydantic,mcp,httpx2,rapidfuzz"),
+    ],
+)
+def test_what_few_need_is_loaded_when_they_need_it(module: str, heavy: str) -> None:
+    code = f"import sys, {module}; print([m for m in '{heavy}'.split(',') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,6 +1,15 @@
 """One question to many sources at once, one answer in which every sentence points at the words that carry it."""
 
 from anabranch.app import Anabranch
+from anabranch.domain.aggregates import (
+    AggregatedResponse,
+    AggregatorError,
+    AggregatorQuery,
+    AllServersFailed,
+    ConfigError,
+    InvalidQuery,
+    TimedOut,
+)
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.events import (
     Answered,
@@ -16,15 +25,21 @@ from anabranch.domain.model import Answer, Citation, Endpoint, Message, Passage,
 from anabranch.runtime.settings import Settings
 
 __all__ = [
+    "AggregatedResponse",
+    "AggregatorError",
+    "AggregatorQuery",
+    "AllServersFailed",
     "Anabranch",
     "AnabranchError",
     "Answer",
     "AnswerEvent",
     "Answered",
     "Citation",
+    "ConfigError",
     "Endpoint",
     "Failed",
     "GenerationStarted",
+    "InvalidQuery",
     "Message",
     "Passage",
     "Question",
@@ -34,6 +49,7 @@ __all__ = [
     "SourceReplied",
     "SourceReply",
     "Status",
+    "TimedOut",
     "Token",
     "Until",
 ]

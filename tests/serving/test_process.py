@@ -197,6 +197,15 @@ async def ends_at_once_and_well(program: Program, number: signal.Signals) -> Non
     assert code == 0
 
 
+async def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    async with serving(home=tmp_path, workers=2) as program:
+        family = psutil.Process(program.pid).children(recursive=True)
+        assert len(family) >= 2
+        os.kill(program.pid, signal.SIGKILL)
+        _, left = await asyncio.to_thread(psutil.wait_procs, family, 15)
+    assert left == []
+
+
 # With two workers and SIGTERM: test_two_workers_answer_and_leave_no_process.
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGINT)])
 async def test_an_idle_server_ends_at_once_and_well(tmp_path: Path, workers: int, number: signal.Signals) -> None:

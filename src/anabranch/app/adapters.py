@@ -21,9 +21,11 @@ class Adapters:
         outbound: Outbound,
         knowledge: "Callable[[], Awaitable[Knowledge]]",
         resilience: Resilience,
+        servers: Callable[[Endpoint], Source],
         *,
         model_streaming: bool,
     ) -> None:
+        self._servers = servers
         self._outbound = outbound
         self._knowledge = knowledge
         self._resilience = resilience
@@ -32,7 +34,7 @@ class Adapters:
     def source(self, endpoint: Endpoint) -> Source:
         if endpoint.kind == "collection":
             return CollectionSource(endpoint, self._knowledge)
-        return self._resilience.source(endpoint, self._space)
+        return self._resilience.source(endpoint, self._servers if endpoint.kind == "mcp" else self._space)
 
     def _space(self, endpoint: Endpoint) -> Source:
         return SpaceSource(endpoint, self._outbound)
@@ -44,7 +46,7 @@ class Adapters:
                 return self._resilience.generator(endpoint, model, retried=retried)
             case "openai":
                 return self._resilience.generator(endpoint, OpenAIModel(endpoint, self._outbound), retried=retried)
-            case "extractive" | "collection":
+            case "extractive" | "collection" | "mcp":
                 from anabranch.models.extractive import Extractive  # noqa: PLC0415
 
                 return Extractive()

@@ -19,6 +19,9 @@ class Asking:
     def rewrites(self, model: Endpoint) -> bool:
         return self._settings.query_rewriting and model.kind != "extractive"
 
+    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
+        return self._names.configured(names)
+
     async def question(
         self,
         question: str,

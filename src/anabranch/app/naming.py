@@ -1,7 +1,7 @@
 """What the names in a question mean: configured sources and models, collections, endpoints on the hub or by address."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,8 +21,11 @@ Name = str | Endpoint
 
 
 class Names:
-    def __init__(self, settings: Settings, rooms: Rooms, hub: Hub) -> None:
+    def __init__(
+        self, settings: Settings, rooms: Rooms, hub: Hub, servers: Callable[[], Mapping[str, Endpoint]]
+    ) -> None:
         self._settings = settings
+        self._servers = servers
         self._rooms = rooms
         self._hub = hub
 
@@ -39,6 +42,14 @@ class Names:
             found = [await self._resolved(name, await self._known(name), tokens) for name in names]
         return _told_apart(found)
 
+    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
+        """Sources and MCP servers by the operator's names for them, and by no other."""
+        known = {**self._servers(), **self._settings.sources}
+        if missing := [name for name in names if name not in known]:
+            there = ", ".join(known) or "none"
+            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {there}.")
+        return _told_apart([known[name] for name in dict.fromkeys(names)])
+
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
             return self.model
@@ -49,7 +60,7 @@ class Names:
         if not isinstance(name, str) or name in self._settings.sources:
             return self._settings.sources
         ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**ours, **self._settings.sources}
+        return {**ours, **self._servers(), **self._settings.sources}
 
     async def _collections(self) -> list[str]:
         if not self._rooms.exists:

@@ -2,19 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.app.adapters import Adapters
-from anabranch.app.asking import Asking
-from anabranch.app.knowledge import Rooms
-from anabranch.app.naming import Names
-from anabranch.app.policies import Policies
-from anabranch.app.publishing import Publishing
-from anabranch.app.river import river
-from anabranch.app.streaming import Streams, streams
-from anabranch.domain.contracts import Answerer, Clock, Telemetry
+from anabranch.app.aggregating import Aggregating, Heard
+from anabranch.app.parts import Parts, parts
+from anabranch.domain.aggregates import AggregatedResponse, AggregatorQuery
+from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import (
     InvalidQuestion,
     Overloaded,
@@ -24,17 +19,13 @@ from anabranch.domain.errors import (
 )
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Allowance, Answer, Context, Endpoint, Message, Question, Until
+from anabranch.domain.servers import Aggregation, McpServer, ServerHealth
 from anabranch.domain.signals import Rejected
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.correlation import new_correlation_id
 from anabranch.runtime.gate import InTurn, Place
-from anabranch.runtime.hub import Hub
-from anabranch.runtime.hubtokens import HubTokens
-from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import Silent
 
@@ -51,32 +42,21 @@ class Begun(NamedTuple):
 class Anabranch:
     """A running Anabranch: ask it, stream from it, or start Runs on it. Get one with `Anabranch.open()`."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        answerer: Answerer,
-        rooms: Rooms,
-        publishing: Publishing,
-        asking: Asking,
-        policies: Policies,
-        hub_tokens: HubTokens,
-        streams: Streams,
-        clock: Clock,
-        telemetry: Telemetry,
-    ) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
-        self.planner = streams.planner
-        self.recordings = streams.recordings
-        self.knowledge = rooms
-        self.publishing = publishing
-        self._answerer = answerer
-        self._asking = asking
-        self._policies = policies
-        self._hub_tokens = hub_tokens
-        self._streams = streams
-        self._clock = clock
-        self._telemetry = telemetry
+        self.planner = parts.streams.planner
+        self.recordings = parts.streams.recordings
+        self.knowledge = parts.rooms
+        self.publishing = parts.publishing
+        self._answerer = parts.answerer
+        self._asking = parts.asking
+        self._servers = parts.servers
+        self._aggregating = Aggregating(parts.servers, self._begun, parts.clock)
+        self._policies = parts.policies
+        self._hub_tokens = parts.hub_tokens
+        self._streams = parts.streams
+        self._clock = parts.clock
+        self._telemetry = parts.telemetry
         self._runs: set[Run] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,52 +78,21 @@ class Anabranch:
         also takes in documents that wait, unless another process on this data folder does; `indexer_died` is told the
         exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers."""
         settings = settings or load(file=Path(config) if config is not None else None)
-        telemetry = telemetry or Silent()
-        clock = SystemClock()
-        policies = Policies(settings, clock, telemetry)
-        outbound = _outbound(settings)
-        rooms = Rooms(
+        async with parts(
             settings,
-            outbound,
+            telemetry or Silent(),
+            start=lambda question, context: opened.start(question, context),  # noqa: PLW0108  there soon
             indexing=indexing,
-            remembered=policies.embedder,
-            resilience=policies.resilience,
-            died=indexer_died,
-        )
-        directory = Adapters(outbound, rooms, policies.resilience, model_streaming=settings.model_streaming_enabled)
-        pipeline = river(settings, directory, clock, telemetry)
-        asking = Asking(settings, Names(settings, rooms, Hub(settings.syfthub_url, outbound)))
-        async with AsyncExitStack() as leaving:
-            for close in (outbound.close, policies.close, rooms.close):
-                leaving.push_async_callback(close)
-            policies.start()
-            keeping = streams(
-                settings,
-                policies,
-                outbound=outbound,
-                rooms=rooms,
-                model=asking.model,
-                start=lambda question, context: opened.start(question, context),  # noqa: PLW0108  there soon
-                clock=clock,
-                telemetry=telemetry,
-            )
-            kept = await leaving.enter_async_context(keeping) if streaming else Streams()
-            opened = cls(
-                settings=settings,
-                answerer=policies.remembered(pipeline, rooms),
-                rooms=rooms,
-                publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
-                asking=asking,
-                policies=policies,
-                hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
-                streams=kept,
-                clock=clock,
-                telemetry=telemetry,
-            )
-            leaving.push_async_callback(opened.drain, grace_s=0)
-            if indexing and rooms.exists:
-                await rooms()
-            yield opened
+            indexer_died=indexer_died,
+            streaming=streaming,
+        ) as made:
+            opened = cls(settings, made)
+            try:
+                if indexing and made.rooms.exists:
+                    await made.rooms()
+                yield opened
+            finally:
+                await opened.drain(grace_s=0)
 
     async def identify(self, token: str, audiences: Collection[str]) -> Identified:
         """Whom a bearer token stands for: an API key of ours, or a token of the hub for one of the audiences."""
@@ -212,6 +161,9 @@ class Anabranch:
             raise ShuttingDown(CLOSING)
         return Begun(self._started(question, context, answerer, place), allowance)
 
+    async def _begun(self, question: Question, context: Context) -> Run:
+        return (await self.begin(question, context)).run
+
     def start(self, question: Question, context: Context, answerer: Answerer | None = None) -> Run:
         """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
         self._admit(question)
@@ -236,10 +188,11 @@ class Anabranch:
         """The limits, the same for every surface."""
         if not question.text.strip():
             raise InvalidQuestion("The prompt is empty: ask something.")
-        asked, most = len(question.sources), self.settings.max_data_sources
+        # How many MCP servers there are is up to the operator, and `aggregate` has a limit of its own on results.
+        asked, most = sum(source.kind != "mcp" for source in question.sources), self.settings.max_data_sources
         if asked > most:
             raise InvalidQuestion(f"The question names {asked} sources; at most {most} can be asked at once.")
-        if not 1 <= question.top_k <= self.settings.max_top_k:
+        if not 1 <= question.top_k <= self.settings.max_top_k and question.ranking is None:
             raise InvalidQuestion(f"top_k is {question.top_k}; it must be from 1 to {self.settings.max_top_k}.")
 
     async def ask(
@@ -254,7 +207,7 @@ class Anabranch:
         until: Until = Until.GENERATE,
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
-        `URL/slug`; without sources, every configured one and every collection is asked."""
+        `URL/slug`; without sources, every configured one and every collection is asked, but no MCP server."""
         asked = await self._asking.question(question, sources, model, history, tokens, top_k, until)
         return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
 
@@ -275,6 +228,48 @@ class Anabranch:
         run = self.start(asked, self.context(tokens=tokens, operator=True))
         async with run.listen() as listener:
             yield aiter(listener)
+
+    async def aggregate(
+        self,
+        query: str | AggregatorQuery,
+        context: Context | None = None,
+        heard: Heard | None = None,
+        *,
+        servers: Sequence[str] | None = None,
+        max_results: int | None = None,
+    ) -> AggregatedResponse:
+        """What the MCP servers have to say to a query: ranked, and without what repeats what others have said.
+        `servers` are names, or else those that the rules choose; `heard` is told of each as it is through. Fails with
+        one of the AggregatorErrors."""
+        asked = query
+        if isinstance(asked, str):
+            named = None if servers is None else tuple(servers)
+            asked = AggregatorQuery(query_text=asked, max_results=max_results, servers=named)
+        return await self._aggregating.aggregate(asked, context or self.context(operator=True), heard)
+
+    @property
+    def aggregator_enabled(self) -> bool:
+        return self._aggregating.enabled
+
+    async def warm(self) -> None:
+        """Begin to connect to the MCP servers, so that the first question finds them ready."""
+        await self._servers.warm()
+
+    async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
+        """From now on these MCP servers, and this way to aggregate. What is under way goes on as it began."""
+        await self._servers.update(servers, aggregation)
+
+    def servers(self) -> tuple[ServerHealth, ...]:
+        """How the MCP servers are doing, in the order of their configuration."""
+        return self._servers.health()
+
+    async def servers_settled(self) -> None:
+        """Until each MCP server has become ready, or has failed once."""
+        await self._servers.settled()
+
+    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
+        """Sources and MCP servers by the names that they have in the configuration."""
+        return self._asking.configured(names)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new question, give the running ones some time, then end the rest with an error they can show."""
@@ -304,11 +299,3 @@ class Anabranch:
     def rewrites(self, model: Endpoint) -> bool:
         """Whether questions are put in other words before they are searched for: only a model that writes can."""
         return self._asking.rewrites(model)
-
-
-def _outbound(settings: Settings) -> AiohttpOutbound:
-    return AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        max_reply_bytes=settings.max_reply_bytes,
-    )

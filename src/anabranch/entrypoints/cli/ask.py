@@ -33,7 +33,7 @@ class Inquiry(Value):
     "sources",
     multiple=True,
     metavar="SOURCE",
-    help="A collection, a configured name, URL/slug, or owner/slug on the hub. Repeat for more "
+    help="A collection, a configured source, an MCP server, URL/slug, or owner/slug on the hub. Repeat for more "
     "[default: every collection and every configured source].",
 )
 @click.option(

@@ -33,6 +33,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "backup": ("backup:backup", "Copy the records into FILE, also while a server runs."),
     "restore": ("backup:restore", "Put the records from FILE, a backup, in place."),
     "models": ("models:group", "Install and list the models that run on this machine."),
+    "mcp": ("mcp:group", "Be an MCP server for one client; list the MCP servers that are asked."),
     "eval": ("evaluation:group", "Measure how well things are found."),
 }
 

@@ -180,13 +180,14 @@ def _is_of_this_site(scope: Scope) -> bool:
     hosts = _values(scope, b"host")
     return (
         len(hosts) == 1
-        and _is_local_name(hosts[0])
+        and is_local_name(hosts[0])
         and all(origin.partition("://")[2] == hosts[0] for origin in _values(scope, b"origin"))
         and all(site in ("same-origin", "none") for site in _values(scope, b"sec-fetch-site"))
     )
 
 
-def _is_local_name(host: str) -> bool:
+def is_local_name(host: str) -> bool:
+    """Whether a Host header names this machine to itself."""
     found = HOST.fullmatch(host)
     if found is None:
         return False

@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from importlib.metadata import version
 from importlib.resources import files
+from multiprocessing import parent_process
 from types import FrameType
 from typing import Any, Protocol
 
@@ -20,8 +22,10 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.app.reloading import Reloading
 from anabranch.app.watching import watched
 from anabranch.domain.contracts import Telemetry
+from anabranch.entrypoints.hangup import on_hangup
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.allowances import EXPOSED
 from anabranch.entrypoints.http.chat import ChatSurface
@@ -30,6 +34,7 @@ from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeDialect
 from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.metrics import MetricsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface
@@ -42,7 +47,7 @@ from anabranch.runtime.settings import Settings, load
 from anabranch.runtime.telemetry import configured_log, flush
 
 # Surfaces that hold data: a web page of another origin may use them only if that origin is named.
-HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints", "/planner/")
+HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints", "/planner/", "/mcp")
 # But a page that has asked the chat surface may take up its answer again: it has the id, which nobody can guess.
 KNOWN_BY_ID = "/v1/streams/"
 # The client of streams, for web pages.
@@ -64,6 +69,7 @@ class Service:
         self._endpoints: EndpointSurface | None = None
         self._rag: RagSurface | None = None
         self._metrics: MetricsSurface | None = None
+        self._mcp: McpSurface | None = None
         self._knowledge: ASGIApp | None = None
         self._draining: asyncio.Task[None] | None = None
         self._closing, self._closed = Closing(), Closing()
@@ -111,6 +117,7 @@ class Service:
             Route("/api/v1/endpoints/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
             Route("/api/v1/endpoints/{owner}/{slug}/query", _Asgi(self._endpoint), methods=["POST"]),
             Route("/rag/stream", _Asgi(self._rag_stream), methods=["POST"]),
+            Route("/mcp", _Asgi(self._tools), methods=["POST"]),
             Route("/metrics", _Asgi(self._measured), methods=["GET"]),
             Route("/health", self._health),
             Route("/ready", self._ready),
@@ -127,6 +134,7 @@ class Service:
         async with watched(self._settings, self._log, metrics) as telemetry, self._opened(telemetry) as anabranch:
             self._anabranch = anabranch
             self._metrics = MetricsSurface(anabranch, metrics)
+            self._mcp = McpSurface(anabranch, self._log)
             self._chat = ChatSurface(anabranch)
             self._endpoints = EndpointSurface(anabranch)
             self._planner = PlannerSurface(anabranch, self._closing, self._closed)
@@ -136,10 +144,14 @@ class Service:
             streams = Route("/v1/streams/{stream}", _Asgi(StreamSurface(anabranch, self._closing)), methods=["GET"])
             routes = [*KnowledgeSurface(anabranch, ledger).routes(), query, streams]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
+            await anabranch.warm()
+            reloading = Reloading(self._settings, anabranch.reconfigure, self._log)
             with _on_exit(self._drain):
-                yield
+                async with on_hangup(reloading.again):
+                    yield
             # The server waits for its connections only; what nobody listens to at the moment has its time, too.
             await (self._draining or anabranch.drain(0))
+            await self._mcp.close()
             await ledger.settled()
         flush(self._log)
 
@@ -155,6 +167,10 @@ class Service:
     async def _measured(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._metrics is not None
         await self._metrics(scope, receive, send)
+
+    async def _tools(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._mcp is not None
+        await self._mcp(scope, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._chat is not None
@@ -196,12 +212,25 @@ class _Asgi:
 
 def create() -> Service:
     """What the server's workers call: the environment has everything."""
+    _end_with_the_parent()
     settings = load()
     service = Service(settings, configured_log(settings))
     # What is there now stays for good: the collector need not look at all of it again and again.
     gc.collect()
     gc.freeze()
     return service
+
+
+def _end_with_the_parent() -> None:
+    """A worker whose parent was killed would go on for ever, and so would the MCP servers that it has started."""
+    parent = parent_process()
+    if parent is not None:
+
+        def wait() -> None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.domain.model import Answer, Question, Usage
-from anabranch.entrypoints.http.query_wire import citations
+from anabranch.entrypoints.http.evidence import citations
 from anabranch.knowledge.model import Caller, Collection
 from anabranch.knowledge.records import queries
 from anabranch.runtime.lines import Log
@@ -56,7 +56,8 @@ class Entry(NamedTuple):
             self.ledger.write(self.room, self._asked(answer))
 
     def _asked(self, answer: Answer) -> queries.Asked:
-        cited = citations(answer)
+        inside = {passage.place.chunk_id for passage in answer.passages if passage.place is not None}
+        cited = [one for one in citations(answer) if one.chunk_id in inside]
         scores = [answer.passages[index].score for index in {citation.passage for citation in answer.citations}]
         # A remembered answer was paid for the first time.
         usage = Usage() if answer.cached else answer.usage or Usage()

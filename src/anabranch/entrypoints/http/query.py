@@ -1,5 +1,6 @@
 """Spec 5's dialect: POST /v1/query, answered in JSON or as server-sent events by one Run."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -8,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.naming import COLLECTIONS
-from anabranch.domain.errors import AnabranchError, InvalidQuestion
+from anabranch.domain.errors import AnabranchError, Forbidden, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
-from anabranch.domain.model import Allowance, Context, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message, Question
 from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import query_wire as wire
 from anabranch.entrypoints.http.access import Access
@@ -71,7 +72,7 @@ class QuerySurface:
         left = allowances.left(allowance)
         if "text/event-stream" not in (header(scope, b"accept") or "").lower():
             answer = await whole(run, receive)
-            if answer.ground is Ground.ALL_FAILED:
+            if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
                 raise SearchFailed(answer.replies[0].error or "The search failed.")
             entry.write(answer)
             with suppress(TimeoutError):
@@ -98,11 +99,14 @@ class QuerySurface:
             raise InvalidQuery(f"query must have 1 to {LONGEST:,} characters.")
         filters = wire.filters_of(asked.filters)
         room = await self._anabranch.knowledge()
-        searched = await room.chosen(caller, asked.collections or None)
+        elsewhere = named(self._anabranch, self._access.vouched(scope, caller), asked.sources)
+        ours = bool(asked.collections) or not elsewhere
+        searched = await room.chosen(caller, asked.collections or None) if ours else []
         if asked.collections:
             filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
+        asked_of = (*((COLLECTIONS,) if ours else ()), *elsewhere)
         history = await self._history(room, caller, asked.conversation_id)
-        question = self._question(asked, filters, history, fresh=wants_fresh(scope))
+        question = self._question(asked, asked_of, filters, history, fresh=wants_fresh(scope))
         query_id, conversation = new_id(), asked.conversation_id or new_id()
         settings = asked.settings or wire.QuerySettings()
         form = wire.Form(
@@ -111,6 +115,7 @@ class QuerySurface:
             model=self._anabranch.model.path,
             include_sources=_or(settings.include_sources, True),
             response_format=settings.response_format or "text",
+            elsewhere=bool(elsewhere),
         )
         ledger = self._ledger if self._settings.query_log_days else None
         entry = Entry(ledger, room, caller, query_id, conversation, question, searched)
@@ -119,12 +124,18 @@ class QuerySurface:
         return Started(run, allowance, form, entry, context)
 
     def _question(
-        self, asked: wire.QueryRequest, filters: Filters, history: tuple[Message, ...], *, fresh: bool
+        self,
+        asked: wire.QueryRequest,
+        asked_of: tuple[Endpoint, ...],
+        filters: Filters,
+        history: tuple[Message, ...],
+        *,
+        fresh: bool,
     ) -> Question:
         model, settings = self._anabranch.model, asked.settings or wire.QuerySettings()
         return Question(
             text=asked.query,
-            sources=(COLLECTIONS,),
+            sources=asked_of,
             model=model,
             history=history,
             top_k=_or(settings.top_k, min(TOP_K, self._settings.max_top_k)),
@@ -135,7 +146,7 @@ class QuerySurface:
             refuse=True,
             filters=filters,
             rerank=_or(settings.rerank, True),
-            rewrite=self._anabranch.rewrites(model),
+            rewrite=self._anabranch.rewrites(model) and COLLECTIONS in asked_of,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             fresh=fresh,
@@ -155,6 +166,15 @@ class QuerySurface:
                 Message(role="assistant", content=turn.answer),
             )
         )
+
+
+def named(anabranch: Anabranch, vouched: bool, names: Sequence[str] | None) -> tuple[Endpoint, ...]:
+    """The configured sources with these names, for those who may use what the operator has configured."""
+    if not names:
+        return ()
+    if not vouched:
+        raise Forbidden("Configured sources are not for guests.")
+    return anabranch.configured(names)
 
 
 def _or(value: T | None, default: T) -> T:

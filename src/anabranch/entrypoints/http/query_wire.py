@@ -2,23 +2,24 @@
 
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.events import Answered, AnswerEvent, Failed, SourceReplied, Token
-from anabranch.domain.model import Answer, Citation, Filters, Passage, Scores, Status
+from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
+from anabranch.domain.model import Answer, Filters, Status
 from anabranch.domain.streams import one_line
+from anabranch.entrypoints.http.evidence import CitationView, SourceStatus, SourceView, citations, sources, statuses
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeError, form
 from anabranch.entrypoints.http.knowledge_wire import Wire
 from anabranch.knowledge.sentences import sentences
 
-SNIPPET = 200
-
 Scalar = str | int | float | bool
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
+ELSEWHERE = "Configured sources and MCP servers to ask, by name. Without `collections`, only they are asked"
+Sources = Annotated[list[Text], Meta(max_length=100, description=ELSEWHERE)]
 
 
 class DateRange(Wire, frozen=True, kw_only=True):
@@ -48,43 +49,9 @@ class QueryRequest(Wire, frozen=True, kw_only=True):
     query: str
     conversation_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     collections: Annotated[list[Text], Meta(max_length=100, description="Ids or names; all without any")] | None = None
+    sources: Sources | None = None
     filters: FiltersForm | None = None
     settings: QuerySettings | None = None
-
-
-class SourceView(Wire, frozen=True, kw_only=True):
-    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null where the
-    prompt had no room for it. `score` is the similarity of meaning, from 0 to 1."""
-
-    chunk_id: str
-    document_id: str
-    title: str
-    content_snippet: str
-    score: float
-    citation_index: int | None
-    collection: str
-    page: int | None
-    section_title: str | None
-    headers: tuple[str, ...]
-    start_char: int
-    end_char: int
-    url: str | None
-    metadata: dict[str, Any]
-    scores: Scores
-
-
-class CitationView(Wire, frozen=True, kw_only=True):
-    """The words behind a mark: `start_char` and `end_char` are offsets in the document's content, `answer_start` and
-    `answer_end` those of the mark in the answer."""
-
-    citation_index: int
-    chunk_id: str
-    document_id: str
-    start_char: int
-    end_char: int
-    quoted_text: str
-    answer_start: int
-    answer_end: int
 
 
 class QueryUsage(Wire, frozen=True, kw_only=True):
@@ -119,6 +86,7 @@ class QueryDone(Wire, frozen=True, kw_only=True):
     rewritten_query: str | None
     finish_reason: str | None
     answer_json: AnswerJson | UnsetType = UNSET
+    source_status: list[SourceStatus] | UnsetType = UNSET
 
 
 class QueryResponse(Wire, frozen=True, kw_only=True):
@@ -135,6 +103,7 @@ class QueryResponse(Wire, frozen=True, kw_only=True):
     rewritten_query: str | None
     finish_reason: str | None
     answer_json: AnswerJson | UnsetType = UNSET
+    source_status: list[SourceStatus] | UnsetType = UNSET
 
 
 class QueryToken(Wire, frozen=True, kw_only=True):
@@ -156,17 +125,27 @@ encode = msgspec.json.Encoder().encode
 
 
 class Form:
-    """How one question's answer is written: whole, or event by event so that both say the same."""
+    """How one question's answer is written: whole, or event by event so that both say the same. A single source that
+    fails is an error; of several, the others carry the answer. `elsewhere` says that others than collections are
+    asked."""
 
     def __init__(
-        self, *, query_id: str, conversation_id: str, model: str, include_sources: bool, response_format: str
+        self,
+        *,
+        query_id: str,
+        conversation_id: str,
+        model: str,
+        include_sources: bool,
+        response_format: str,
+        elsewhere: bool = False,
     ) -> None:
         self._query_id = query_id
         self._conversation_id = conversation_id
         self._model = model
         self._include_sources = include_sources
         self._as_json = response_format == "json"
-        self._failed = False
+        self._elsewhere = elsewhere
+        self._failed = self._alone = False
 
     def response(self, answer: Answer) -> bytes:
         done = msgspec.structs.asdict(self._done(answer))
@@ -180,7 +159,10 @@ class Form:
         match event:
             case Token():
                 return _frame(b"token", QueryToken(text=event.text))
-            case SourceReplied(reply=reply) if reply.status is not Status.SUCCESS:
+            case RetrievalStarted(sources=asked):
+                self._alone = len(asked) == 1
+                return b""
+            case SourceReplied(reply=reply) if self._alone and reply.status is not Status.SUCCESS:
                 self._failed = True
                 return _frame(b"error", form("service_unavailable", reply.error or "The search failed.", {}))
             case Answered(answer=answer):
@@ -207,6 +189,7 @@ class Form:
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
             answer_json=sentence_by_sentence(answer) if self._as_json else UNSET,
+            source_status=statuses(answer) if self._elsewhere else UNSET,
         )
 
 
@@ -220,57 +203,6 @@ def filters_of(form: FiltersForm | None) -> Filters:
         end=days.end.isoformat() if days.end is not None else None,
         metadata=form.metadata or {},
         tags=tuple(form.tags or ()),
-    )
-
-
-def sources(answer: Answer) -> list[SourceView]:
-    """Every passage that was found, in order of rank."""
-    numbers = {passage.place.chunk_id: n for n, passage in enumerate(answer.passages, 1) if passage.place is not None}
-    found = (passage for reply in answer.replies for passage in reply.passages)
-    return [view for passage in found if (view := _source(passage, numbers)) is not None]
-
-
-def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView | None:
-    place = passage.place
-    if place is None:
-        return None
-    return SourceView(
-        chunk_id=place.chunk_id,
-        document_id=passage.document_id or "",
-        title=passage.title,
-        content_snippet=passage.text[:SNIPPET],
-        score=passage.score,
-        citation_index=numbers.get(place.chunk_id),
-        collection=place.collection,
-        page=place.page,
-        section_title=place.headers[-1] if place.headers else None,
-        headers=place.headers,
-        start_char=place.start,
-        end_char=place.end,
-        url=place.url,
-        metadata=dict(place.metadata),
-        scores=place.scores,
-    )
-
-
-def citations(answer: Answer) -> list[CitationView]:
-    found = (_citation(one, answer.passages[one.passage]) for one in answer.citations)
-    return [view for view in found if view is not None]
-
-
-def _citation(citation: Citation, passage: Passage) -> CitationView | None:
-    place = passage.place
-    if place is None:
-        return None
-    return CitationView(
-        citation_index=citation.passage + 1,
-        chunk_id=place.chunk_id,
-        document_id=passage.document_id or "",
-        start_char=place.start + citation.passage_start,
-        end_char=place.start + citation.passage_end,
-        quoted_text=passage.text[citation.passage_start : citation.passage_end],
-        answer_start=citation.start,
-        answer_end=citation.end,
     )
 
 

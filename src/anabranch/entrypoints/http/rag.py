@@ -11,7 +11,7 @@ from anabranch.app.naming import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
 from anabranch.domain.messages import LANGUAGES, known, language_of, message
-from anabranch.domain.model import Allowance, Context, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message, Question
 from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import rag_wire as wire
 from anabranch.entrypoints.http.access import Access
@@ -19,6 +19,7 @@ from anabranch.entrypoints.http.exchange import Headers, header, send_json, want
 from anabranch.entrypoints.http.following import follow
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
 from anabranch.entrypoints.http.ledger import Entry, Ledger
+from anabranch.entrypoints.http.query import named
 from anabranch.entrypoints.http.query_wire import filters_of
 from anabranch.entrypoints.http.resuming import About, Resuming, preferred
 from anabranch.knowledge.records.identifiers import new_id
@@ -113,11 +114,15 @@ class RagSurface:
             form.language = _language(asked.language, form.language)
         _check(asked, form.language)
         room = await self._anabranch.knowledge()
-        searched = await room.chosen(caller, asked.collections or None)
+        elsewhere = named(self._anabranch, self._access.vouched(scope, caller), asked.sources)
+        ours = bool(asked.collections) or not elsewhere
+        searched = await room.chosen(caller, asked.collections or None) if ours else []
+        form.elsewhere = bool(elsewhere)
         filters = filters_of(asked.filters)
         if asked.collections:
             filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
-        question = self._question(asked, filters, form.language, fresh=wants_fresh(scope))
+        asked_of = (*((COLLECTIONS,) if ours else ()), *elsewhere)
+        question = self._question(asked, asked_of, filters, form.language, fresh=wants_fresh(scope))
         context = self._access.context(scope, caller, SURFACE)
         run, allowance = await self._anabranch.begin(question, context)
         ledger = self._ledger if self._settings.query_log_days else None
@@ -129,7 +134,9 @@ class RagSurface:
         self._anabranch.turned_away(SURFACE, wire.CODES.get(error.code, wire.OTHERWISE)[1])
         await send_json(send, status, body, [*allowances.refused(error, status), *MORE.get(status, ())])
 
-    def _question(self, asked: wire.RagRequest, filters: Filters, language: str, *, fresh: bool) -> Question:
+    def _question(
+        self, asked: wire.RagRequest, asked_of: tuple[Endpoint, ...], filters: Filters, language: str, *, fresh: bool
+    ) -> Question:
         model, settings = self._anabranch.model, self._settings
         threshold = asked.threshold if asked.threshold is not None else settings.guard_threshold
         diversity = asked.mmr_lambda
@@ -137,7 +144,7 @@ class RagSurface:
             diversity = MMR_LAMBDA if settings.mmr_lambda is None else settings.mmr_lambda
         return Question(
             text=asked.query,
-            sources=(COLLECTIONS,),
+            sources=asked_of,
             model=model,
             history=tuple(Message(role=turn.role, content=turn.content) for turn in asked.messages or ()),
             top_k=min(TOP_K, settings.max_top_k) if asked.top_k is None else asked.top_k,
@@ -148,7 +155,7 @@ class RagSurface:
             refuse=True,
             filters=filters,
             rerank=asked.rerank,
-            rewrite=self._anabranch.rewrites(model),
+            rewrite=self._anabranch.rewrites(model) and COLLECTIONS in asked_of,
             diversity=diversity,
             threshold=THRESHOLD if threshold is None else threshold,
             language=language,

@@ -11,8 +11,9 @@ from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.messages import message
 from anabranch.domain.model import Answer, Ground, Usage
 from anabranch.domain.streams import one_line
+from anabranch.entrypoints.http.evidence import CitationView, SourceStatus, SourceView, citations, sources, statuses
 from anabranch.entrypoints.http.knowledge_wire import Wire
-from anabranch.entrypoints.http.query_wire import CitationView, FiltersForm, SourceView, Text, citations, sources
+from anabranch.entrypoints.http.query_wire import FiltersForm, Sources, Text
 from anabranch.pipeline.guard import similarity
 
 NO_CONTEXT = "no_context"
@@ -56,6 +57,7 @@ class RagRequest(Wire, frozen=True, kw_only=True):
     threshold: float | None = None
     mmr_lambda: float | UnsetType | None = UNSET
     collections: Annotated[list[Text], Meta(max_length=100, description="Ids or names; all without any")] | None = None
+    sources: Sources | None = None
     language: Annotated[str, Meta(max_length=35)] | None = None
     filters: FiltersForm | None = None
     messages: Annotated[list[RagTurn], Meta(max_length=50, description="Earlier turns, oldest first")] | None = None
@@ -83,6 +85,7 @@ class RagDone(Wire, frozen=True, kw_only=True):
     mean_similarity: float | None
     retrieval_ms: int
     latency_ms: int
+    source_status: list[SourceStatus] | UnsetType = UNSET
 
 
 class RagProblem(Wire, frozen=True, kw_only=True):
@@ -119,6 +122,7 @@ class Form:
         self.query_id = query_id
         self._correlation_id = correlation_id
         self.language = language
+        self.elsewhere = False
         self._prompt_version = prompt_version
 
     def frame(self, event: AnswerEvent) -> bytes:
@@ -168,6 +172,7 @@ class Form:
             mean_similarity=round(similarity(answer.passages), 4) if answer.passages else None,
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
+            source_status=statuses(answer) if self.elsewhere else UNSET,
         )
 
 

@@ -1,0 +1,103 @@
+"""What a running Anabranch is put together from."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+from anabranch.app.adapters import Adapters
+from anabranch.app.asking import Asking
+from anabranch.app.knowledge import Rooms
+from anabranch.app.naming import Names
+from anabranch.app.policies import Policies
+from anabranch.app.publishing import Publishing
+from anabranch.app.river import river
+from anabranch.app.servers import Servers
+from anabranch.app.streaming import Streams, streams
+from anabranch.domain.contracts import Answerer, Clock, Telemetry
+from anabranch.domain.model import Context, Question
+from anabranch.pipeline.run import Run
+from anabranch.runtime.addresses import AddressGuard
+from anabranch.runtime.clock import SystemClock
+from anabranch.runtime.hub import Hub
+from anabranch.runtime.hubtokens import HubTokens
+from anabranch.runtime.outbound import AiohttpOutbound
+from anabranch.runtime.settings import Settings
+
+
+class Parts(NamedTuple):
+    answerer: Answerer
+    rooms: Rooms
+    publishing: Publishing
+    asking: Asking
+    policies: Policies
+    hub_tokens: HubTokens
+    streams: Streams
+    servers: Servers
+    clock: Clock
+    telemetry: Telemetry
+
+
+@asynccontextmanager
+async def parts(
+    settings: Settings,
+    telemetry: Telemetry,
+    *,
+    start: Callable[[Question, Context], Run],
+    indexing: bool,
+    indexer_died: Callable[[int], None],
+    streaming: bool,
+) -> AsyncIterator[Parts]:
+    """All of them, wired to each other, and closed in good order; `start` begins a Run."""
+    clock = SystemClock()
+    policies = Policies(settings, clock, telemetry)
+    outbound = _outbound(settings)
+    rooms = Rooms(
+        settings,
+        outbound,
+        indexing=indexing,
+        remembered=policies.embedder,
+        resilience=policies.resilience,
+        died=indexer_died,
+    )
+    servers = Servers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
+    directory = Adapters(
+        outbound, rooms, policies.resilience, servers.source, model_streaming=settings.model_streaming_enabled
+    )
+    pipeline = river(settings, directory, clock, telemetry)
+    names = Names(settings, rooms, Hub(settings.syfthub_url, outbound), servers.endpoints)
+    asking = Asking(settings, names)
+    async with AsyncExitStack() as leaving:
+        for close in (outbound.close, policies.close, rooms.close, servers.close):
+            leaving.push_async_callback(close)
+        policies.start()
+        keeping = streams(
+            settings,
+            policies,
+            outbound=outbound,
+            rooms=rooms,
+            model=asking.model,
+            start=start,
+            clock=clock,
+            telemetry=telemetry,
+        )
+        kept = await leaving.enter_async_context(keeping) if streaming else Streams()
+        yield Parts(
+            answerer=policies.remembered(pipeline, rooms),
+            rooms=rooms,
+            publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
+            asking=asking,
+            policies=policies,
+            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
+            streams=kept,
+            servers=servers,
+            clock=clock,
+            telemetry=telemetry,
+        )
+
+
+def _outbound(settings: Settings) -> AiohttpOutbound:
+    return AiohttpOutbound(
+        guard=AddressGuard(settings.allowed_networks),
+        allowed_origins=settings.allowed_origins,
+        max_reply_bytes=settings.max_reply_bytes,
+    )

@@ -1,0 +1,214 @@
+"""`anabranch mcp`: the tools over standard input and output, what to paste into a client, and how the servers do."""
+
+import asyncio
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from anabranch.app import Anabranch
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.servers import ServerHealth
+from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.terminal import flat, notes, output, print_json, progress
+from anabranch.runtime.configuration import DEFAULT_FILE
+from anabranch.runtime.settings import PREFIX, Settings, load, taken
+
+STYLES = {"ready": "green", "failed": "red", "disabled": "dim"}
+LOOK_S = 0.1
+INDENT = 2
+NONE = (
+    "No MCP server is configured. Name some in anabranch.yaml, as in other MCP clients:\n\n"
+    "mcpServers:\n  memory:\n    command: npx\n    args: [-y, '@modelcontextprotocol/server-memory']"
+)
+
+
+@click.group("mcp", invoke_without_command=True)
+@click.option("--print-config", is_flag=True, help="Print what to paste into a client's configuration, and end.")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar=PREFIX + "CONFIG",
+    help="The configuration file [default: anabranch.yaml].",
+)
+@click.pass_context
+def group(context: click.Context, print_config: bool, config: Path | None) -> None:
+    """Be an MCP server for one client; list the MCP servers that are asked.
+
+    The client starts it and uses the tools aggregate, search and ask over standard input and output.
+    """
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return
+    settings = configured(config)
+    if print_config:
+        _print_config(settings, config)
+        return
+    if sys.stdin.isatty():
+        notes().print(
+            "This speaks MCP on standard input and output; a client starts it. What to paste into the client: "
+            "anabranch mcp --print-config. Ctrl-C ends it."
+        )
+    asyncio.run(_serve(settings, config))
+
+
+@group.command()
+@json_option
+@config_option
+@click.pass_obj
+def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
+    """How the configured MCP servers are doing: each is connected to, and its tool chosen.
+
+    The exit status is 1 if one that is enabled cannot be used.
+    """
+    settings = configured(config or given)
+    found = asyncio.run(_looked_at(settings))
+    if as_json:
+        print_json(found)
+    elif found:
+        _show(found)
+    else:
+        notes().print(NONE)
+    sys.exit(1 if any(one.state not in ("ready", "disabled") for one in found) else 0)
+
+
+async def _serve(settings: Settings, config: Path | None) -> None:
+    from anabranch.app.reloading import Reloading  # noqa: PLC0415
+    from anabranch.app.watching import watched  # noqa: PLC0415
+    from anabranch.entrypoints.hangup import on_hangup  # noqa: PLC0415
+    from anabranch.entrypoints.mcp.stdio import serve  # noqa: PLC0415  MCP's SDK loads only where it runs
+    from anabranch.runtime.metrics import Metrics  # noqa: PLC0415
+    from anabranch.runtime.telemetry import configured_log, flush  # noqa: PLC0415
+
+    log = configured_log(settings)
+    serving = asyncio.current_task()
+    assert serving is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with suppress(asyncio.CancelledError):
+        async with (
+            watched(settings, log, Metrics(settings)) as telemetry,
+            Anabranch.open(settings=settings, telemetry=telemetry) as anabranch,
+        ):
+            await anabranch.warm()
+            again = Reloading(settings, anabranch.reconfigure, log, lambda: load(file=config)).again
+            async with on_hangup(again):
+                await serve(anabranch, log)
+    flush(log)
+
+
+async def _looked_at(settings: Settings) -> tuple[ServerHealth, ...]:
+    """How each is doing once it is ready or has failed; one that has failed is tried again, but not waited for."""
+    failed: dict[str, ServerHealth] = {}
+    async with Anabranch.open(settings=settings) as anabranch:
+        await anabranch.warm()
+        settled = asyncio.ensure_future(anabranch.servers_settled())
+        with progress("Connecting", unit="servers") as advance:
+            while not settled.done():
+                await asyncio.wait([settled], timeout=LOOK_S)
+                found = [one for one in anabranch.servers() if one.state != "disabled"]
+                failed |= {one.name: one for one in found if one.state == "failed"}
+                advance(sum(one.state == "ready" or one.name in failed for one in found), len(found))
+        await settled
+        return tuple(_seen(one, failed.get(one.name)) for one in anabranch.servers())
+
+
+def _seen(one: ServerHealth, failed: ServerHealth | None) -> ServerHealth:
+    """While it is tried again it has failed still, and what it said then is what there is to know."""
+    if one.state in ("ready", "disabled"):
+        return one
+    if failed is not None:
+        return failed
+    return msgspec.structs.replace(one, state="failed") if one.error else one
+
+
+def _show(found: tuple[ServerHealth, ...]) -> None:
+    console = output()
+    console.print(_table(found))
+    told = [(one, why) for one in found if (why := one.chosen if one.state == "ready" else one.error)]
+    if told:
+        console.print()
+    for one, why in told:
+        style = STYLES.get(one.state, "")
+        line = Text.assemble((one.name, "bold"), ": ", (flat(why), style))
+        lines = line.wrap(console, max(20, console.width - INDENT))
+        for part in lines:
+            part.rstrip()
+        console.print(Text("\n" + " " * INDENT).join(lines))
+
+
+def _table(found: tuple[ServerHealth, ...]) -> Table:
+    """Names are shown whole, if need be on several lines: they are what is typed elsewhere."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("server", "state", "over", "protocol", "tool"):
+        table.add_column(name, no_wrap=name not in ("server", "tool"), overflow="fold")
+    for one in found:
+        table.add_row(*_row(one))
+    return table
+
+
+def _row(one: ServerHealth) -> Sequence[str | Text]:
+    latency = "" if one.latency_ms is None else f", {one.latency_ms} ms"
+    return (
+        one.name,
+        Text(one.state, style=STYLES.get(one.state, "yellow")),
+        one.transport,
+        Text(flat(one.protocol or "")),
+        Text(_tool(one) + latency),
+    )
+
+
+def _tool(one: ServerHealth) -> str:
+    return flat(f"{one.tool}({one.query_argument})") if one.tool else ""
+
+
+def _print_config(settings: Settings, config: Path | None) -> None:
+    """On standard output what is pasted, and nothing else."""
+    file = config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    arguments = ["mcp", *(["--config", str(file.resolve())] if file else [])]
+    program = _program()
+    entry: dict[str, Any] = {"command": program[0], "args": [*program[1:], *arguments]}
+    usual = Settings()
+    # A client starts it elsewhere, and without the environment of this shell.
+    elsewhere = {
+        variable: str(Path(given).expanduser().resolve())
+        for variable, given, default in (
+            (PREFIX + "DATA_DIR", settings.data_dir, usual.data_dir),
+            (PREFIX + "MODELS_DIR", settings.models_dir, usual.models_dir),
+        )
+        if given != default
+    }
+    if elsewhere:
+        entry["env"] = elsewhere
+    print_json({"mcpServers": {"anabranch": entry}})
+    if missing := [name for name in taken(file=file) if name not in elsewhere]:
+        notes().print(
+            "\nA client starts it without the variables of this shell. With their values, these belong into the entry, "
+            f'under "env": {", ".join(missing)}.'
+        )
+    notes().print(
+        f"\nPaste this into the client's configuration. Or let it use a running server (anabranch serve) by its URL, "
+        f"http://127.0.0.1:{settings.port}/mcp:\n"
+        f'{{"mcpServers": {{"anabranch": {{"type": "http", "url": "http://127.0.0.1:{settings.port}/mcp"}}}}}}\n'
+        f'From another machine it needs a key (anabranch keys create): "headers": {{"Authorization": "Bearer KEY"}}.'
+    )
+
+
+def _program() -> list[str]:
+    """How this very program is started, wherever the client looks for it."""
+    started = Path(sys.argv[0])
+    if started.name == "anabranch" and started.is_file():
+        return [str(started.absolute())]
+    if found := shutil.which("anabranch", path=str(Path(sys.executable).parent)):
+        return [str(Path(found).absolute())]
+    if not sys.executable:
+        raise ConfigurationError("It cannot be told how this program was started; give its path to the client.")
+    return [sys.executable, "-m", "anabranch"]

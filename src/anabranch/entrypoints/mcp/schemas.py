@@ -1,0 +1,240 @@
+"""What the tools take and give, as JSON Schema, and the reading of arguments against it."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from anabranch.domain.aggregates import FEWEST, MAX_QUERY, MOST
+from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.model import Status, Value
+
+MOST_PASSAGES = 50
+MAX_NAMES = 100
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+FIELD = re.compile(r"at `\$\.([A-Za-z_]+)")
+SHOWN = 100
+# What a type says of itself does not fit everywhere that it stands.
+DESCRIBED = {
+    "weighted_parts": "Each part of the breakdown times its weight; together they are the score.",
+    "ranking_weights": "How much each part has counted; together they are 1.",
+}
+
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_QUERY)]
+Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=MAX_NAMES)]
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a caller gives; null is the same as nothing."""
+
+
+class AggregateArguments(Arguments, frozen=True, kw_only=True):
+    query_text: Annotated[
+        Text,
+        Meta(
+            description="What to look for: one or a few distinctive words. Many servers match them literally, so a "
+            "whole sentence often finds nothing."
+        ),
+    ]
+    max_results: Annotated[int, Meta(ge=FEWEST, le=MOST, description="How many results at most.")] | UnsetType = UNSET
+    servers: (
+        Annotated[
+            Names,
+            Meta(description="Ask only these servers. Left out: chosen by the operator's rules. Empty list: all."),
+        ]
+        | UnsetType
+    ) = UNSET
+    request_id: (
+        Annotated[str, Meta(max_length=200, description="Comes back in the metadata, to tell calls apart.")] | UnsetType
+    ) = UNSET
+
+
+class SearchArguments(Arguments, frozen=True, kw_only=True):
+    query: Annotated[Text, Meta(description="A question or words; both meaning and wording count.")]
+    collections: (
+        Annotated[Names, Meta(description="Search only these, by name or id. Left out or empty: all.")] | UnsetType
+    ) = UNSET
+    limit: Annotated[int, Meta(ge=1, le=MOST_PASSAGES, description="How many passages at most.")] | UnsetType = UNSET
+
+
+class AskArguments(Arguments, frozen=True, kw_only=True):
+    question: Annotated[Text, Meta(description="A whole question, in words that stand by themselves.")]
+    sources: (
+        Annotated[
+            Names,
+            Meta(description="Answer from these, by name. Left out or empty: every collection."),
+        ]
+        | UnsetType
+    ) = UNSET
+    top_k: (
+        Annotated[int, Meta(ge=1, le=1_000, description="How many passages of each source to answer from.")] | UnsetType
+    ) = UNSET
+
+
+class FoundPassage(Value):
+    """A passage of a document: `start_char` and `end_char` are offsets in the document's content."""
+
+    rank: int
+    title: str
+    text: str
+    score: float
+    collection: str
+    document_id: str
+    start_char: int
+    end_char: int
+    page: int | None
+    headings: tuple[str, ...]
+    url: str | None
+
+
+class SearchResponse(Value):
+    """`hint` says what to do when nothing was found."""
+
+    results: tuple[FoundPassage, ...]
+    time_ms: int
+    hint: str | None = None
+
+
+class CitedSentence(Value):
+    text: str
+    citations: tuple[int, ...]
+
+
+class CitedPassage(Value):
+    """The words behind a mark in the answer (`answer_start`, `answer_end`). `start_char` and `end_char` are offsets in
+    the document's content; without a `document_id`, in what the source returned."""
+
+    number: int
+    source: str
+    title: str
+    url: str | None
+    document_id: str | None
+    start_char: int
+    end_char: int
+    quoted_text: str
+    answer_start: int
+    answer_end: int
+
+
+class AskedSource(Value):
+    name: str
+    status: Status
+    results: int
+    latency_ms: int
+    error: str | None
+
+
+class AskResponse(Value):
+    """`refused`: there was nothing to answer from, and `answer` says what is missing."""
+
+    answer: str
+    refused: bool
+    sentences: tuple[CitedSentence, ...]
+    citations: tuple[CitedPassage, ...]
+    sources: tuple[AskedSource, ...]
+    model: str | None
+    time_ms: int
+
+
+class InvalidArgument(InvalidQuestion):
+    """`details.field` is the argument."""
+
+
+def input_schema(kind: type[Arguments], **refined: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments; `refined` adds to properties what only the settings know."""
+    schema = {"$schema": DIALECT, **_whole(kind)}
+    properties = schema["properties"]
+    return {**schema, "properties": {name: {**properties[name], **refined.get(name, {})} for name in properties}}
+
+
+def described(schema: Mapping[str, Any], **texts: str) -> dict[str, Any]:
+    """The same with other descriptions of some properties."""
+    properties = schema["properties"]
+    told = {name: {**properties[name], "description": text} for name, text in texts.items()}
+    return {**schema, "properties": {**properties, **told}}
+
+
+def output_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Of a result or an error: some clients hold errors against this schema, too."""
+    result = _whole(kind)
+    error = {"error": {"type": "string"}, "message": {"type": "string"}}
+    return {
+        "$schema": DIALECT,
+        "type": "object",
+        "properties": {**result["properties"], **error},
+        "anyOf": [{"required": result["required"]}, {"required": list(error)}],
+    }
+
+
+def read(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> T:
+    """The arguments; what is wrong with them is an InvalidArgument that says what the argument takes."""
+    properties = schema["properties"]
+    given = {name: _number(value) for name, value in arguments.items() if value is not None}
+    if (unknown := next((name for name in given if name not in properties), None)) is not None:
+        shown = unknown[:SHOWN].encode(errors="replace").decode()
+        raise InvalidArgument(f"There is no argument {shown!r}; there are: {', '.join(properties)}.", field=shown)
+    for name in schema["required"]:
+        if name not in given:
+            raise InvalidArgument(f"{name} is missing; it takes {_takes(properties[name])}.", field=name)
+    try:
+        msgspec.json.encode(given)
+        found = msgspec.convert(given, kind)
+    except UnicodeEncodeError:
+        raise InvalidArgument("The arguments are not valid text: half of a surrogate pair is missing.") from None
+    except RecursionError:
+        raise InvalidArgument("The arguments are nested too deeply.") from None
+    except msgspec.ValidationError as error:
+        at = FIELD.search(str(error))
+        raise _refusal(at[1] if at else "", properties) from None
+    for name, takes in properties.items():  # the settings may allow less than the type does
+        value = getattr(found, name)
+        if isinstance(value, int) and value > takes["maximum"]:
+            raise _refusal(name, properties)
+    return found
+
+
+def _number(value: Any) -> Any:
+    """JSON Schema takes 10.0 for a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _refusal(name: str, properties: Mapping[str, Any]) -> InvalidArgument:
+    return InvalidArgument(f"{name} takes {_takes(properties[name])}.", field=name)
+
+
+def _takes(schema: Mapping[str, Any]) -> str:
+    match schema["type"]:
+        case "integer":
+            return f"a whole number from {schema['minimum']} to {schema['maximum']}"
+        case "array":
+            return f"a list of at most {schema['maxItems']} names"
+        case _:
+            return f"text of {schema.get('minLength', 0)} to {schema['maxLength']:,} characters"
+
+
+def _whole(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """With everything in its place: not every client follows references."""
+    (root,), components = msgspec.json.schema_components([kind])
+    whole = _inlined(root, components)
+    assert isinstance(whole, dict)
+    return whole
+
+
+def _inlined(part: Any, components: Mapping[str, Any]) -> Any:
+    if isinstance(part, list):
+        return [_inlined(one, components) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(components[part["$ref"].rpartition("/")[2]], components)
+    inlined: dict[str, Any] = {
+        key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _inlined(value, components)
+        for key, value in part.items()
+        if not (key == "title" and isinstance(value, str))  # a property may have that name
+    }
+    for name in DESCRIBED.keys() & inlined.keys():
+        inlined[name]["description"] = DESCRIBED[name]
+    return inlined
