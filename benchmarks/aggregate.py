@@ -17,7 +17,7 @@ from rich.table import Table
 
 from anabranch.domain.model import Passage, SourceReply, Status
 from anabranch.domain.ranking import Ranking
-from anabranch.pipeline.dedup import distinct
+from anabranch.pipeline.dedup import Distinct
 from anabranch.pipeline.scoring import Ranker
 from benchmarks.report import this_machine
 
@@ -97,7 +97,7 @@ def _similar(one: str, other: str) -> bool:
 
 
 def quickly(found: Sequence[str], limit: int | None = None) -> list[int]:
-    return list(islice(distinct(found, THRESHOLD), limit))
+    return list(islice(Distinct(found, THRESHOLD), limit))
 
 
 def top(question: str, arrived: Sequence[SourceReply]) -> list[int]:

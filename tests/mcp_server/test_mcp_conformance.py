@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import pytest
 import yaml
 
 from conftest import Server
@@ -17,7 +16,6 @@ SUITE = BIN.parent / "node" / "node_modules" / ".bin" / "conformance"
 BASELINE = Path(__file__).parent / "conformance.yaml"
 APPLYING = {"server-initialize", "ping", "tools-list", "dns-rebinding-protection"}
 
-pytestmark = pytest.mark.skipif(not SUITE.exists(), reason="the suite is not installed (make test installs it)")
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from anabranch.pipeline import dedup
-from anabranch.pipeline.dedup import RUN, Distinct, distinct, furthest, sketches
+from anabranch.pipeline.dedup import RUN, Distinct, furthest, sketches
 
 ALPHABETS = (
     "ab",
@@ -72,7 +72,7 @@ def near_the_edge(seed: int, threshold: float, longest: int, count: int) -> list
 @given(st.integers(0, 2**32), st.sampled_from(THRESHOLDS) | st.floats(0, 1), st.sampled_from([12, 80, 400]))
 def test_it_keeps_what_the_plain_loop_keeps(seed: int, threshold: float, longest: int) -> None:
     texts = near_the_edge(seed, threshold, longest, count=45)
-    assert list(distinct(texts, threshold)) == plainly(texts, threshold)
+    assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=[]), max_size=12), max_size=20), st.sampled_from(THRESHOLDS))
@@ -81,19 +81,19 @@ def test_it_keeps_what_the_plain_loop_keeps(seed: int, threshold: float, longest
 @example(["abcdefghij", "abcdefghix", "abcdefghi"], 0.9)
 @example(["a", "b"], 0.0)
 def test_any_texts_at_all(texts: list[str], threshold: float) -> None:
-    assert list(distinct(texts, threshold)) == plainly(texts, threshold)
+    assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.9, 0.55])
 def test_texts_as_long_as_results_are(threshold: float) -> None:
     texts = near_the_edge(7, threshold, longest=2_000, count=90) + list(results(90, seed=3))
-    assert list(distinct(texts, threshold)) == plainly(texts, threshold)
+    assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
 
 def test_the_same_similarity_as_the_threshold_is_not_above_it() -> None:
     assert similarity("abcde", "abcdx") == 0.8
-    assert list(distinct(["abcde", "abcdx"], 0.8)) == [0, 1]
-    assert list(distinct(["abcde", "abcdx"], 0.79)) == [0]
+    assert list(Distinct(["abcde", "abcdx"], 0.8)) == [0, 1]
+    assert list(Distinct(["abcde", "abcdx"], 0.79)) == [0]
 
 
 @given(st.integers(1, 3_000), st.sampled_from(THRESHOLDS) | st.floats(0, 1))
@@ -120,19 +120,19 @@ def test_the_first_ones_are_there_before_the_others_are_read(monkeypatch: pytest
         return sketches(texts)
 
     monkeypatch.setattr(dedup, "sketches", noted)
-    assert len(list(islice(distinct(list(results(1_000)), 0.8), 30))) == 30
+    assert len(list(islice(Distinct(list(results(1_000)), 0.8), 30))) == 30
     assert len(read) <= 96
 
 
 def test_once_the_budget_is_spent_only_the_same_text_is_left_out() -> None:
     texts = list(results(200))
     texts += texts[:50]
-    whole = list(distinct(texts, 0.8))
-    some = list(distinct(texts, 0.8, budget=4_000_000))
-    assert some == list(distinct(texts, 0.8, budget=4_000_000))
+    whole = list(Distinct(texts, 0.8))
+    some = list(Distinct(texts, 0.8, budget=4_000_000))
+    assert some == list(Distinct(texts, 0.8, budget=4_000_000))
     assert some[:30] == whole[:30]
     assert set(whole) < set(some) < set(range(200))
-    assert list(distinct(texts, 0.8, budget=0)) == [n for n, text in enumerate(texts) if texts.index(text) == n]
+    assert list(Distinct(texts, 0.8, budget=0)) == [n for n, text in enumerate(texts) if texts.index(text) == n]
 
 
 def test_it_says_whether_all_was_compared() -> None:
@@ -150,7 +150,7 @@ def test_hostile_texts_take_no_more_than_the_budget() -> None:
     text = "".join(chance.choices("abcd", k=2_000))
     texts = [edited(text, 330, "wxyz", chance) for _ in range(300)]
     started = time.process_time()
-    assert len(list(distinct(texts, 0.8, budget=100_000_000))) > 200
+    assert len(list(Distinct(texts, 0.8, budget=100_000_000))) > 200
     assert time.process_time() - started < 1.5
 
 
@@ -158,9 +158,9 @@ def test_a_thousand_results_take_little_cpu() -> None:
     """Five times what it may take; the plain loop takes a hundred times as much."""
     texts = list(results(1_000))
     started = time.process_time()
-    assert len(list(islice(distinct(texts, 0.8), 30))) == 30
+    assert len(list(islice(Distinct(texts, 0.8), 30))) == 30
     first = time.process_time()
-    assert 700 <= len(list(distinct(texts, 0.8))) < 900
+    assert 700 <= len(list(Distinct(texts, 0.8))) < 900
     assert first - started < 0.25
     assert time.process_time() - first < 1.5
 

@@ -60,11 +60,6 @@ class Distinct:
         return not self._shelf.spent
 
 
-def distinct(texts: Sequence[str], threshold: float, *, budget: int = BUDGET) -> Iterator[int]:
-    """The same, for those who only want the indexes."""
-    return iter(Distinct(texts, threshold, budget=budget))
-
-
 def furthest(lengths: Numbers, threshold: float) -> Numbers:
     """The largest distance at which two texts, the longer of this length, are too similar; -1 is none. Tried with the
     expression of the definition itself, so that rounding decides here as it does there."""
