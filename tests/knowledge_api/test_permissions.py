@@ -1,18 +1,21 @@
 """Who sees what: a caller without the right learns nothing, not even that there is something to learn."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from shelf import Issuer, Library, library, text
+from shelf import Issuer, Library, form, library, text
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-2")]
 
 EVERYBODY = ("alice", "bob", "carol", "root")
 SECRET = "Project Nightingale will be announced on the 9th of November in Lisbon."
 QUESTION = "When will Project Nightingale be announced?"
+PUBLIC = {"visibility": "public", "allowed_users": [], "allowed_groups": []}
+RESTRICTED = {"visibility": "restricted", "allowed_users": ["bob"], "allowed_groups": []}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -156,6 +159,44 @@ async def test_a_change_of_permissions_holds_at_once(shelf: Library) -> None:
             found = await shelf.ask(question, who=who)
             assert (item["id"] in [one["document_id"] for one in found["sources"]]) == (who in sees)
             assert (await shelf.call("GET", path, who=who)).status == (200 if who in sees else 404)
+
+
+@pytest.mark.parametrize("as_form", [False, True], ids=["json", "form"])
+async def test_ingesting_again_without_permissions_keeps_them(shelf: Library, as_form: bool) -> None:
+    collection = f"again-{as_form}"
+    await shelf.collection(collection, who="alice")
+
+    async def ingest(content: str, **more: Any) -> Any:
+        if not as_form:
+            (item,) = await shelf.ingest(collection, text(content, filename="plan.txt", **more), who="alice")
+            return item
+        fields = {name: json.dumps(value) for name, value in more.items() if value is not None}
+        data = form(("plan.txt", content.encode()), collection_id=collection, **fields)
+        accepted = await shelf.good("POST", "/v1/ingest", data=data, who="alice")
+        return (await shelf.job(accepted["job_id"], who="alice"))["documents"][0]
+
+    item = await ingest("The first plan.", permissions=RESTRICTED)
+    for content, more, outcome, expected in (
+        ("The first plan.", {}, "unchanged", RESTRICTED),
+        ("The first plan.", {"metadata": {"state": "old"}}, "updated", RESTRICTED),
+        ("The first plan.", {"metadata": {"state": "older"}, "permissions": None}, "updated", RESTRICTED),
+        ("The second plan.", {}, "replaced", RESTRICTED),
+        ("The second plan.", {"permissions": {}}, "updated", PUBLIC),
+        ("The third plan.", {"permissions": RESTRICTED}, "replaced", RESTRICTED),
+        ("The fourth plan.", {"permissions": PUBLIC}, "replaced", PUBLIC),
+    ):
+        assert (await ingest(content, **more))["outcome"] == outcome
+        kept = await shelf.good("GET", f"/v1/documents/{item['id']}", who="alice")
+        assert kept["permissions"] == expected
+        seen = await shelf.call("GET", f"/v1/documents/{item['id']}", who="carol")
+        assert seen.status == (200 if expected == PUBLIC else 404)
+
+
+async def test_a_new_document_without_permissions_has_those_of_the_collection(shelf: Library) -> None:
+    await shelf.collection("defaults", who="alice", default_permissions=RESTRICTED)
+    (item,) = await shelf.ingest("defaults", text("The budget."), who="alice")
+    kept = await shelf.good("GET", f"/v1/documents/{item['id']}", who="alice")
+    assert kept["permissions"] == RESTRICTED
 
 
 async def test_a_collection_of_hidden_documents_shows_to_whom_one_is_shown(shelf: Library) -> None:

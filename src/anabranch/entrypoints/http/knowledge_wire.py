@@ -79,7 +79,8 @@ class SourceForm(Wire, frozen=True, kw_only=True):
 
 
 class DocumentForm(Wire, frozen=True, kw_only=True):
-    """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it."""
+    """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it.
+    Without `permissions`, it keeps those of the document that it replaces; a new one gets the collection's default."""
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None

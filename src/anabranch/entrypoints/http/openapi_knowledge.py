@@ -154,7 +154,10 @@ def refine(schemas: dict[str, Any], settings: Settings) -> None:
             "collection_id": {"type": "string", "minLength": 1, "description": "A collection's id or name"},
             "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
             "metadata": {"type": "string", "description": "A JSON object, for all files"},
-            "permissions": {"type": "string", "description": "PermissionsForm as JSON, for all files"},
+            "permissions": {
+                "type": "string",
+                "description": "PermissionsForm as JSON, for all files; without it, they keep theirs",
+            },
             "settings": {"type": "string", "description": "ChunkingForm as JSON"},
         },
     }
