@@ -1,6 +1,7 @@
 """`anabranch serve` as a process: it starts, answers, drains, and ends as its operator expects."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from program import PATIENCE_S, READY, Program, serving, started
 
+from anabranch.knowledge.records.identifiers import new_id
 from anabranch.testing import Space
 from conftest import parse_sse, ref
 
@@ -185,6 +187,23 @@ async def test_a_waiting_answer_past_the_drain_time_is_503(
         assert (response.status, (await response.json())["error"]) == (503, "shutting_down")
         assert response.headers["Retry-After"]
         assert await program.ended(within_s=5) == 0
+
+
+async def test_feedback_that_waits_for_its_question_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """The body comes once the server drains, so that the wait would begin only then."""
+    head = b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    async with serving(home=tmp_path) as program:
+        reader, writer = await asyncio.open_connection(program.host, program.port)
+        writer.write(head)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        program.send(signal.SIGTERM)
+        await program.logged("Shutting down")
+        writer.write(json.dumps({"query_id": new_id(), "rating": "thumbs_up"}).encode().ljust(100))
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting_down" in reply
+        assert await program.ended(within_s=5) == 0
+        writer.close()
 
 
 async def ends_at_once_and_well(program: Program, number: signal.Signals) -> None:

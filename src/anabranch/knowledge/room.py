@@ -1,9 +1,7 @@
 """The front door of the knowledge room: what a caller can do with collections and documents, and what they may."""
 
-import asyncio
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +27,6 @@ from anabranch.knowledge.model import (
 from anabranch.knowledge.records import collections, cursors, documents, jobs, queries
 from anabranch.knowledge.records.cursors import Cursors
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.records.identifiers import made_at
 from anabranch.knowledge.records.queries import Asked, Rating, Turn
 from anabranch.knowledge.search import Found, Searcher
 from anabranch.knowledge.text import Chunking
@@ -38,7 +35,6 @@ T = TypeVar("T")
 
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 MAX_DOCUMENTS = 1_000
-RATE_S = 2.0
 MAX_METADATA = 64 * 1024
 
 
@@ -242,13 +238,9 @@ class Knowledge:
             return []
         return await self.database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
 
-    async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> None:
-        """Feedback may come to another process before the one that answered has written the question down."""
-        until = made_at(query) + RATE_S
-        while not await self.database.write(lambda db: queries.rate(db, query, caller, rating, comment)):
-            if not time.time() < until:
-                raise NotFound(f"There is no query {query!r}.")
-            await asyncio.sleep(0.05)
+    async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> bool:
+        """Feedback on a question of the caller's own; False if there is none of that id."""
+        return await self.database.write(lambda db: queries.rate(db, query, caller, rating, comment))
 
     async def _look(self, work: Callable[[sqlite3.Connection, Catalog], T]) -> T:
         """Read with the catalog and the records at the same moment."""

@@ -142,7 +142,7 @@ class Service:
             query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
             self._rag = RagSurface(anabranch, ledger)
             streams = Route("/v1/streams/{stream}", _Asgi(StreamSurface(anabranch, self._closing)), methods=["GET"])
-            routes = [*KnowledgeSurface(anabranch, ledger).routes(), query, streams]
+            routes = [*KnowledgeSurface(anabranch, ledger, self._closing).routes(), query, streams]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             await anabranch.warm()
             reloading = Reloading(self._settings, anabranch.reconfigure, self._log)

@@ -1,7 +1,10 @@
 """Spec 5's dialect: collections, documents, ingestion and feedback under /v1."""
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,15 +13,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.domain.errors import InvalidQuestion, NotFound
+from anabranch.domain.errors import InvalidQuestion, NotFound, ShuttingDown
 from anabranch.entrypoints.http import knowledge_views as views
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.exchange import send_json
-from anabranch.entrypoints.http.knowledge_errors import body_of
+from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
 from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.tailing import CLOSING, Closing, until_gone
 from anabranch.entrypoints.http.uploads import arrival
 from anabranch.knowledge.model import Caller, Document, Permissions
+from anabranch.knowledge.records.identifiers import made_at
 from anabranch.knowledge.text import Chunking
 
 if TYPE_CHECKING:  # it brings numpy along
@@ -30,6 +35,8 @@ DAYS = 30
 PAGE = 50
 MAX_PAGE = 1_000
 MAX_OFFSET = 1_000_000_000
+RECENT_S = 2.0
+RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class Resource:
@@ -51,9 +58,10 @@ class Resource:
 class KnowledgeSurface:
     """Every handler gets the request and who asks, and raises what is wrong."""
 
-    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+    def __init__(self, anabranch: Anabranch, ledger: Ledger, closing: Closing) -> None:
         self._anabranch = anabranch
         self._ledger = ledger
+        self._closing = closing
         self._settings = anabranch.settings
         self._access = Access(anabranch)
 
@@ -181,9 +189,24 @@ class KnowledgeSurface:
         asked = msgspec.json.decode(await self._body(request), type=wire.Feedback)
         if self._settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
+        recent = abs(time.time() - made_at(asked.query_id)) < RECENT_S  # a client may send a time far ahead
         await self._ledger.settled()  # the question may have been answered just now
-        await (await self._room()).rate(caller, asked.query_id, asked.rating, asked.comment)
-        return wire.FeedbackRecorded(recorded=True)
+        rate = partial((await self._room()).rate, caller, asked.query_id, asked.rating, asked.comment)
+        if await rate() or (recent and await self._rated_later(request.receive, rate)):
+            return wire.FeedbackRecorded(recorded=True)
+        raise NotFound(f"There is no query {asked.query_id!r}.")
+
+    async def _rated_later(self, receive: Receive, rate: Callable[[], Awaitable[bool]]) -> bool:
+        """Another process may still be recording the question. The wait ends with the request and with the drain."""
+        try:
+            async with until_gone(receive, self._closing, "http.disconnect"):
+                for pause_s in RATE_AGAIN_S:
+                    await asyncio.sleep(pause_s)
+                    if await rate():
+                        return True
+        except TimeoutError:
+            raise (ShuttingDown(CLOSING) if self._closing.is_set() else Gone) from None
+        return False
 
     async def _shown(self, room: "Knowledge", caller: Caller, document: Document) -> wire.DocumentView:
         where = next((one for one in await room.chosen(caller, None) if one.key == document.collection), None)
