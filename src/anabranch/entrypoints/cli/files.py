@@ -2,10 +2,10 @@
 
 import os
 import stat
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.runtime.outbound import parse
@@ -24,31 +24,55 @@ COMPANY = frozenset(_COMPANY.split())
 
 class Found(NamedTuple):
     """A document by the name that tells it from the others: its path below the folder that was given, its file name,
-    or its address (then there is no path)."""
+    or its address (then there is no path). `inside` is the folder that the file must be in when it is opened."""
 
     name: str
     path: Path | None = None
+    inside: Path | None = None
 
 
 class Sought(NamedTuple):
+    """`skipped` counts what was left out, by the reason; `leaving` names the symbolic links that leave the folder."""
+
     found: tuple[Found, ...]
     skipped: Counter[str]
+    leaving: tuple[str, ...]
 
 
-def seek(given: Sequence[str]) -> Sought:
+def seek(given: Sequence[str], *, follow_links: bool = False) -> Sought:
     """Everything that the arguments mean, in order. Two files of one name would replace each other, so that is an
     error; the same file twice is not."""
-    skipped: Counter[str] = Counter()
+    search = _Search(follow_links)
     by_name: dict[str, Found] = {}
     for one in given:
-        for found in [_address(one)] if one.startswith(SCHEMES) else _files(Path(one), skipped):
+        for found in [_address(one)] if one.startswith(SCHEMES) else search.files(Path(one)):
             other = by_name.setdefault(found.name, found)
             if found.path and other.path and not found.path.samefile(other.path):
                 raise ConfigurationError(
                     f"{other.path} and {found.path} would both be named {found.name!r} and replace each other. "
                     f"Ingest the folder that holds both, or use two collections."
                 )
-    return Sought(tuple(by_name.values()), skipped)
+    leaving = tuple(name for name in dict.fromkeys(search.leaving) if name not in by_name)
+    return Sought(tuple(by_name.values()), search.skipped, leaving)
+
+
+def opened(found: Found) -> BinaryIO:
+    """The file for reading. In a folder, no symbolic link is followed on the way: the path was resolved when the folder
+    was walked through, so whatever is a link now was put there since."""
+    assert found.path is not None
+    if found.inside is None:
+        return found.path.open("rb")
+    *folders, name = found.path.relative_to(found.inside).parts
+    at = os.open(found.inside, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        # Without O_NONBLOCK, a pipe that took the file's place would wait for somebody to write to it.
+        return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb")
+    finally:
+        os.close(at)
 
 
 def _address(url: str) -> Found:
@@ -59,52 +83,93 @@ def _address(url: str) -> Found:
     return Found(url)
 
 
-def _files(given: Path, skipped: Counter[str]) -> Iterator[Found]:
-    try:
-        mode = given.stat().st_mode
-    except OSError as error:
-        raise ConfigurationError(f"{given} cannot be read ({error.strerror}).") from None
-    if stat.S_ISDIR(mode):
-        for path in _walk(given, skipped):
-            yield Found(_name(path.relative_to(given)), path)
-    elif stat.S_ISREG(mode):
-        yield Found(_name(Path(given.name)), given)
-    else:
-        raise ConfigurationError(f"{given} is neither a file nor a folder.")
+class _Search:
+    def __init__(self, follow_links: bool) -> None:
+        self._follow_links = follow_links
+        self.skipped: Counter[str] = Counter()
+        self.leaving: list[str] = []
+
+    def files(self, given: Path) -> Iterator[Found]:
+        """What is given by name is meant, also where it is a symbolic link."""
+        try:
+            mode = given.stat().st_mode
+        except OSError as error:
+            raise ConfigurationError(f"{given} cannot be read ({error.strerror}).") from None
+        if stat.S_ISDIR(mode):
+            top = given.resolve()
+            for name, path in self._walk(top):
+                yield Found(_name(name), path, None if self._follow_links else top)
+        elif stat.S_ISREG(mode):
+            yield Found(_name(Path(given.name)), given)
+        else:
+            raise ConfigurationError(f"{given} is neither a file nor a folder.")
+
+    def _walk(self, top: Path) -> Iterator[tuple[Path, Path]]:
+        """The files of a folder, each once: the name and the resolved path. Links wait until all else is found, so that
+        a file is known by its own path if it has one in the folder."""
+        seen: set[Path] = set()
+        waiting = deque([(Path(), top)])
+        while waiting:
+            name, target = waiting.popleft()
+            if target in seen:
+                self.skipped["repeated link"] += 1
+                continue
+            for path in self._entries(target, seen) if target.is_dir() else (target,):
+                below = name / path.relative_to(target)
+                if path.is_symlink():
+                    waiting.extend(self._followed(below, path, top))
+                elif path not in seen and self._takes(_unfit(path)):
+                    seen.add(path)
+                    yield below, path
+
+    def _entries(self, top: Path, seen: set[Path]) -> Iterator[Path]:
+        """The files below a folder, and the links to folders; what is below folders that were seen is left out."""
+
+        def unreadable(_: OSError) -> None:
+            self.skipped["folder that cannot be read"] += 1
+
+        for folder, folders, names in os.walk(top, onerror=unreadable):
+            here = Path(folder)
+            if here in seen:
+                folders.clear()
+                continue
+            seen.add(here)
+            yield from (here / name for name in sorted(names) if self._takes(_company(name)))
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in FOLDERS)
+            yield from (here / name for name in folders if (here / name).is_symlink())
+
+    def _followed(self, name: Path, link: Path, top: Path) -> Sequence[tuple[Path, Path]]:
+        """The name and the target of a link, if it may be followed. However long the chain, its end decides."""
+        try:
+            target = Path(os.path.realpath(link, strict=True))
+        except OSError:
+            self.skipped["broken link"] += 1
+            return ()
+        if self._follow_links or target.is_relative_to(top):
+            return ((name, target),)
+        self.leaving.append(_name(name))
+        return ()
+
+    def _takes(self, reason: str | None) -> bool:
+        if reason is not None:
+            self.skipped[reason] += 1
+        return reason is None
 
 
-def _walk(top: Path, skipped: Counter[str]) -> Iterator[Path]:
-    """Links are followed, but no folder is entered twice."""
-    entered: set[tuple[int, int]] = set()
-
-    def unreadable(_: OSError) -> None:
-        skipped["folder that cannot be read"] += 1
-
-    for folder, folders, names in os.walk(top, followlinks=True, onerror=unreadable):
-        here = Path(folder).stat()
-        if (here.st_dev, here.st_ino) in entered:
-            folders.clear()
-            continue
-        entered.add((here.st_dev, here.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in FOLDERS)
-        for name in sorted(names):
-            path = Path(folder, name)
-            reason = _reason_to_skip(path)
-            if reason is None:
-                yield path
-            else:
-                skipped[reason] += 1
-
-
-def _reason_to_skip(path: Path) -> str | None:
-    if path.name.startswith("."):
+def _company(name: str) -> str | None:
+    """The reason why a file in a folder cannot be a document, going by its name."""
+    if name.startswith("."):
         return "hidden"
-    if path.suffix.lower() in COMPANY:
-        return path.suffix.lower()
+    suffix = Path(name).suffix.lower()
+    return suffix if suffix in COMPANY else None
+
+
+def _unfit(path: Path) -> str | None:
+    """The same, going by what is there. A file that is out of reach is tried, so that its error is shown."""
     try:
         found = path.stat()
     except OSError:
-        return "broken link" if path.is_symlink() else None
+        return None
     if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
         return "not a file"
     return None if found.st_size else "empty"

@@ -36,8 +36,15 @@ if TYPE_CHECKING:
     from anabranch.entrypoints.cli.intake import Taken
     from anabranch.knowledge.room import Knowledge
 
-SIGNS = {"failed": ("✗", "red"), "cancelled": ("✗", "yellow"), "unchanged": ("=", "dim"), "accepted": ("…", "dim")}
-ORDER = ("added", "replaced", "updated", "unchanged", "accepted", "cancelled", "failed")
+SIGNS = {
+    "failed": ("✗", "red"),
+    "cancelled": ("✗", "yellow"),
+    "skipped": ("-", "yellow"),
+    "unchanged": ("=", "dim"),
+    "accepted": ("…", "dim"),
+}
+ORDER = ("added", "replaced", "updated", "unchanged", "accepted", "cancelled", "skipped", "failed")
+LEAVES = "The symbolic link leaves the folder; --follow-links allows it."
 # Beyond this many, unchanged files are only counted.
 LISTED = 20
 
@@ -60,6 +67,7 @@ class Order(Value):
 )
 @permission_options
 @click.option("--title", help="The title, for a single document.")
+@click.option("--follow-links", is_flag=True, help="Follow symbolic links out of a folder, too.")
 @click.option("--no-wait", is_flag=True, help="Only hand the documents over; a running server takes them in.")
 @json_option
 @config_option
@@ -75,15 +83,17 @@ def command(
     users: tuple[str, ...],
     groups: tuple[str, ...],
     title: str | None,
+    follow_links: bool,
     no_wait: bool,
     as_json: bool,
     config: Path | None,
 ) -> None:
     """Take files, folders and web pages into a collection.
 
-    PATH is a file, a folder (with all that is in it) or an http(s) address. A file is known by its path below the
-    folder, or by its name: run it again, and only what has changed is taken in anew. Without permissions, a document
-    keeps those that it has, and a new one gets the collection's. The exit status is 1 if any document failed.
+    PATH is a file, a folder (with all that is in it) or an http(s) address. Symbolic links that leave a folder are
+    skipped and named; a PATH that is a link itself is followed. A file is known by its path below the folder, or by its
+    name: run it again, and only what has changed is taken in anew. Without permissions, a document keeps those that it
+    has, and a new one gets the collection's. The exit status is 1 if any document failed.
     """
     settings = configured(config)
     permissions = permissions_given(visibility, users, groups)
@@ -96,11 +106,13 @@ def command(
         wait=not no_wait,
     )
     require_model(settings)
-    sought = seek(paths)
+    sought = seek(paths, follow_links=follow_links)
     if not sought.found:
-        raise ConfigurationError(f"There is no document in {', '.join(paths)}{_left_out(sought)}.")
+        raise ConfigurationError(f"There is no document in {', '.join(paths)}{_left_out(sought)}.{_leaving(sought)}")
     if title is not None and len(sought.found) > 1:
         raise click.UsageError("--title goes with a single document.")
+    from anabranch.entrypoints.cli.intake import Taken, in_order  # noqa: PLC0415  numpy loads only where it is needed
+
     taken: list[Taken] = []
     try:
         embedder = asyncio.run(_ingest(settings, order, sought.found, taken))
@@ -109,15 +121,14 @@ def command(
     except KeyboardInterrupt:
         _say_interrupted(taken, sought.found)
         sys.exit(130)
-    from anabranch.entrypoints.cli.intake import in_order  # noqa: PLC0415
-
-    _report(order, sought, in_order(taken, sought.found), as_json=as_json)
+    links = [Taken(name=name, outcome="skipped", error=LEAVES) for name in sought.leaving]
+    _report(order, sought, [*in_order(taken, sought.found), *links], as_json=as_json)
     sys.exit(1 if any(one.outcome == "failed" for one in taken) else 0)
 
 
 async def _ingest(settings: Settings, order: Order, found: Sequence[Found], taken: "list[Taken]") -> str:
     """The name of the embedder with which it was done."""
-    from anabranch.entrypoints.cli.intake import Intake  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.entrypoints.cli.intake import Intake  # noqa: PLC0415
 
     # The indexer's log is the server's business; here only what goes wrong is of interest.
     quiet = settings if settings.log_level == "DEBUG" else msgspec.structs.replace(settings, log_level="ERROR")
@@ -202,6 +213,11 @@ def _left_out(sought: Sought) -> str:
         return ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in sought.skipped.most_common(5))
     return f" (left out: {reasons}{', …' if len(sought.skipped) > 5 else ''})"
+
+
+def _leaving(sought: Sought) -> str:
+    names = ", ".join(flat(name) for name in sought.leaving)
+    return f" Symbolic links that leave the folder are skipped; --follow-links allows them: {names}." if names else ""
 
 
 def _say_interrupted(taken: "Sequence[Taken]", found: Sequence[Found]) -> None:

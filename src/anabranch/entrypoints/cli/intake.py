@@ -1,6 +1,7 @@
 """Documents from files into a collection: read in batches, left out where nothing has changed, followed to the end."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -11,7 +12,7 @@ import msgspec
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, InternalError
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.files import Found
+from anabranch.entrypoints.cli.files import Found, opened
 from anabranch.entrypoints.cli.opening import OPERATOR
 from anabranch.knowledge.chunk import effective
 from anabranch.knowledge.ingest import recipe_of
@@ -34,8 +35,8 @@ WHERE items.status IN ('pending', 'processing') AND items.key <= ? AND jobs.coll
 
 
 class Taken(Value):
-    """What has become of one document. `outcome` is added, replaced, updated, unchanged, failed, cancelled, or, where
-    nobody waited for it, accepted."""
+    """What has become of one document. `outcome` is added, replaced, updated, unchanged, failed, cancelled, skipped (a
+    symbolic link that leaves the folder), or, where nobody waited for it, accepted."""
 
     name: str
     outcome: str
@@ -108,11 +109,7 @@ class Intake:
         if found.path is None:
             return msgspec.structs.replace(self._described, source="url", url=found.name)
         try:
-            size = found.path.stat().st_size
-            if size > self._max_bytes:
-                limit = mebibytes(self._max_bytes)
-                raise AnabranchError(f"The file has {mebibytes(size)}, more than the limit of {limit}. Split it.")
-            data = await asyncio.to_thread(found.path.read_bytes)
+            data = await asyncio.to_thread(self._read, found)
         except (OSError, AnabranchError) as error:
             reason = error.message if isinstance(error, AnabranchError) else f"It cannot be read ({error.strerror})."
             self._took(Taken(name=found.name, outcome="failed", error=reason))
@@ -124,6 +121,14 @@ class Intake:
             self._took(Taken(name=found.name, outcome="unchanged", document_id=kept.id, chunks=kept.chunk_count))
             return None
         return document
+
+    def _read(self, found: Found) -> bytes:
+        with opened(found) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > self._max_bytes:
+                limit = mebibytes(self._max_bytes)
+                raise AnabranchError(f"The file has {mebibytes(size)}, more than the limit of {limit}. Split it.")
+            return file.read()
 
     def _unchanged(self, db: sqlite3.Connection, arrived: NewDocument, content_hash: str) -> Document | None:
         """The document as it is kept, if sending it again would change nothing. The indexer would find the same, but
