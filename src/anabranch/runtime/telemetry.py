@@ -43,8 +43,16 @@ from anabranch.runtime.logwriter import LogWriter
 from anabranch.runtime.settings import Settings
 
 SOCKETS = "uvicorn.error.sockets"
-# What the MCP SDK's client says of other people's servers holds their words, and session identifiers.
-TALKATIVE = ("client", "httpcore2", "httpx2", "mcp.client", "mcp.shared", "mcp_types")
+# Libraries log what they carry: sse_starlette whole answers at DEBUG, others headers and addresses at INFO. So they log
+# from WARNING on, whatever our own level is, and uvicorn from INFO on (its start-up lines). Exceptions: of a WebSocket
+# uvicorn shows the whole address at INFO, and keys may be in it; the MCP SDK's client quotes other people's servers and
+# session identifiers in warnings as well.
+LIBRARIES: Mapping[str | None, int] = {
+    None: logging.WARNING,
+    "uvicorn": logging.INFO,
+    SOCKETS: logging.WARNING,
+    **dict.fromkeys(("client", "httpcore2", "httpx2", "mcp.client", "mcp.shared", "mcp_types"), logging.CRITICAL),
+}
 SELDOM_S = 1.0
 MAX_QUERY = 100
 MAX_NAME = 100
@@ -260,13 +268,9 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    # Of a WebSocket the server would show the whole address and, in detail, all headers: keys may be among them.
-    logging.getLogger(SOCKETS).setLevel(max(level, logging.WARNING))
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.root.handlers[:] = [handler]
+    for name, lowest in LIBRARIES.items():
+        logging.getLogger(name).setLevel(max(level, lowest))
     log: Log = structlog.wrap_logger(
         LogWriter(out),
         processors=[*shared, *rendering],

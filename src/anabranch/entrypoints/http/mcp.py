@@ -1,7 +1,6 @@
 """MCP over HTTP: POST /mcp, both eras of the protocol, without sessions."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -107,7 +106,6 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
 
     from anabranch.entrypoints.mcp.server import server  # noqa: PLC0415
 
-    logging.getLogger("mcp.server").setLevel(logging.WARNING)  # it has something to say of every request
     # It would cut off every answer at the signal to stop; those that are under way have the time that the drain gives.
     AppStatus.enable_automatic_graceful_drain = False
     largest = anabranch.settings.max_request_bytes
