@@ -68,7 +68,7 @@ async def test_a_call_that_goes_wrong_costs_nobody_else_anything(written: io.Str
             *(ask(pool, "lib", f"{SECRET} {word}") for word in ("error", "refuse", "garbage", "misfit", "ask"))
         )
         assert (error.status, error.fault) == (Status.ERROR, False)
-        assert error.error == "The server's tool reports an error: No shelf for '*** error'."
+        assert error.error == "The server's tool reports an error: No shelf for '[removed] error'."
         assert (refusal.status, refusal.fault) == (Status.ERROR, True)
         assert refusal.error == "The server refused the call: The library is closed."
         assert garbage.passages[0].text.startswith(f"lib on <{SECRET} garbage>")

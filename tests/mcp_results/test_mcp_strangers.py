@@ -31,7 +31,7 @@ def test_a_secret_is_masked(given: dict[str, object]) -> None:
     server = McpServer(name="one", **given)  # type: ignore[arg-type]
     said = spoken(f"bad key {SECRET} for folder handbook", server)
     assert SECRET not in said
-    assert said == "bad key *** for folder handbook."
+    assert said == "bad key [removed] for folder handbook."
 
 
 def test_other_words_stay() -> None:

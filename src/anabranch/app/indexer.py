@@ -11,6 +11,8 @@ import msgspec
 
 from anabranch.app.embedders import embedder_for
 from anabranch.app.knowledge import folder_of
+from anabranch.app.outbound import outbound
+from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
 from anabranch.knowledge.index.generation import Generations
 from anabranch.knowledge.index.writer import Writer
@@ -20,8 +22,6 @@ from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.text import Unprocessable
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings
 from anabranch.runtime.telemetry import configured_log, flush
 
@@ -34,12 +34,6 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
     """An indexer for the data folder. Whoever opens one holds the folder's lock."""
     folder = folder_of(settings)
     database = Database.open(folder)
-    outbound = AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        # Documents and embeddings come the same way; the parser has the documents' own limit.
-        max_reply_bytes=max(settings.max_document_bytes, settings.max_reply_bytes),
-    )
     sandbox = Sandbox(
         ParseLimits(
             max_bytes=settings.max_document_bytes,
@@ -48,22 +42,24 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
             timeout_s=settings.parse_timeout,
         )
     )
+    # Documents and embeddings come the same way; the parser has the documents' own limit.
+    largest = max(settings.max_document_bytes, settings.max_reply_bytes)
     try:
-        embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
-        database.reading(lambda db: facts.check_embedder(db, embedder.name))
-        ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(outbound))
-        writer = Writer(database, Generations(folder / "index"), embedder.name)
-        yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
+        async with outbound(settings, max_reply_bytes=largest) as out:
+            embedder = embedder_for(settings, out, threads=settings.embedding_threads)
+            database.reading(lambda db: facts.check_embedder(db, embedder.name))
+            ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(out))
+            writer = Writer(database, Generations(folder / "index"), embedder.name)
+            yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
     finally:
         await sandbox.close()
-        await outbound.close()
         database.close()
 
 
 class Fetching:
     """Documents by their address, through the guard like everything that a request names."""
 
-    def __init__(self, outbound: AiohttpOutbound) -> None:
+    def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
 
     async def __call__(self, url: str) -> Fetched:

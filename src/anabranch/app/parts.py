@@ -8,6 +8,7 @@ from anabranch.app.adapters import Adapters
 from anabranch.app.asking import Asking
 from anabranch.app.knowledge import Rooms
 from anabranch.app.naming import Names
+from anabranch.app.outbound import outbound
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
 from anabranch.app.river import river
@@ -16,11 +17,9 @@ from anabranch.app.streaming import Streams, streams
 from anabranch.domain.contracts import Answerer, Clock, Telemetry
 from anabranch.domain.model import Context, Question
 from anabranch.pipeline.run import Run
-from anabranch.runtime.addresses import AddressGuard
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.hub import Hub
 from anabranch.runtime.hubtokens import HubTokens
-from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings
 
 
@@ -50,30 +49,29 @@ async def parts(
     """All of them, wired to each other, and closed in good order; `start` begins a Run."""
     clock = SystemClock()
     policies = Policies(settings, clock, telemetry)
-    outbound = _outbound(settings)
-    rooms = Rooms(
-        settings,
-        outbound,
-        indexing=indexing,
-        remembered=policies.embedder,
-        resilience=policies.resilience,
-        died=indexer_died,
-    )
-    servers = Servers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
-    directory = Adapters(
-        outbound, rooms, policies.resilience, servers.source, model_streaming=settings.model_streaming_enabled
-    )
-    pipeline = river(settings, directory, clock, telemetry)
-    names = Names(settings, rooms, Hub(settings.syfthub_url, outbound), servers.endpoints)
-    asking = Asking(settings, names)
-    async with AsyncExitStack() as leaving:
-        for close in (outbound.close, policies.close, rooms.close, servers.close):
+    async with outbound(settings) as out, AsyncExitStack() as leaving:
+        rooms = Rooms(
+            settings,
+            out,
+            indexing=indexing,
+            remembered=policies.embedder,
+            resilience=policies.resilience,
+            died=indexer_died,
+        )
+        servers = Servers(settings, outbound=out, resilience=policies.resilience, clock=clock, telemetry=telemetry)
+        directory = Adapters(
+            out, rooms, policies.resilience, servers.source, model_streaming=settings.model_streaming_enabled
+        )
+        pipeline = river(settings, directory, clock, telemetry)
+        names = Names(settings, rooms, Hub(settings.syfthub_url, out), servers.endpoints)
+        asking = Asking(settings, names)
+        for close in (policies.close, rooms.close, servers.close):
             leaving.push_async_callback(close)
         policies.start()
         keeping = streams(
             settings,
             policies,
-            outbound=outbound,
+            outbound=out,
             rooms=rooms,
             model=asking.model,
             start=start,
@@ -87,17 +85,9 @@ async def parts(
             publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
             asking=asking,
             policies=policies,
-            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
+            hub_tokens=HubTokens(settings.syfthub_url, out, clock, settings.syfthub_jwks_cache_ttl),
             streams=kept,
             servers=servers,
             clock=clock,
             telemetry=telemetry,
         )
-
-
-def _outbound(settings: Settings) -> AiohttpOutbound:
-    return AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        max_reply_bytes=settings.max_reply_bytes,
-    )

@@ -24,6 +24,7 @@ from anabranch.domain.signals import Rejected
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
+from anabranch.runtime import redaction
 from anabranch.runtime.correlation import new_correlation_id
 from anabranch.runtime.gate import InTurn, Place
 from anabranch.runtime.settings import Settings, load
@@ -117,6 +118,7 @@ class Anabranch:
         operator: bool = False,
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
+        bearer: str | None = None,
         traceparent: str | None = None,
         tracestate: str | None = None,
     ) -> Context:
@@ -131,6 +133,7 @@ class Anabranch:
             operator=operator,
             tokens=tokens or {},
             transactions=transactions or {},
+            bearer=bearer,
             traceparent=traceparent,
             tracestate=tracestate,
         )
@@ -182,6 +185,7 @@ class Anabranch:
         run = Run(InTurn(answerer or self._answerer, place), question, context, self._telemetry, ended=ended)
         self._runs.add(run)
         self._idle.clear()
+        redaction.asked(question, context)
         return run.start()
 
     def _admit(self, question: Question) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from anabranch.domain.contracts import Clock, Outbound, Source, Telemetry
 from anabranch.domain.model import Endpoint
 from anabranch.domain.servers import Aggregation, McpServer, ServerHealth
+from anabranch.runtime import redaction
 from anabranch.runtime.resilience import Resilience
 from anabranch.runtime.settings import Settings
 
@@ -34,6 +35,7 @@ class Servers:
         self._telemetry = telemetry
         self._pool: Pool | None = None
         self._is_warm = False
+        self._keep_secrets()
 
     def endpoints(self) -> Mapping[str, Endpoint]:
         """Those that are switched on, as what a question names."""
@@ -54,6 +56,7 @@ class Servers:
         if configured:
             await asyncio.to_thread(import_module, POOL)
         self.configured, self.aggregation = configured, aggregation
+        self._keep_secrets()
         if configured or self._pool is not None:
             self._opened().update(configured, aggregation.server_timeout_s)
         if configured and self._is_warm:
@@ -76,6 +79,12 @@ class Servers:
     async def close(self) -> None:
         if self._pool is not None:
             await self._pool.close()
+        redaction.forget(self)
+
+    def _keep_secrets(self) -> None:
+        """Also those of servers that are gone: calls to them may be under way."""
+        for server in self.configured.values():
+            redaction.learn(self, redaction.of_server(server, certain=True))
 
     def _opened(self) -> "Pool":
         if self._pool is None:

@@ -125,8 +125,9 @@ class Question(Value):
 
 class Context(Value):
     """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
-    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `hops` counts the
-    aggregators that a question has come through."""
+    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `bearer` is the
+    token that the request itself came with, which nobody else is sent. `hops` counts the aggregators that a question
+    has come through."""
 
     correlation_id: str
     deadline: float
@@ -137,6 +138,7 @@ class Context(Value):
     address: str | None = None
     tokens: Mapping[str, str] = {}
     transactions: Mapping[str, str] = {}
+    bearer: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     hops: int = 0

@@ -10,6 +10,7 @@ from anabranch.domain.contracts import Exchange
 from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Delta, Usage
 from anabranch.runtime import retries, space, sse
+from anabranch.runtime.redaction import quoted
 
 MAX_FINISH_REASON = 50
 LAST_BYTES_S = 0.02
@@ -99,7 +100,7 @@ def _choice(reply: object) -> object:
 def _finish_reason(reply: object) -> str | None:
     """Why it ended: `stop` is well, anything else (`length`, `content_filter`) is worth telling."""
     told = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
-    return told[:MAX_FINISH_REASON] if isinstance(told, str) else None
+    return quoted(told, most=MAX_FINISH_REASON) if isinstance(told, str) else None
 
 
 def _usage(reply: object) -> Usage | None:

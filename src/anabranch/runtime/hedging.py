@@ -5,6 +5,7 @@ import asyncio
 from anabranch.domain.contracts import Clock, Source, Telemetry
 from anabranch.domain.model import Context, Query, SourceReply, Status
 from anabranch.domain.signals import Hedged
+from anabranch.runtime import redaction
 from anabranch.runtime.retries import timed_out
 from anabranch.runtime.upstreams import Upstream
 
@@ -40,7 +41,7 @@ class ResilientSource:
                 good = True
             elif reply.fault:
                 good = False
-            return reply
+            return redaction.reply_of(reply)
         finally:
             upstream.breaker.leave(turn, good)
             upstream.busy -= 1

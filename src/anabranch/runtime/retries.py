@@ -11,6 +11,7 @@ from anabranch.domain.contracts import Clock, Generator, Telemetry
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.model import Context, Delta, Prompt, Usage
 from anabranch.domain.signals import Retried, Spent
+from anabranch.runtime import redaction
 from anabranch.runtime.upstreams import Upstream
 
 FIRST_WAIT_S = 1.0
@@ -50,6 +51,7 @@ class ResilientGenerator:
         breaker = self._upstream.breaker
         said = False
         usage: Usage | None = None
+        secrets = redaction.in_content()
         for attempt in range(self._retries + 1):
             turn = self._turn(attempt)
             good: bool | None = None
@@ -62,7 +64,7 @@ class ResilientGenerator:
                                 said = True
                                 turn = breaker.answered(turn)
                             usage = delta.usage or usage
-                            yield delta
+                            yield redaction.delta_of(delta, secrets) if secrets else delta
             except GenerationFailed as error:
                 good = False if error.trouble.fault else None
                 failure = error

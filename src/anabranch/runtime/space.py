@@ -9,8 +9,7 @@ import msgspec
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Status, Value
-
-MAX_REASON = 300
+from anabranch.runtime.redaction import MAX_QUOTED, quoted
 
 OUTCOMES = {
     "access_denied": Status.ACCESS_DENIED,
@@ -123,13 +122,12 @@ def trouble(status: int) -> Trouble:
     return Trouble.BUSY if status == 429 else Trouble.REQUEST
 
 
-def reason(body: object) -> str:
-    """The upstream's own words for what went wrong, if they are plain: one line, not too long, no markup."""
+def reason(body: object, most: int = MAX_QUOTED) -> str:
+    """The upstream's own words for what went wrong, in one line, if they are plain: no markup."""
     for candidate in (_field(body, "detail"), _field(body, "message"), _field(body, "error")):
         text = candidate if isinstance(candidate, str) else _field(candidate, "message")
         if isinstance(text, str) and text.strip() and "<" not in text:
-            plain = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_REASON]).split())
-            return plain if len(plain) <= MAX_REASON else plain[: MAX_REASON - 1] + "…"
+            return quoted(text, most=most)
     return ""
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -37,6 +37,7 @@ from anabranch.domain.signals import (
     ServerMoved,
     Signal,
 )
+from anabranch.runtime import redaction
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.lines import Log, Writing, encode, stamped, writer_of
 from anabranch.runtime.logwriter import LogWriter
@@ -265,7 +266,7 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering, _redacted],
         )
     )
     logging.root.handlers[:] = [handler]
@@ -273,7 +274,7 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
         logging.getLogger(name).setLevel(max(level, lowest))
     log: Log = structlog.wrap_logger(
         LogWriter(out),
-        processors=[*shared, *rendering],
+        processors=[*shared, *rendering, _redacted],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -296,6 +297,12 @@ def _printable(text: str) -> str:
 
 def _ids(context: Context) -> dict[str, str]:
     return {"correlation_id": context.correlation_id, "trace_id": context.trace_id}
+
+
+def _redacted(_log: WrappedLogger, _method: str, line: Any) -> str:
+    """Tracebacks and libraries' lines may quote an upstream. What is written for each question (`lines`) does not pass
+    here: it quotes only what has been redacted."""
+    return redaction.removed(line)
 
 
 def _json(log: WrappedLogger, method: str, event: EventDict) -> str:

@@ -13,6 +13,7 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
 from anabranch.runtime import retries, space, sse
+from anabranch.runtime.redaction import content_of
 from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
 
 MAX_FRAGMENTS = 10_000
@@ -98,6 +99,7 @@ class HttpSubagent:
         """One output in its adapter's form. What cannot be understood is the subagent's failure, not the planner's."""
         if len(output) > MAX_BYTES:
             raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
+        output = content_of(output.decode(errors="surrogateescape")).encode(errors="surrogateescape")
         try:
             given = msgspec.json.decode(output, type=dict[str, msgspec.Raw])
         except UNDECODABLE as error:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from anabranch.app.embedders import embedder_for
 from anabranch.app.knowledge import Rooms, folder_of
+from anabranch.app.outbound import outbound
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import NAME, Database
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.outbound import AiohttpOutbound
 from anabranch.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,19 +72,6 @@ async def knowledge(
 async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Embedder]:
     async with outbound(settings) as out:
         yield embedder_for(settings, out, threads=threads)
-
-
-@asynccontextmanager
-async def outbound(settings: Settings) -> AsyncIterator[AiohttpOutbound]:
-    out = AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        max_reply_bytes=settings.max_reply_bytes,
-    )
-    try:
-        yield out
-    finally:
-        await out.close()
 
 
 @contextmanager

@@ -114,6 +114,7 @@ class Access:
             operator=caller is not None and caller.operator,
             tokens=tokens,
             transactions=transactions,
+            bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
             traceparent=traceparent,
             tracestate=tracestate,
         )

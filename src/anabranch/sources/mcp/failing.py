@@ -1,7 +1,6 @@
 """What went wrong with an MCP server, in a sentence. It knows the SDK's errors, so it is loaded late."""
 
 import re
-from urllib.parse import parse_qsl, urlsplit
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -21,15 +20,9 @@ from pydantic import ValidationError
 from anabranch.domain.errors import AnabranchError, Elsewhere
 from anabranch.domain.model import SourceReply, Status
 from anabranch.domain.servers import McpServer
+from anabranch.runtime.redaction import Secrets, of_server, quoted
 from anabranch.sources.mcp.choosing import NoTool
 
-MAX_WORDS = 300
-# Shorter ones are no secrets, and would be found in the middle of words.
-MIN_SECRET = 6
-LONG_PART = 20
-CONFIDENTIAL = re.compile(r"^-.*(?:key|token|secret|passw|auth|credential|bearer|dsn|connection)", re.IGNORECASE)
-PASSWORDS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
-SEPARATORS = re.compile(r"[\s=;,@]+")
 # These speak of what was asked, not of the state that the server is in.
 OF_THE_REQUEST = frozenset(
     {
@@ -43,7 +36,7 @@ OF_THE_REQUEST = frozenset(
 UNREACHED = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
 # What the SDK itself says.
 EXPIRED, CLOSED = "Session terminated", "Connection closed"
-UNPARSED = re.compile(r"Failed to parse (?:JSON response|SSE message): (.{0,300})")
+UNPARSED = re.compile(r"Failed to parse (?:JSON response|SSE message): (.*)")
 UNTYPED = re.compile(r"Unexpected content type: ([\w.+/-]{0,100})")
 
 
@@ -139,31 +132,8 @@ def _unread(error: MCPError, server: McpServer) -> str:
 
 def spoken(text: str, server: McpServer) -> str:
     """A server's own words: one short line, without what it was given in confidence."""
-    line = " ".join(text[: 4 * MAX_WORDS].split())
-    for secret in _secrets(server):
-        line = line.replace(secret, "***")
-    line = "".join(sign if sign.isprintable() else "?" for sign in line)
-    if len(line) > MAX_WORDS:
-        line = line[: MAX_WORDS - 1].rstrip() + "…"
+    line = quoted(text, Secrets(of_server(server)))
     return line if line.endswith((".", "!", "?", "…")) else f"{line or 'it does not say which'}."
-
-
-def _secrets(server: McpServer) -> list[str]:
-    """Longest first: a header's value is a secret as a whole, and so is the token in it. Keys are also given as
-    arguments and in URLs: in a query, or as a long part of the path."""
-    given = [*server.env.values(), *server.headers.values()]
-    for before, arg in zip(("", *server.args), server.args, strict=False):
-        if arg.startswith("-"):
-            given.append(arg.partition("=")[2])
-        elif CONFIDENTIAL.search(before) or ("://" in arg and "@" in arg):
-            given.append(arg)
-    if server.url is not None:
-        address = urlsplit(server.url)
-        given += [value for _, value in parse_qsl(address.query)]
-        given += [part for part in address.path.split("/") if len(part) >= LONG_PART]
-    given += [found[1] for value in given for found in PASSWORDS.finditer(value)]
-    parts = {part for value in given for part in (value, *SEPARATORS.split(value)) if len(part) >= MIN_SECRET}
-    return sorted(parts, key=len, reverse=True)
 
 
 def _root(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.servers import McpServer
 from anabranch.runtime import space
+from anabranch.runtime.redaction import MAX_QUOTED
 from anabranch.sources.mcp.lines import Unasked
 from anabranch.sources.mcp.mending import Mending
 
@@ -203,7 +204,8 @@ async def _refused(request: httpx2.Request, exchange: Exchange) -> httpx2.Respon
             sentence = "It is asked too often (429)"
         case _:
             sentence = f"It answered with an error ({status})"
-    why = space.reason(_decoded(body))
+    # It is shortened where the server's own secrets are removed: the beginning of one would not be recognised there.
+    why = space.reason(_decoded(body), most=4 * MAX_QUOTED)
     return _failed(
         status, METHOD_NOT_FOUND if status == 404 else INTERNAL_ERROR, f"{sentence}: {why}" if why else f"{sentence}."
     )
