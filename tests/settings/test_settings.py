@@ -836,7 +836,8 @@ PROXY = "127.0.0.1"
             {"TRUSTED_PROXIES": PROXY}, {"Forwarded": f"for={REMOTE}"}, False, id="remote, by one that says Forwarded"
         ),
         pytest.param({"AUTH": "none"}, {"X-Forwarded-For": REMOTE}, True, id="anybody, if none is asked for"),
-        pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, True, id="any page, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "SELF"}, True, id="our own page, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, False, id="a foreign page even then"),
     ],
 )
 async def test_who_may_use_a_configured_model(

@@ -100,7 +100,7 @@ class Anabranch:
         if token.count(".") == 2:
             bearer = await self._hub_tokens.verify(token, audiences)
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
-        if self.knowledge.exists:
+        if token.startswith(keys.PREFIX) and self.knowledge.exists:
             room = await self.knowledge()
             key = await room.database.read(lambda db: keys.find(db, token))
             if key is not None:

@@ -111,7 +111,7 @@ def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[
     model = _endpoint(request.model or wire.EndpointRef(), named_models)
     if until is Until.GENERATE and not (model.url and model.slug):
         raise InvalidQuestion(
-            "model needs a url and a slug (or, for callers on this machine, the slug of a configured model), "
+            "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
             "unless retrieval_only is true."
         )
     defaults = Question(text="")
