@@ -125,9 +125,9 @@ class Question(Value):
 
 class Context(Value):
     """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
-    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `bearer` is the
-    token that the request itself came with, which nobody else is sent. `hops` counts the aggregators that a question
-    has come through."""
+    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `key` is the id of
+    the API key that the request came with, `bearer` the token itself, which nobody else is sent. `hops` counts the
+    aggregators that a question has come through."""
 
     correlation_id: str
     deadline: float
@@ -135,6 +135,7 @@ class Context(Value):
     user_id: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
+    key: str | None = None
     address: str | None = None
     tokens: Mapping[str, str] = {}
     transactions: Mapping[str, str] = {}

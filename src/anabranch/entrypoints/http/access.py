@@ -122,6 +122,7 @@ class Access:
             user_id=caller.user if caller else None,
             groups=caller.groups if caller else (),
             operator=caller is not None and caller.operator,
+            key=caller.key if caller else None,
             tokens=tokens,
             transactions=transactions,
             bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
