@@ -50,7 +50,8 @@ EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 
 class Endpoint(Value):
-    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for;
+    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for,
+    `public_only` one that a caller named who may not reach the private addresses on the operator's allow-list.
     `alternate` is a second address of the same source, asked when the first is slow or down."""
 
     slug: str
@@ -61,6 +62,7 @@ class Endpoint(Value):
     kind: EndpointKind = "space"
     query: str | None = None
     operator: bool = False
+    public_only: bool = False
     token: str | None = None
     alternate: str | None = None
 

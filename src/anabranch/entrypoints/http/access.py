@@ -36,6 +36,7 @@ class Access:
         self._auth = settings.auth
         self._audience = settings.jwt_audience
         self._proxies = settings.proxy_networks
+        self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
         self._origins = frozenset(settings.cors_origins) - {"*"}
 
     async def caller(self, scope: Scope) -> Caller:
@@ -137,6 +138,15 @@ class Access:
         if caller is None:
             return self._is_operator(scope)
         return caller.operator or (caller.user is not None and self._auth != "auto")
+
+    def public_only(self, scope: Scope, caller: Caller | None = None) -> bool:
+        """Whether the addresses that a request names must be public: the private ones on the allow-list are for the
+        operator and for those with a key or a token, but for no guest, unless the settings open them to everybody."""
+        if not self._private_is_restricted:
+            return False
+        if caller is None:
+            return not self._is_operator(scope)
+        return caller.user is None and not caller.operator
 
     def _is_operator(self, scope: Scope) -> bool:
         """Whether a request without a token is the operator's. With `none` every one is; with `auto`, one from this
