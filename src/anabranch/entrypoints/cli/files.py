@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
-from anabranch.runtime.outbound import parse
+from anabranch.network.outbound import parse
 
 SCHEMES = ("http://", "https://")
 FOLDERS = frozenset({"__pycache__", "node_modules"})
@@ -22,7 +22,7 @@ _COMPANY = (
 COMPANY = frozenset(_COMPANY.split())
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A document by the name that tells it from the others: its path below the folder that was given, its file name,
     or its address (then there is no path)."""
 
@@ -30,16 +30,16 @@ class Found(NamedTuple):
     path: Path | None = None
 
 
-class Sought(NamedTuple):
-    found: tuple[Found, ...]
+class FoundFiles(NamedTuple):
+    found: tuple[FoundFile, ...]
     skipped: Counter[str]
 
 
-def seek(given: Sequence[str]) -> Sought:
+def find_files(given: Sequence[str]) -> FoundFiles:
     """Everything that the arguments mean, in order. Two files of one name would replace each other, so that is an
     error; the same file twice is not."""
     skipped: Counter[str] = Counter()
-    by_name: dict[str, Found] = {}
+    by_name: dict[str, FoundFile] = {}
     for one in given:
         for found in [_address(one)] if one.startswith(SCHEMES) else _files(Path(one), skipped):
             other = by_name.setdefault(found.name, found)
@@ -48,27 +48,27 @@ def seek(given: Sequence[str]) -> Sought:
                     f"{other.path} and {found.path} would both be named {found.name!r} and replace each other. "
                     f"Ingest the folder that holds both, or use two collections."
                 )
-    return Sought(tuple(by_name.values()), skipped)
+    return FoundFiles(tuple(by_name.values()), skipped)
 
 
-def _address(url: str) -> Found:
+def _address(url: str) -> FoundFile:
     try:
         parse(url)
     except UpstreamError as error:
         raise ConfigurationError(f"{url!r} cannot be fetched. {error.message}") from None
-    return Found(url)
+    return FoundFile(url)
 
 
-def _files(given: Path, skipped: Counter[str]) -> Iterator[Found]:
+def _files(given: Path, skipped: Counter[str]) -> Iterator[FoundFile]:
     try:
         mode = given.stat().st_mode
     except OSError as error:
         raise ConfigurationError(f"{given} cannot be read ({error.strerror}).") from None
     if stat.S_ISDIR(mode):
         for path in _walk(given, skipped):
-            yield Found(_name(path.relative_to(given)), path)
+            yield FoundFile(_name(path.relative_to(given)), path)
     elif stat.S_ISREG(mode):
-        yield Found(_name(Path(given.name)), given)
+        yield FoundFile(_name(Path(given.name)), given)
     else:
         raise ConfigurationError(f"{given} is neither a file nor a folder.")
 

@@ -11,18 +11,18 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import InvalidQuestion, NotFound
-from anabranch.entrypoints.http import knowledge_views as views
+from anabranch.entrypoints.http import knowledge_wire as views
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import send_json
+from anabranch.entrypoints.http.asgi import send_json
 from anabranch.entrypoints.http.knowledge_errors import body_of
-from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.entrypoints.http.uploads import arrival
-from anabranch.knowledge.model import Caller, Document, Permissions
-from anabranch.knowledge.text import Chunking
+from anabranch.knowledge.model import Caller, Permissions, StoredDocument
+from anabranch.knowledge.parsed import Chunking
 
 if TYPE_CHECKING:  # it brings numpy along
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
 
 Handler = Callable[[Request, Caller], Awaitable[msgspec.Struct]]
 
@@ -51,7 +51,7 @@ class Resource:
 class KnowledgeSurface:
     """Every handler gets the request and who asks, and raises what is wrong."""
 
-    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+    def __init__(self, anabranch: Anabranch, ledger: QueryLog) -> None:
         self._anabranch = anabranch
         self._ledger = ledger
         self._settings = anabranch.settings
@@ -185,7 +185,7 @@ class KnowledgeSurface:
         await (await self._room()).rate(caller, asked.query_id, asked.rating, asked.comment)
         return wire.FeedbackRecorded(recorded=True)
 
-    async def _shown(self, room: "Knowledge", caller: Caller, document: Document) -> wire.DocumentView:
+    async def _shown(self, room: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
         where = next((one for one in await room.chosen(caller, None) if one.key == document.collection), None)
         if where is None:
             raise NotFound(f"There is no document {document.id!r}.")
