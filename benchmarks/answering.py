@@ -15,9 +15,9 @@ import numpy.typing as npt
 from rich.console import Console
 
 from anabranch.domain.model import Context, Passage, Place, Prompt, Scores
-from anabranch.domain.support import Wording, signals
 from anabranch.models.extractive import ABSTAINED, Extractive, Quote, quotes
 from anabranch.models.minilm import MiniLM
+from anabranch.text.support import Wording, signals
 from benchmarks.room import room
 
 Floats = npt.NDArray[np.float64]

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from anabranch.app.indexer import indexer
+from anabranch.configuration.settings import Settings, load
 from anabranch.domain.model import Filters, Passage, Query, SourceReply, Status
-from anabranch.domain.support import support
-from anabranch.entrypoints.cli.opening import OPERATOR, knowledge
+from anabranch.entrypoints.cli.resources import OPERATOR, knowledge
 from anabranch.knowledge.evaluate import read
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import NewDocument
-from anabranch.knowledge.room import Knowledge
 from anabranch.models.extractive import SUPPORTED
 from anabranch.pipeline.guard import BEST, similarity
 from anabranch.pipeline.merge import merge
-from anabranch.runtime.settings import Settings, load
+from anabranch.text.support import support
 
 TOP_K = 5
 # The first so many of each collection; each of them is a tag on most documents.

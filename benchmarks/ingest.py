@@ -23,19 +23,19 @@ from reportlab.lib.pagesizes import A4
 from reportlab.lib.styles import getSampleStyleSheet
 from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate
 
-from anabranch.app.embedders import LocalEmbedder
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.index.generation import Generations
-from anabranch.knowledge.index.writer import Writer
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
 from anabranch.knowledge.model import Collection, CollectionSettings, NewDocument
 from anabranch.knowledge.parse import ParseLimits, Sandbox
+from anabranch.knowledge.parsed import Chunking, Strategy
 from anabranch.knowledge.records import collections, jobs
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.identifiers import new_id
-from anabranch.knowledge.text import Chunking, Strategy
+from anabranch.models.factory import LocalEmbedder
 from anabranch.models.minilm import Vocabulary, read
 
 PAGES = 10
@@ -167,7 +167,7 @@ async def measured(documents: Sequence[bytes], strategy: Strategy, embedder: Emb
         vocabulary.offsets = stages.timed("tokenise", Vocabulary.offsets.__get__(vocabulary))  # type: ignore[method-assign]
     else:
         embedder.tokens = stages.timed("tokenise", embedder.tokens)  # type: ignore[method-assign]
-    writer = Writer(database, Generations(folder / "index"), embedder.name)
+    writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
     writer.fold = stages.timed("fold", writer.fold)  # type: ignore[method-assign]
     sandbox = Sandbox(ParseLimits())
     await sandbox.parse(documents[0], "warm.pdf")

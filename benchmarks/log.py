@@ -12,13 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from anabranch.domain.clock import SystemClock
+from anabranch.domain.eventlog import Entry, Page, SequencedEntry
 from anabranch.domain.events import SubagentResult
-from anabranch.domain.steprecords import described, numbered, raw, written
 from anabranch.domain.steps import Trace
-from anabranch.domain.streams import Entry, Page, Recorded
-from anabranch.runtime.clock import SystemClock
-from anabranch.streams.log import MemoryLog
-from anabranch.streams.mux import Reader
+from anabranch.eventlog.memory import MemoryLog
+from anabranch.eventlog.reader import StreamReader
+from anabranch.planner.encoder import described, numbered, raw, written
 from benchmarks.report import this_machine
 
 EVENTS = 10_000
@@ -109,7 +109,7 @@ async def replay_from_memory(entries: list[Entry]) -> Round:
     sent = 0
     frames = 0
     started = now()
-    async with Reader(log, STREAM, 0, cap_bytes=CAP_BYTES, lost=lost) as reader:
+    async with StreamReader(log, STREAM, 0, cap_bytes=CAP_BYTES, lost=lost) as reader:
         ended = False
         while not ended and (batch := await reader.next(0)) is not None:
             for first in range(0, len(batch.entries), FRAME_EVENTS):
@@ -122,7 +122,7 @@ async def replay_from_memory(entries: list[Entry]) -> Round:
     return took
 
 
-def frame(number: int, entries: tuple[Recorded, ...]) -> bytes:
+def frame(number: int, entries: tuple[SequencedEntry, ...]) -> bytes:
     events = b",".join([numbered(each.body, each.sequence) for each in entries])
     return b'id: %d\nevent: planner_stream\ndata: {"type":"event_batch","batch_sequence":%d,"events":[%b]}\n\n' % (
         entries[-1].sequence,

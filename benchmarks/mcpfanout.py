@@ -11,9 +11,9 @@ import time
 
 import anabranch.testing.mcp
 from anabranch import Anabranch
+from anabranch.configuration.settings import Settings
+from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import SourceReply
-from anabranch.domain.servers import McpServer
-from anabranch.runtime.settings import Settings
 
 DELAYS_MS = (0, 5, 10, 20, 30)
 TARGET_MS = 15.0

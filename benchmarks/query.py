@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from anabranch.app.embedders import LocalEmbedder
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.index.generation import Generations
-from anabranch.knowledge.index.writer import Writer
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, Permissions
+from anabranch.knowledge.parsed import Piece
 from anabranch.knowledge.records import collections, documents, facts
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.identifiers import new_id
-from anabranch.knowledge.stopwords import STOPWORDS
-from anabranch.knowledge.text import Piece
+from anabranch.models.factory import LocalEmbedder
+from anabranch.text.words import STOPWORDS
 from benchmarks.room import Room, room
 from benchmarks.search import data
 
@@ -74,7 +74,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
             or Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
             for row in rows
         ]
-        draft = documents.Draft(
+        draft = documents.DocumentDraft(
             id=new_id(),
             collection=made.key,
             owner="",
@@ -101,7 +101,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
     for begin in range(0, corpus.documents, BATCH):
         batch = range(begin, min(begin + BATCH, corpus.documents))
         database.writing(partial(insert_all, numbers=batch))
-    writer = Writer(database, Generations(folder / "index"), embedder.name)
+    writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
     writer.fold()
     writer.compact()
     database.close()

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from anabranch.app.sharedlog import RedisLog
-from anabranch.domain.streams import Entry
-from anabranch.runtime.clock import SystemClock
-from anabranch.runtime.post import Post
-from anabranch.runtime.redis import Redis, RedisGone
+from anabranch.domain.clock import SystemClock
+from anabranch.domain.eventlog import Entry
+from anabranch.eventlog.redis.log import RedisLog
+from anabranch.redis.client import Redis, RedisGone
+from anabranch.redis.rpc import WorkerRpc
 from anabranch.testing.fakes import Recorder
 from benchmarks.cached import valkey
 from benchmarks.log import EVENTS, STREAM, Figure, Round, figure, now, rounds_of, timed
@@ -24,7 +24,7 @@ async def redis_log(url: str) -> AsyncIterator[RedisLog]:
     clock = SystemClock()
     redis = Redis(url, timeout_s=2.0, clock=clock, telemetry=Recorder())
     await _emptied(redis)
-    post = Post(url, redis, worker="benchmark", clock=clock)
+    post = WorkerRpc(url, redis, worker="benchmark", clock=clock)
     log = RedisLog(
         redis,
         post,

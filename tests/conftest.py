@@ -18,10 +18,10 @@ import pytest
 import uvicorn
 from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
+from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http.app import Service
 from anabranch.entrypoints.http.server import HeadCapped, Socket
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import configured_log
+from anabranch.telemetry.log import configured_log
 from anabranch.testing import Space
 
 LOCAL = ("127.0.0.0/8",)

@@ -13,12 +13,11 @@ FORBIDDEN_NAMES = {"utils", "helpers", "manager", "service", "base", "common", "
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_a_module_says_what_it_owns_and_stays_small(module: Path) -> None:
+def test_a_module_says_what_it_owns_and_its_functions_fit_on_a_screen(module: Path) -> None:
     text = module.read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert ast.get_docstring(tree), "a module begins with a sentence on what it owns"
     assert module.stem not in FORBIDDEN_NAMES
-    assert text.count("\n") <= 320, "a file of this length has two reasons to change"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno <= 60, f"{node.name} does not fit on a screen"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.knowledge.stopwords import STOPWORDS
+from anabranch.text.words import STOPWORDS
 
 DIMENSIONS = 384
 CHUNKS_PER_DOCUMENT = 10

@@ -35,13 +35,13 @@ class Ours:
 
     def load(self, corpus: Corpus, folder: Path) -> None:
         from anabranch.domain.model import Embedding
-        from anabranch.knowledge.index.generation import Generations
-        from anabranch.knowledge.index.writer import Writer
+        from anabranch.knowledge.index.manifest import Generations
+        from anabranch.knowledge.index.writer import IndexWriter
         from anabranch.knowledge.model import CollectionSettings, Permissions
+        from anabranch.knowledge.parsed import Piece
         from anabranch.knowledge.records import collections, documents
         from anabranch.knowledge.records.database import Database
         from anabranch.knowledge.records.identifiers import new_id
-        from anabranch.knowledge.text import Piece
 
         database = Database.open(folder)
         generations = Generations(folder / "index")
@@ -61,7 +61,7 @@ class Ours:
                 Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
                 for row in rows
             ]
-            draft = documents.Draft(
+            draft = documents.DocumentDraft(
                 id=new_id(),
                 collection=made.key,
                 owner="",
@@ -83,19 +83,19 @@ class Ours:
 
         for begin in range(0, corpus.documents, 16):
             database.writing(partial(_each, insert, range(begin, min(begin + 16, corpus.documents))))
-        writer = Writer(database, generations, "made-up")
+        writer = IndexWriter(database, generations, "made-up")
         writer.fold()
         writer.compact()
         database.close()
 
     def open(self, folder: Path, queries: Queries, groups: Groups) -> None:
-        from anabranch.knowledge.index.generation import Generations
-        from anabranch.knowledge.index.reader import Reader
+        from anabranch.knowledge.index.manifest import Generations
+        from anabranch.knowledge.index.reader import IndexReader
         from anabranch.knowledge.records.database import Database
 
         self._queries = queries
         self._database = Database.open(folder)
-        self._reader = Reader(Generations(folder / "index"))
+        self._reader = IndexReader(Generations(folder / "index"))
 
     def dense(self, query: int, limit: int, group: Group) -> Sequence[int]:
         def find(db: Any) -> list[int]:

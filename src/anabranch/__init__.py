@@ -1,15 +1,7 @@
 """One question to many sources at once, one answer in which every sentence points at the words that carry it."""
 
 from anabranch.app import Anabranch
-from anabranch.domain.aggregates import (
-    AggregatedResponse,
-    AggregatorError,
-    AggregatorQuery,
-    AllServersFailed,
-    ConfigError,
-    InvalidQuery,
-    TimedOut,
-)
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.events import (
     Answered,
@@ -21,8 +13,16 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
+from anabranch.domain.mcp import (
+    AggregatedResponse,
+    AggregatorError,
+    AggregatorQuery,
+    AllServersFailed,
+    ConfigError,
+    InvalidQuery,
+    TimedOut,
+)
 from anabranch.domain.model import Answer, Citation, Endpoint, Message, Passage, Question, SourceReply, Status, Until
-from anabranch.runtime.settings import Settings
 
 __all__ = [
     "AggregatedResponse",

@@ -7,11 +7,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from nodeprocess import Node, Refused
-from wirescript import STREAM_ID, Act, Scripted, step
 
 from anabranch.client import AnswerClient, Pace, Reset
 from anabranch.domain.errors import AnabranchError, StreamUnavailable
+from support.node_process import Node, Refused
+from support.scripted_server import STREAM_ID, Act, Scripted, step
 
 ASKED = "/api/v1/chat/stream"
 QUICK = Pace(first_s=0.002, most_s=0.05, patience_s=5.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import CuttingProxy
-from nodeprocess import PACKAGES, STREAM
 
-from anabranch.entrypoints.http import tailing
+from anabranch.entrypoints.http import log_stream
 from anabranch.testing import Space
 from conftest import Server, ref
+from support.cutting_proxy import CuttingProxy
+from support.node_process import PACKAGES, STREAM
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text(encoding="utf-8")
 
@@ -42,7 +42,9 @@ async def run_by_node(folder: Path, code: str) -> str:
 async def test_python_and_the_others_follow_the_same_step(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tailing, "RETRY_MS", (10, 30))  # what an EventSource waits before it is told that all is over
+    monkeypatch.setattr(
+        log_stream, "RETRY_MS", (10, 30)
+    )  # what an EventSource waits before it is told that all is over
     view = await defined(example("python"))["main"](server.url)
     assert capsys.readouterr().out == "success Hello.\n"
     sequences = sorted(event.sequence for event in view.latest.values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch.client.comeback import Comeback, Cut, Pace
+from anabranch.client.reconnect import ConnectionLost, Pace, Reconnect
 from anabranch.domain.errors import StreamUnavailable
 from anabranch.testing import ManualClock
 
@@ -15,7 +15,7 @@ class Waiting:
     def __init__(self, *, jitter: float = 0.0, eager: bool = False) -> None:
         self.waits: list[float] = []
         self.clock = ManualClock()
-        self.comeback = Comeback(PACE, eager=eager, sleep=self._sleep, jitter=lambda: jitter, now=self.clock.monotonic)
+        self.comeback = Reconnect(PACE, eager=eager, sleep=self._sleep, jitter=lambda: jitter, now=self.clock.monotonic)
 
     async def _sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -23,7 +23,7 @@ class Waiting:
 
     async def cut(self, times: int = 1, *, wait_s: float = 0.0, clean: bool = False) -> None:
         for _ in range(times):
-            await self.comeback.wait(Cut("gone", wait_s, clean=clean))
+            await self.comeback.wait(ConnectionLost("gone", wait_s, clean=clean))
 
 
 async def test_each_wait_is_twice_the_one_before_up_to_a_bound() -> None:

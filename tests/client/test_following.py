@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from nodeprocess import Node, Refused
-from wirescript import Act, Scripted, event, step
 
 from anabranch.client import Pace, PlannerClient, PlannerEvent, Reset, StepView
 from anabranch.client.planner import Transport
 from anabranch.domain.errors import AnabranchError, NotFound, StreamUnavailable, UpstreamError
+from support.node_process import Node, Refused
+from support.scripted_server import Act, Scripted, event, step
 
 QUICK = {"first": 0.002, "most": 0.05, "patience": 10.0, "heartbeat": 10.0}
 STEP = {"sessionId": "s", "planStepId": "p"}

@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodeprocess import Node, Refused
 
-from anabranch.client.frames import Frame, FrameParser
+from anabranch.client.sse import Frame, FrameParser
 from anabranch.domain.errors import UpstreamError
+from support.node_process import Node, Refused
 
 MARK = b"\xef\xbb\xbf"
 # Streams, and what they are, as the standard has it.

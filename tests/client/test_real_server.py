@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from cutting import CuttingProxy
-from nodeprocess import Node, Refused
 
 from anabranch.client import AnswerClient, Pace, PlannerClient, PlannerEvent, Reset, StepView
 from anabranch.client.planner import Transport
 from anabranch.domain.errors import NotFound
-from anabranch.entrypoints.http import tailing
+from anabranch.entrypoints.http import log_stream
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Space
 from conftest import Server, ref
+from support.cutting_proxy import CuttingProxy
+from support.node_process import Node, Refused
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 State = list[dict[str, Any]]
@@ -44,7 +44,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server asks clients to come back after one to three seconds; here, a hundred times as soon."""
-    monkeypatch.setattr(tailing, "RETRY_MS", (10, 30))
+    monkeypatch.setattr(log_stream, "RETRY_MS", (10, 30))
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Embedder
-from anabranch.knowledge.chunk import chunk, effective
-from anabranch.knowledge.sentences import sentences
-from anabranch.knowledge.text import Block, BlockKind, Chunking, Parsed, Piece, Strategy
+from anabranch.knowledge.chunking import chunk, effective
+from anabranch.knowledge.parsed import Block, BlockKind, Chunking, Parsed, Piece, Strategy
 from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
-from anabranch.testing.prose import documents
+from anabranch.testing.sample_texts import documents
+from anabranch.text.sentences import sentences
 
 STRATEGIES: tuple[Strategy, ...] = ("fixed", "sentence", "semantic")
 KINDS: tuple[BlockKind, ...] = ("paragraph", "heading", "code", "table", "list")

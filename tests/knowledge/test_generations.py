@@ -5,11 +5,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from rooms import OPERATOR, Workshop, workshop
 
 from anabranch.domain.model import Filters
-from anabranch.knowledge.index.generation import Generations, Manifest
-from anabranch.knowledge.index.reader import Moved, Reader
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
+from anabranch.knowledge.index.reader import IndexReader, Moved
+from support.knowledge_fixtures import OPERATOR, Workshop, workshop
 
 
 class Overtaken(Generations):
@@ -20,7 +20,7 @@ class Overtaken(Generations):
         self._shop = shop
         self.often = 1
 
-    def current(self) -> Manifest:
+    def current(self) -> IndexManifest:
         seen = super().current()
         if self.often:
             self.often -= 1
@@ -35,7 +35,7 @@ async def test_it_looks_again(tmp_path: Path) -> None:
         await shop.collection()
         await shop.put("Herons eat fish.")
         shop.writer.fold()
-        reader = Reader(Overtaken(shop))
+        reader = IndexReader(Overtaken(shop))
         with pytest.raises(Moved):
             shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR))
         view = shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR))
@@ -57,7 +57,7 @@ async def test_an_index_that_was_deleted_is_made_again_under_those_who_read_it(t
         await shop.collection()
         await shop.put("Herons eat fish.")
         shop.writer.fold()
-        elsewhere = Reader(shop.generations)  # in another process, where nobody asks for a while
+        elsewhere = IndexReader(shop.generations)  # in another process, where nobody asks for a while
         assert shop.database.reading(lambda db: elsewhere.view(db, Filters(), OPERATOR)).rows == 1
         shutil.rmtree(shop.folder / "index")
         await shop.put("Otters eat fish.")

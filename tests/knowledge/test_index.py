@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.knowledge.index import postings, sketch
+from anabranch.knowledge.index import binary_vectors, postings
+from anabranch.knowledge.index.binary_vectors import BinaryVectors
 from anabranch.knowledge.index.postings import K1, B, Postings
 from anabranch.knowledge.index.segment import Segment
-from anabranch.knowledge.index.sketch import Sketch
-from anabranch.knowledge.index.words import terms
 from anabranch.knowledge.index.writer import FAN, plan
+from anabranch.text.words import terms
 
 texts = st.lists(st.lists(st.integers(1, 12), max_size=12), min_size=1, max_size=12)
 masks = st.lists(st.booleans(), min_size=12, max_size=12)
@@ -125,9 +125,9 @@ def test_a_sketch_loses_nothing_that_an_exact_search_finds(
     tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.knowledge.index.segment.GATHERED", 1_000)
-    vectors = clustered(sketch.WORTH_IT)
+    vectors = clustered(binary_vectors.WORTH_IT)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
-    segment.sketch = Sketch.of(vectors)
+    segment.sketch = BinaryVectors.of(vectors)
     assert segment.sketch is not None
     segment.write(tmp_path / "one")
     mapped = Segment.map(tmp_path / "one", 128)
@@ -145,7 +145,7 @@ def test_a_sketch_loses_nothing_that_an_exact_search_finds(
 
 
 def test_vectors_without_structure_get_no_sketch() -> None:
-    assert Sketch.of(unit(np.random.default_rng(5).standard_normal((sketch.WORTH_IT, 256)))) is None
+    assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((binary_vectors.WORTH_IT, 256)))) is None
 
 
 @settings(max_examples=50)

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from rooms import OPERATOR, Workshop, text, workshop
 
-from anabranch.knowledge.model import Item, NewDocument
+from anabranch.knowledge.model import JobItem, NewDocument
 from anabranch.knowledge.parse import ParseLimits, parse
+from anabranch.knowledge.parsed import Parsed
 from anabranch.knowledge.records import jobs
-from anabranch.knowledge.text import Parsed
+from support.knowledge_fixtures import OPERATOR, Workshop, text, workshop
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ class Slow(Workshop):
         return parse(data, filename, ParseLimits(), media_type)
 
 
-async def items(shop: Workshop, job: str) -> list[Item]:
+async def items(shop: Workshop, job: str) -> list[JobItem]:
     return list((await shop.room.job(OPERATOR, job)).items)
 
 
-async def finished(shop: Workshop, job: str) -> list[Item]:
+async def finished(shop: Workshop, job: str) -> list[JobItem]:
     async with asyncio.timeout(10):
         while (await shop.room.job(OPERATOR, job)).completed_at is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

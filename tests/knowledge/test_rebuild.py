@@ -10,18 +10,18 @@ import pytest
 from anabranch.domain.errors import ConfigurationError, EmbeddingFailed
 from anabranch.domain.model import Embedding, Query
 from anabranch.knowledge import rebuild
-from anabranch.knowledge.index.generation import Generations
-from anabranch.knowledge.index.reader import Reader
-from anabranch.knowledge.index.writer import Writer
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, NewDocument
 from anabranch.knowledge.parse import ParseLimits, parse
+from anabranch.knowledge.parsed import Chunking, Parsed
 from anabranch.knowledge.records import documents, facts
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.room import Knowledge
 from anabranch.knowledge.search import Searcher
-from anabranch.knowledge.text import Chunking, Parsed
 from anabranch.testing.embedder import FakeEmbedder
 
 OPERATOR = Caller(operator=True)
@@ -62,7 +62,7 @@ async def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await room.create_collection(OPERATOR, "numbers", chunking=Chunking(strategy="fixed", size=50, overlap=0))
     arrived = [NewDocument(source="text", data=f"The number is word{n}.".encode(), title=str(n)) for n in range(10)]
     await room.ingest(OPERATOR, "numbers", arrived)
-    writer = Writer(opened, Generations(tmp_path / "index"), OLD.name)
+    writer = IndexWriter(opened, Generations(tmp_path / "index"), OLD.name)
     await Indexer(opened, Ingestion(opened, OLD, parsed, fetched), writer, retention_days=30).drain()
     async with AsyncExitStack() as stack:
         stack.callback(opened.close)
@@ -70,7 +70,7 @@ async def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 def room_of(database: Database, folder: Path, embedder: FakeEmbedder) -> Knowledge:
-    reader = Reader(Generations(folder / "index"))
+    reader = IndexReader(Generations(folder / "index"))
     return Knowledge(
         database=database, reader=reader, searcher=Searcher(database, reader, embedder, None), embedder=embedder
     )
@@ -102,14 +102,14 @@ async def test_every_chunk_is_embedded_anew_and_found(database: Database, tmp_pa
     assert "embeddings_next" not in tables(database)
     room = room_of(database, tmp_path, NEW)
     assert await best(room, "word7") == "7"  # without an index: from the records
-    Writer(database, generations, NEW.name).rebuild()
+    IndexWriter(database, generations, NEW.name).rebuild()
     assert generations.current().dimensions == 64
     assert await best(room, "word3") == "3"
     assert (await room.collection(OPERATOR, "numbers")).collection.settings.embedding_model == NEW.name
 
 
 async def test_a_reader_that_was_open_starts_afresh(database: Database, tmp_path: Path) -> None:
-    reader = Reader(Generations(tmp_path / "index"))
+    reader = IndexReader(Generations(tmp_path / "index"))
     before = Searcher(database, reader, OLD, None)
     asked = Query(text="word5", limit=1, similarity_threshold=0.0)
     assert (await before.search(asked, OPERATOR, None)).passages[0].title == "5"

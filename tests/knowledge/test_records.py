@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rooms import OPERATOR, workshop
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
@@ -15,6 +14,7 @@ from anabranch.knowledge.records import facts, keys, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate
 from anabranch.knowledge.records.identifiers import made_at, new_id
 from anabranch.knowledge.records.schema import MIGRATIONS
+from support.knowledge_fixtures import OPERATOR, workshop
 
 
 def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_keys(tmp_path: Path) -> None:
     database.close()
 
 
-def asked(user: str, **more: object) -> queries.Asked:
-    return queries.Asked(
+def asked(user: str, **more: object) -> queries.QueryRecord:
+    return queries.QueryRecord(
         id=new_id(),
         user=user,
         original="Why?",
@@ -139,7 +139,7 @@ def asked(user: str, **more: object) -> queries.Asked:
         refused=False,
         model="extractive",
         found=(),
-        quotes=(queries.Quote(citation_index=1, chunk="c", document="d", text="words"),),
+        quotes=(queries.QuotedChunk(citation_index=1, chunk="c", document="d", text="words"),),
         collections=(1,),
         top_k=10,
         input_tokens=1,

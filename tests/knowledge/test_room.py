@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
 
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Embedding, Filters, Query
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import documents, jobs
 from anabranch.testing import FakeEmbedder
+from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
 
 PRIVATE = Permissions(visibility="private")
 STAFF = Permissions(visibility="restricted", allowed_groups=("staff",))

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from rooms import ALICE, OPERATOR, Workshop, text, workshop
 
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Passage, Query
 from anabranch.knowledge.model import Permissions
+from anabranch.knowledge.rerank import mmr
 from anabranch.knowledge.search import Candidates, Searcher, fetch
-from anabranch.knowledge.variety import mmr
 from anabranch.testing import FakeEmbedder
+from support.knowledge_fixtures import ALICE, OPERATOR, Workshop, text, workshop
 
 Floats = NDArray[np.float32]
 

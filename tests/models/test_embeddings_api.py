@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from served import Served, served
 
 from anabranch.domain.contracts import Embedder, Exchange
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
-from anabranch.models.embeddings import OpenAIEmbeddings, embeddings_url
+from anabranch.models.openai_embeddings import OpenAIEmbeddings, embeddings_url
+from support.model_servers import Served, served
 
 DIMENSIONS = 8
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Generator
-from anabranch.domain.messages import message
 from anabranch.domain.model import Context, Delta, Passage, Place, Prompt, Scores
-from anabranch.domain.support import Wording, signals, support
 from anabranch.models.extractive import ABSTAINED, Extractive, quotes
 from anabranch.pipeline.cite import cite
+from anabranch.text.messages import message
+from anabranch.text.support import Wording, signals, support
 
 ABSTENTION = message("refusal_abstained")
 

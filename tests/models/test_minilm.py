@@ -12,11 +12,11 @@ import pytest
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.stopwords import STOPWORDS
 from anabranch.models import minilm_graph
 from anabranch.models.install import INSIDE, WEIGHTS
 from anabranch.models.minilm import MiniLM, Vocabulary, read
-from anabranch.models.sessions import session
+from anabranch.models.onnx_session import session
+from anabranch.text.words import STOPWORDS
 
 Floats = npt.NDArray[np.float32]
 

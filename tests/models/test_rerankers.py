@@ -10,7 +10,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from served import Served, served
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -20,6 +19,7 @@ from anabranch.domain.contracts import Reranker
 from anabranch.domain.errors import ConfigurationError, RerankFailed
 from anabranch.domain.model import Passage
 from anabranch.models.rerankers import Form, OnnxCrossEncoder, RerankEndpoint, rerank_url
+from support.model_servers import Served, served
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "river", "delta", "bread", "oven")
 FORMS: tuple[Form, ...] = ("cohere", "tei")

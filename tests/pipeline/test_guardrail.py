@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.domain.messages import LANGUAGES
 from anabranch.domain.model import Ground, Passage, SourceReply, Status
 from anabranch.pipeline.guard import BEST, ground, refusal, similarity
+from anabranch.text.messages import LANGUAGES
 
 
 def passages(*scores: float) -> list[Passage]:

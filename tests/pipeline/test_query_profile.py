@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from anabranch.domain.model import Ground, Passage, Place, Question, SourceReply, Status
 from anabranch.pipeline.merge import WORTH_READING, merge
 from anabranch.pipeline.prompt import ANSWER_TOKENS, SYSTEM_TOKENS, compose
-from anabranch.runtime.tokens import EstimatedTokens
+from anabranch.text.token_estimate import EstimatedTokens
 
 TEXT = " ".join(f"word{n}" for n in range(2_000))
 

@@ -5,15 +5,15 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
+from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.model import Context, Delta, Endpoint, Message, Prompt, Query, Question, SourceReply, Status
 from anabranch.pipeline import rewrite as stage
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.rewrite import rewrite
 from anabranch.pipeline.run import Run
-from anabranch.runtime.clock import SystemClock
-from anabranch.runtime.tokens import EstimatedTokens
 from anabranch.testing import FakeDirectory, FakeSource, Recorder
+from anabranch.text.token_estimate import EstimatedTokens
 
 CONTEXT = Context(correlation_id="1", deadline=float("inf"))
 

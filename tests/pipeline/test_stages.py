@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
+from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, SourceReplied, Token, fold
 from anabranch.domain.model import Context, Endpoint, Ground, Message, Passage, Question, SourceReply, Status, Until
@@ -18,9 +19,8 @@ from anabranch.pipeline.guard import ground, refusal
 from anabranch.pipeline.merge import merge
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.run import Run
-from anabranch.runtime.clock import SystemClock
-from anabranch.runtime.tokens import EstimatedTokens, estimate
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, Recorder
+from anabranch.text.token_estimate import EstimatedTokens, estimate
 
 texts = st.text(max_size=30)
 found = st.builds(Passage, source=st.sampled_from(["a/x", "b/y"]), title=texts, text=texts, score=st.floats(0, 1))

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from workbench import STREAM, TRACEPARENT, Workbench, expects, here, told
 
+from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import (
     AnabranchError,
     Conflict,
@@ -22,13 +22,13 @@ from anabranch.domain.errors import (
     UpstreamError,
     UpstreamTimedOut,
 )
+from anabranch.domain.eventlog import Entry
 from anabranch.domain.model import Context
 from anabranch.domain.signals import Compared, Ignored, Stepped, Subagented
 from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Trace
-from anabranch.domain.streams import Entry
-from anabranch.runtime.clock import SystemClock
-from anabranch.streams.writer import later
+from anabranch.planner.step_writer import later
 from anabranch.testing import FakeSubagent
+from support.planner_server import STREAM, TRACEPARENT, Workbench, expects, here, told
 
 
 def raw(value: object) -> msgspec.Raw:

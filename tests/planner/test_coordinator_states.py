@@ -7,20 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from workbench import STREAM, Workbench, expects, here
 
-from anabranch.domain.errors import (
-    LeaseLost,
-    NotFound,
-    StreamFull,
-    StreamUnavailable,
-    Trouble,
-    UpstreamError,
-)
+from anabranch.domain.errors import LeaseLost, NotFound, StreamFull, StreamUnavailable, Trouble, UpstreamError
+from anabranch.domain.eventlog import Entry
 from anabranch.domain.signals import Stepped
 from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Receipt
-from anabranch.domain.streams import Entry
 from anabranch.testing import FakeSubagent
+from support.planner_server import STREAM, Workbench, expects, here
 
 KEYS = ("docs", "rows", "voice", "safety")
 STATUSES: tuple[Any, ...] = ("pending", "in_progress", "partial", "success", "error")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.streams.shadow import LONGEST_PATH, MOST, differences
+from anabranch.planner.shadow import LONGEST_PATH, MOST, differences
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, "", "x", "~/"]),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.eventlog import LAST
 from anabranch.domain.events import (
     SafetyDecided,
     StepCompleted,
@@ -21,8 +22,7 @@ from anabranch.domain.events import (
     SubagentTimedOut,
 )
 from anabranch.domain.steps import Directive, Expected, Fragment, Progress
-from anabranch.domain.streams import LAST
-from anabranch.streams.step import Applied, Step
+from anabranch.planner.step import Applied, Step
 
 
 def stepped(*keys: str, next_step_id: str | None = None, **more: Any) -> Step:

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from workbench import Workbench, expects, told
 
 from anabranch.domain.errors import StreamUnavailable
+from support.planner_server import Workbench, expects, told
 
 
 async def test_what_is_pushed_meanwhile_is_not_taken_for_a_part_of_it() -> None:

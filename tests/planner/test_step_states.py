@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from anabranch.domain.events import StepCompleted, StepEvent, SubagentCompleted, SubagentResult, SubagentStatus
-from anabranch.domain.steprecords import described
 from anabranch.domain.steps import Directive, Expected, Fragment, Progress
-from anabranch.streams.step import Applied, Step
+from anabranch.planner.encoder import described
+from anabranch.planner.step import Applied, Step
 
 KEYS = ("a", "b", "c")
 keys = st.sampled_from(KEYS)

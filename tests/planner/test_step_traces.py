@@ -5,8 +5,8 @@ import pytest
 from anabranch.domain.errors import InternalError
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Trace
-from anabranch.runtime.cache import MemoryCache
-from anabranch.streams.traces import TelemetryContextStore, step_trace, within
+from anabranch.planner.traces import TelemetryContextStore, step_trace, within
+from anabranch.policies.cache import MemoryCache
 from anabranch.testing import ManualClock
 
 TRACE = Trace(trace_id="a" * 32, span_id="b" * 16, parent_span_id="c" * 16, tracestate="x=1")

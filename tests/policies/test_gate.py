@@ -6,13 +6,13 @@ import pytest
 
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.signals import Load, Rejected
-from anabranch.runtime.gate import Gate
+from anabranch.policies.admission import AdmissionGate
 from anabranch.testing import Recorder
 
 
-def gate(running: int, waiting: int) -> tuple[Gate, Recorder]:
+def gate(running: int, waiting: int) -> tuple[AdmissionGate, Recorder]:
     telemetry = Recorder()
-    return Gate(running, waiting, telemetry), telemetry
+    return AdmissionGate(running, waiting, telemetry), telemetry
 
 
 async def begun(task: "asyncio.Task[None]") -> bool:

@@ -25,7 +25,7 @@ from anabranch.domain.model import (
     Usage,
 )
 from anabranch.domain.signals import CacheLooked, Joined
-from anabranch.runtime.remembering import Recipe, Remembered
+from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.testing import ManualClock, Recorder
 
 MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", operator=True)
@@ -95,7 +95,7 @@ class Desk:
         self.clock = ManualClock()
         self.seen: dict[str | None, str | None] = {}
         self.recipe = Recipe(prompt_version="query-1")
-        self.remembered = Remembered(
+        self.remembered = CachedAnswerer(
             self.writer,
             cache=self.cache,
             ttl_s=3600,

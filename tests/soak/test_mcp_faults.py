@@ -17,11 +17,9 @@ import pytest
 
 import anabranch.testing.mcp
 from anabranch import Anabranch
-from anabranch.domain.aggregates import AggregatedResponse, AggregatorError, AggregatorQuery
-from anabranch.domain.servers import Aggregation, McpServer
-from anabranch.runtime import leash
-from anabranch.runtime.settings import Settings
-from anabranch.sources.mcp import member
+from anabranch.configuration.settings import Settings
+from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorError, AggregatorQuery, McpServer
+from anabranch.sources.mcp import process_guard, server_keeper
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -81,7 +79,7 @@ class Saboteur:
                     await self._harm(self._chance.choice(there))
 
     async def _harm(self, victim: psutil.Process) -> None:
-        is_leash = leash.__file__ in victim.cmdline()
+        is_leash = process_guard.__file__ in victim.cmdline()
         if is_leash:
             victim.kill()
             self.figures["leashes killed"] += 1
@@ -158,7 +156,7 @@ def descriptors() -> int:
 
 async def test_servers_that_die_stop_and_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # They come back at once, however often they die: what is looked for here is what that leaves behind.
-    monkeypatch.setattr(member, "STEADY_S", 0.5)
+    monkeypatch.setattr(server_keeper, "STEADY_S", 0.5)
     settings = Settings(
         data_dir=str(tmp_path / "data"),
         mcp_servers=servers(tmp_path),

@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from crowd import LIMIT, Load, crowd, is_exact
-from valkeyserver import running_valkey
 
 from anabranch.testing import Space
+from support.load_clients import LIMIT, Load, crowd, is_exact
+from support.valkey_server import running_valkey
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]

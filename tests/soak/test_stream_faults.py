@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, fleet
-from outing import LOSING, Outing
+
+from support.fault_run import LOSING, Outing
+from support.worker_fleet import Fleet, fleet
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

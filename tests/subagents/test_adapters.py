@@ -14,12 +14,12 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Question
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.subagents import payloads
-from anabranch.subagents.action import Action
-from anabranch.subagents.documentation import Documentation
-from anabranch.subagents.other import Other
-from anabranch.subagents.row_selection import RowSelection
-from anabranch.subagents.safety import Safety
-from anabranch.subagents.voice import Voice
+from anabranch.subagents.action import ActionSubagent
+from anabranch.subagents.documentation import DocumentationSubagent
+from anabranch.subagents.registry import GenericSubagent
+from anabranch.subagents.row_selection import RowSelectionSubagent
+from anabranch.subagents.safety import SafetySubagent
+from anabranch.subagents.voice import VoiceSubagent
 from anabranch.testing import ManualClock
 
 STATUSES: tuple[SubagentStatus, ...] = get_args(SubagentStatus)
@@ -35,14 +35,14 @@ async def nothing_chosen(*_: object) -> tuple[str, ...]:
 
 
 ADAPTERS: dict[str, Subagent] = {
-    "documentation": Documentation(
+    "documentation": DocumentationSubagent(
         Nobody(), ManualClock(), template=Question(text=""), max_top_k=20, chosen=nothing_chosen
     ),
-    "row_selection": RowSelection(),
-    "action": Action(),
-    "voice": Voice(),
-    "safety": Safety(),
-    "other": Other(),
+    "row_selection": RowSelectionSubagent(),
+    "action": ActionSubagent(),
+    "voice": VoiceSubagent(),
+    "safety": SafetySubagent(),
+    "other": GenericSubagent(),
 }
 
 

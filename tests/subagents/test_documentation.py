@@ -10,14 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Answerer, Emit
-from anabranch.domain.errors import (
-    DeadlineExceeded,
-    GenerationFailed,
-    InvalidQuestion,
-    Trouble,
-    UpstreamError,
-)
+from anabranch.domain.errors import DeadlineExceeded, GenerationFailed, InvalidQuestion, Trouble, UpstreamError
 from anabranch.domain.events import Token
 from anabranch.domain.model import (
     Answer,
@@ -33,11 +28,9 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.pipeline.answer import Limits, Pipeline
-from anabranch.runtime.clock import SystemClock
-from anabranch.runtime.tokens import EstimatedTokens
-from anabranch.subagents.documentation import Documentation
-from anabranch.subagents.telling import PENDING
+from anabranch.subagents.documentation import PENDING, DocumentationSubagent
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
+from anabranch.text.token_estimate import EstimatedTokens
 
 TEXT = "Refunds are paid within thirty days. Shipping is free."
 PLACE = Place(chunk_id="k-1", collection="handbook", start=100, end=154, tokens=10, url="https://x.example/h")
@@ -65,8 +58,8 @@ async def chosen(names: Sequence[str], context: Context) -> tuple[str, ...]:
     return tuple(f"id of {name} for {context.user_id}" for name in names)
 
 
-def documentation(answerer: Answerer, clock: Any = None) -> Documentation:
-    return Documentation(answerer, clock or SystemClock(), template=TEMPLATE, max_top_k=20, chosen=chosen)
+def documentation(answerer: Answerer, clock: Any = None) -> DocumentationSubagent:
+    return DocumentationSubagent(answerer, clock or SystemClock(), template=TEMPLATE, max_top_k=20, chosen=chosen)
 
 
 def river(reply: SourceReply = FOUND, writer: FakeGenerator | None = None) -> tuple[Pipeline, FakeSource]:
@@ -89,7 +82,7 @@ def context(seconds: float = 20) -> Context:
     return Context(correlation_id="c", deadline=time.monotonic() + seconds, user_id="alice")
 
 
-async def told(subagent: Documentation, given: Any) -> list[Fragment]:
+async def told(subagent: DocumentationSubagent, given: Any) -> list[Fragment]:
     return [fragment async for fragment in subagent.work(*envelope(given), context())]
 
 

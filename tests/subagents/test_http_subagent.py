@@ -12,21 +12,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from anabranch.configuration.settings import Settings
+from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.clock import SystemClock
-from anabranch.runtime.outbound import AiohttpOutbound
-from anabranch.runtime.settings import Settings
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
 from anabranch.subagents import http
-from anabranch.subagents.action import Action
+from anabranch.subagents.action import ActionSubagent
 from anabranch.subagents.http import HttpSubagent
-from anabranch.subagents.other import Other
 from anabranch.subagents.payloads import MAX_BYTES
-from anabranch.subagents.roster import KINDS, Roster
-from anabranch.subagents.row_selection import RowSelection
-from anabranch.subagents.safety import Safety
+from anabranch.subagents.registry import KINDS, GenericSubagent, SubagentRegistry
+from anabranch.subagents.row_selection import RowSelectionSubagent
+from anabranch.subagents.safety import SafetySubagent
 
 LOOPBACK = Settings(endpoint_allowlist=("127.0.0.0/8",)).allowed_networks
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -60,7 +59,7 @@ class Upstream:
             traceparent=TRACEPARENT,
             tracestate="rojo=1",
         )
-        subagent = HttpSubagent(adapter or RowSelection(), self._outbound, SystemClock())
+        subagent = HttpSubagent(adapter or RowSelectionSubagent(), self._outbound, SystemClock())
         async with aclosing(subagent.work(envelope, directive, context)) as fragments:
             async for fragment in fragments:
                 yield fragment
@@ -169,7 +168,7 @@ async def test_one_reply_is_one_success(reply: Any) -> None:
 
 async def test_a_payload_with_a_status_of_its_own_is_a_payload() -> None:
     async with replying(b'{"action":"ship","status":"success","state":"executed"}') as upstream:
-        (fragment,) = await upstream.all(Action())
+        (fragment,) = await upstream.all(ActionSubagent())
     assert (shown(fragment)["action"], shown(fragment)["status"]) == ("ship", "success")
 
 
@@ -216,7 +215,7 @@ async def test_an_error_that_it_reports_is_its_last_word() -> None:
 
 async def test_a_judge_at_a_url_judges() -> None:
     async with replying(b'{"decision":"block","reason":"A secret."}') as upstream:
-        (fragment,) = await upstream.all(Safety())
+        (fragment,) = await upstream.all(SafetySubagent())
     assert (fragment.verdict, fragment.reason) == ("block", "A secret.")
 
 
@@ -352,12 +351,12 @@ async def test_when_nobody_waits_any_more_the_connection_is_closed() -> None:
 async def test_one_that_never_comes_to_an_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_FRAGMENTS", 200)
     async with replying(b'{"status":"pending"}\n' * 201, "application/x-ndjson") as upstream:
-        failed = await upstream.failure(Other())
+        failed = await upstream.failure(GenericSubagent())
     assert (failed.trouble, failed.message) == (Trouble.UNUSABLE, "It sent more than 200 parts.")
     async with replying(
         b'{"status":"pending"}\n' * 199 + lines({"status": "success"}), "application/x-ndjson"
     ) as upstream:
-        assert len(await upstream.all(Other())) == 200
+        assert len(await upstream.all(GenericSubagent())) == 200
 
 
 # --- who is found
@@ -365,8 +364,10 @@ async def test_one_that_never_comes_to_an_end_is_ended(monkeypatch: pytest.Monke
 
 async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=1_000)
-    documentation = Other()
-    roster = Roster(documentation=documentation, outbound=outbound, clock=SystemClock(), enabled={"documentation"})
+    documentation = GenericSubagent()
+    roster = SubagentRegistry(
+        documentation=documentation, outbound=outbound, clock=SystemClock(), enabled={"documentation"}
+    )
     found = {
         key: roster.find(Expected(key=key, result_key="r")) for key in (*KINDS, "documentation-qa", "Documentation")
     }
@@ -374,7 +375,7 @@ async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     assert {key for key, one in found.items() if one is None} == set(KINDS) - {"documentation"}
     assert isinstance(roster.find(Expected(key="documentation", result_key="r", url="http://x")), HttpSubagent)
     assert roster.find(Expected(key="voice", result_key="r", url="http://x")) is None
-    every = Roster(documentation=documentation, outbound=outbound, clock=SystemClock())
-    assert isinstance(every.find(Expected(key="row-selection", result_key="r")), RowSelection)
-    assert isinstance(every.find(Expected(key="whatever this is", result_key="r")), Other)
+    every = SubagentRegistry(documentation=documentation, outbound=outbound, clock=SystemClock())
+    assert isinstance(every.find(Expected(key="row-selection", result_key="r")), RowSelectionSubagent)
+    assert isinstance(every.find(Expected(key="whatever this is", result_key="r")), GenericSubagent)
     await outbound.close()

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from scraping import Scraped, scrape
 
+from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Endpoint
-from anabranch.domain.servers import McpServer
 from anabranch.testing import Space
 from anabranch.testing.failures import Failure
 from conftest import Server, ref
+from support.metrics_scrape import Scraped, scrape
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 

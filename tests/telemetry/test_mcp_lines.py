@@ -4,9 +4,9 @@ import io
 import json
 from typing import Any
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.signals import ServerMoved
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import LoggedEvents, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, configured_log, flush
 
 
 def told(*signals: ServerMoved) -> list[dict[str, Any]]:

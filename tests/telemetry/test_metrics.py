@@ -15,12 +15,11 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from program import PATIENCE_S, READY, Program, serving
-from scraping import Scraped, scrape
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFinished, SourceReplied, Token
+from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
-from anabranch.domain.servers import McpServer
 from anabranch.domain.signals import (
     BreakerMoved,
     CacheLooked,
@@ -37,12 +36,13 @@ from anabranch.domain.signals import (
 )
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
-from anabranch.runtime.metrics import Metrics
-from anabranch.runtime.observed import Observed
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import configured_log
+from anabranch.telemetry.combined import CombinedTelemetry
+from anabranch.telemetry.log import configured_log
+from anabranch.telemetry.metrics import Metrics
 from anabranch.testing import ManualClock, Space
 from conftest import Server, ref
+from support.metrics_scrape import Scraped, scrape
+from support.server_process import PATIENCE_S, READY, Program, serving
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 
@@ -64,7 +64,7 @@ class Watch:
         self.log = io.StringIO()
         self.clock = ManualClock()
         self.metrics = Metrics(settings)
-        self.telemetry = Observed(configured_log(settings, self.log), self.metrics, settings, clock=self.clock)
+        self.telemetry = CombinedTelemetry(configured_log(settings, self.log), self.metrics, settings, clock=self.clock)
 
     def question(self, *events: AnswerEvent, surface: str = "chat") -> None:
         context = Context(correlation_id="c", deadline=1.0, surface=surface, user_id="ursula")

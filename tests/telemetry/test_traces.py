@@ -9,20 +9,20 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from collector import Collector
-from scraping import scrape
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError, GenerationFailed
 from anabranch.domain.model import Context
-from anabranch.runtime import traces as module
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.outbound import AiohttpOutbound
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import configured_log, flush
-from anabranch.runtime.traces import MAX_WAITING, Traces
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
+from anabranch.telemetry import traces as module
+from anabranch.telemetry.log import configured_log, flush
+from anabranch.telemetry.traces import MAX_WAITING, Traces
 from anabranch.testing import Document, Space
 from anabranch.testing.failures import Failure
 from conftest import Server, ref
+from support.metrics_scrape import scrape
+from support.otlp_collector import Collector
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
 

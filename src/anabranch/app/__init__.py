@@ -1,5 +1,5 @@
 """The composition root: settings become a running Anabranch. Nothing else constructs."""
 
-from anabranch.app.running import Anabranch
+from anabranch.app.anabranch import Anabranch
 
 __all__ = ["Anabranch"]

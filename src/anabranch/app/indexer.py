@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from anabranch.app.embedders import embedder_for
-from anabranch.app.knowledge import folder_of
+from anabranch.app.knowledge_opener import folder_of
 from anabranch.app.outbound import outbound
+from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
-from anabranch.knowledge.index.generation import Generations
-from anabranch.knowledge.index.writer import Writer
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
 from anabranch.knowledge.parse import ParseLimits, Sandbox
+from anabranch.knowledge.parsed import Unprocessable
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.text import Unprocessable
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import configured_log, flush
+from anabranch.models.factory import embedder_for
+from anabranch.telemetry.log import configured_log, flush
 
 FETCH_S = 60.0
 NICE = 5
@@ -49,7 +49,7 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
             embedder = embedder_for(settings, out, threads=settings.embedding_threads)
             database.reading(lambda db: facts.check_embedder(db, embedder.name))
             ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(out))
-            writer = Writer(database, Generations(folder / "index"), embedder.name)
+            writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
     finally:
         await sandbox.close()

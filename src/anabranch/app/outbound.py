@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from anabranch.runtime import redaction
-from anabranch.runtime.addresses import AddressGuard
-from anabranch.runtime.outbound import AiohttpOutbound
-from anabranch.runtime.settings import Settings
+from anabranch.configuration.settings import Settings, secrets_of
+from anabranch.network import redaction
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
 
 
 @asynccontextmanager
@@ -17,7 +17,7 @@ async def outbound(settings: Settings, *, max_reply_bytes: int | None = None) ->
         allowed_origins=settings.allowed_origins,
         max_reply_bytes=max_reply_bytes or settings.max_reply_bytes,
     )
-    redaction.learn(opened, redaction.of_settings(settings))
+    redaction.learn(opened, secrets_of(settings))
     try:
         yield opened
     finally:

@@ -21,16 +21,16 @@ from anabranch.domain.errors import (
     StreamsFull,
     StreamUnavailable,
 )
+from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import StepCompleted
 from anabranch.domain.model import Context, Value
-from anabranch.domain.steprecords import described, written
 from anabranch.domain.steps import Command, Directive, Progress, Receipt, Trace, stream_of
-from anabranch.domain.streams import Entry, Page
-from anabranch.streams.coordinator import Coordinator
-from anabranch.streams.mux import Reader, Readers
+from anabranch.eventlog.reader import StreamReader, StreamReaders
+from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.encoder import described, written
 
 if TYPE_CHECKING:
-    from anabranch.runtime.post import Post
+    from anabranch.redis.rpc import WorkerRpc
 
 NOT_HERE = "There is no such step."
 CLOSING = "The server is shutting down; hand the step over again in a moment."
@@ -38,7 +38,7 @@ MOVED = "The step is changing hands; try again in a moment."
 LOST = "The worker that kept this step is gone."
 
 
-class About(Value):
+class StepInfo(Value):
     """What a step's stream says of itself: enough to end it in its owner's place, and to know its envelope again."""
 
     session_id: str
@@ -47,14 +47,14 @@ class About(Value):
     traceparent: str
 
 
-class Letter(Value):
+class ForwardedCommand(Value):
     """A command on its way to the worker that keeps the step."""
 
     stream: str
     command: Command
 
 
-class Reply(Value):
+class ForwardedReply(Value):
     receipt: Receipt | None = None
     code: str = ""
     message: str = ""
@@ -75,11 +75,11 @@ class Planner:
         sessions: Sessions,
         coordinator: Coordinator,
         worker: str,
-        post: "Post | None",
+        post: "WorkerRpc | None",
         ttl_s: float,
         client_bytes: int,
         streaming: bool,
-        readers: Readers | None = None,
+        readers: StreamReaders | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.streaming = streaming
@@ -116,17 +116,19 @@ class Planner:
         if self._post is None:
             raise StreamUnavailable(LOST)
         try:
-            reply = await self._post.ask(page.keeper, msgspec.json.encode(Letter(stream=stream, command=command)))
+            reply = await self._post.ask(
+                page.keeper, msgspec.json.encode(ForwardedCommand(stream=stream, command=command))
+            )
         except StreamUnavailable:
             if not page.ended:
                 raise
             return await self._taken(stream, command)  # with its keeper, what could be compared is gone as well
         return _received(reply)
 
-    async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> Reader:
+    async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> StreamReader:
         """One who follows a step from a cursor on; not yet entered."""
         await self._owned(identity, session_id, plan_step_id)
-        return Reader(
+        return StreamReader(
             self._log,
             stream_of(session_id, plan_step_id),
             after,
@@ -145,11 +147,11 @@ class Planner:
 
     async def letter(self, body: bytes) -> bytes:
         """A command that another worker has passed on: what became of it, in the form that `tell` reads."""
-        letter = msgspec.json.decode(body, type=Letter)
+        letter = msgspec.json.decode(body, type=ForwardedCommand)
         try:
-            reply = Reply(receipt=await self._taken(letter.stream, letter.command))
+            reply = ForwardedReply(receipt=await self._taken(letter.stream, letter.command))
         except AnabranchError as error:
-            reply = Reply(code=error.code, message=error.message)
+            reply = ForwardedReply(code=error.code, message=error.message)
         return msgspec.json.encode(reply)
 
     def lost(self, page: Page) -> Entry:
@@ -204,7 +206,7 @@ class Planner:
         if not await self._sessions.claim(session, identity, self._claim_s):
             raise NotFound(NOT_HERE)
         stream, digest = stream_of(session, step), _digest(directive)
-        about = About(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
+        about = StepInfo(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
         try:
             token = await self._log.open(stream, identity=identity, about=msgspec.json.encode(about))
         except Conflict:
@@ -238,15 +240,15 @@ def _compares(command: Command) -> bool:
 
 
 def _received(body: bytes) -> Receipt:
-    reply = msgspec.json.decode(body, type=Reply)
+    reply = msgspec.json.decode(body, type=ForwardedReply)
     if reply.receipt is not None:
         return reply.receipt
     kinds: tuple[type[AnabranchError], ...] = (InvalidQuestion, NotFound, StreamFull, StreamsFull)
     raise next((kind for kind in kinds if kind.code == reply.code), StreamUnavailable)(reply.message)
 
 
-def _about(page: Page) -> About:
-    return msgspec.json.decode(page.about, type=About)
+def _about(page: Page) -> StepInfo:
+    return msgspec.json.decode(page.about, type=StepInfo)
 
 
 def _digest(directive: Directive) -> str:

@@ -6,25 +6,25 @@ from importlib.metadata import version
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
 
-from anabranch.app.knowledge import Rooms
+from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Cache, Clock, Embedder, Limiter, Telemetry
 from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.pipeline.prompt import version_of
-from anabranch.runtime.cache import MemoryCache, RedisCache, TieredCache
-from anabranch.runtime.gate import Gate
-from anabranch.runtime.limits import MemoryLimiter, RedisLimiter
-from anabranch.runtime.remembering import Recipe, Remembered
-from anabranch.runtime.resilience import Resilience
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.upstreams import Policy
-from anabranch.runtime.vectors import RememberedEmbedder
+from anabranch.policies.admission import AdmissionGate
+from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
+from anabranch.policies.embedding_cache import CachedEmbedder
+from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
+from anabranch.policies.resilience import Resilience
+from anabranch.policies.upstreams import Policy
 
 if TYPE_CHECKING:
-    from anabranch.runtime.redis import Redis
-    from anabranch.runtime.sharing import SharedBreakers
+    from anabranch.policies.shared_breakers import SharedBreakers
+    from anabranch.redis.client import Redis
 
 # A request may wait for Redis three times: once for the limiter, which is waited for in full, and for two caches.
 CACHE_SHARE = 0.25
@@ -54,7 +54,7 @@ class Policies:
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = _shared(self.redis, self.resilience, clock)
         self._tending: asyncio.Task[None] | None = None
-        self.gate = Gate(settings.max_running, settings.max_waiting, telemetry)
+        self.gate = AdmissionGate(settings.max_running, settings.max_waiting, telemetry)
 
     def start(self) -> None:
         """What goes on beside the questions."""
@@ -90,7 +90,7 @@ class Policies:
             raise TooOften(allowance)
         return allowance
 
-    def remembered(self, inner: Answerer, rooms: Rooms) -> Answerer:
+    def remembered(self, inner: Answerer, rooms: KnowledgeOpener) -> Answerer:
         """The Answerer, with its answers kept for a while."""
         if not self._settings.answer_cache_ttl:
             return inner
@@ -100,7 +100,7 @@ class Policies:
                 return None
             return await (await rooms()).seen(question.filters, Caller.of(context))
 
-        return Remembered(
+        return CachedAnswerer(
             inner,
             cache=self.cache,
             ttl_s=self._settings.answer_cache_ttl,
@@ -116,7 +116,7 @@ class Policies:
         if not ttl_s:
             return inner
         where = self._settings.embedding_url or ""
-        return RememberedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
+        return CachedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
 
     def _recipe(self, question: Question) -> Recipe:
         return Recipe(prompt_version=version_of(question.profile), settings=self._recipe_settings)
@@ -140,7 +140,7 @@ def _shared(redis: "Redis | None", resilience: Resilience, clock: Clock) -> "Sha
     """Workers that share a Redis tell each other which upstreams fail."""
     if redis is None:
         return None
-    from anabranch.runtime.sharing import SharedBreakers  # noqa: PLC0415  most have no Redis
+    from anabranch.policies.shared_breakers import SharedBreakers  # noqa: PLC0415  most have no Redis
 
     return SharedBreakers(redis, resilience.upstreams, clock)
 
@@ -148,7 +148,7 @@ def _shared(redis: "Redis | None", resilience: Resilience, clock: Clock) -> "Sha
 def _redis(settings: Settings, clock: Clock, telemetry: Telemetry) -> "Redis | None":
     if settings.redis_url is None:
         return None
-    from anabranch.runtime.redis import Redis  # noqa: PLC0415  most have none
+    from anabranch.redis.client import Redis  # noqa: PLC0415  most have none
 
     return Redis(settings.redis_url, timeout_s=settings.redis_timeout, clock=clock, telemetry=telemetry)
 

@@ -4,7 +4,8 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from anabranch.app.knowledge import Rooms
+from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Status, Timings, Usage, Value
@@ -12,9 +13,8 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, endpoints, queries
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.records.identifiers import new_id
+from anabranch.pipeline.emitting import told
 from anabranch.pipeline.generate import generate
-from anabranch.pipeline.telling import told
-from anabranch.runtime.settings import Settings
 
 FAILED = "Model generation failed"
 
@@ -37,7 +37,7 @@ class Publishing:
     def __init__(
         self,
         settings: Settings,
-        rooms: Rooms,
+        rooms: KnowledgeOpener,
         directory: Directory,
         pipeline: Answerer,
         clock: Clock,
@@ -83,8 +83,8 @@ class Publishing:
             inner = self._pipeline
         else:
             timeout_s = self._settings.generation_timeout
-            inner = Relay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
-        return Recorded(inner, publication, transaction, self._rooms, keep=self._settings.query_log_days > 0)
+            inner = ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
+        return RecordedAnswerer(inner, publication, transaction, self._rooms, keep=self._settings.query_log_days > 0)
 
     async def _named(self, slug: str) -> Sequence[Publication]:
         models = [one for one in self._models if one.slug == slug]
@@ -94,7 +94,7 @@ class Publishing:
         return [*models, *await room.database.read(lambda db: _collections(db, slug))]
 
 
-class Relay:
+class ModelRelay:
     """A published model alone: it gets the messages as they were sent, and nothing is looked up for it."""
 
     def __init__(
@@ -140,12 +140,12 @@ class Relay:
         )
 
 
-class Recorded:
+class RecordedAnswerer:
     """An Answerer whose answers stand in the query log before anybody has them. Without `keep` the log is switched off:
     then only what was paid for is noted, and not what was asked."""
 
     def __init__(
-        self, inner: Answerer, publication: Publication, transaction: str | None, rooms: Rooms, *, keep: bool
+        self, inner: Answerer, publication: Publication, transaction: str | None, rooms: KnowledgeOpener, *, keep: bool
     ) -> None:
         self._inner = inner
         self._publication = publication
@@ -163,9 +163,9 @@ class Recorded:
                     await (await self._rooms()).record(self._asked(question, answer, context))
         return answer
 
-    def _asked(self, question: Question, answer: Answer, context: Context) -> queries.Asked:
+    def _asked(self, question: Question, answer: Answer, context: Context) -> queries.QueryRecord:
         one, usage = self._publication, answer.usage or Usage()
-        return queries.Asked(
+        return queries.QueryRecord(
             id=new_id(),
             user=queries.asker(Caller.of(context)),
             original=question.text if self._keep else "",

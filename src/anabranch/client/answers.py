@@ -7,10 +7,10 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from anabranch.client.comeback import Comeback, Pace, again
+from anabranch.client.connection import ServerConnection
 from anabranch.client.events import AnswerFrame, Reset
-from anabranch.client.frames import Frame
-from anabranch.client.wire import Wire
+from anabranch.client.reconnect import Pace, Reconnect, again
+from anabranch.client.sse import Frame
 from anabranch.domain.errors import Trouble, UpstreamError
 
 
@@ -25,7 +25,7 @@ class AnswerClient:
         session: aiohttp.ClientSession | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._wire = Wire(base_url, key, session, pace or Pace())
+        self._wire = ServerConnection(base_url, key, session, pace or Pace())
 
     async def __aenter__(self) -> Self:
         return self
@@ -36,7 +36,7 @@ class AnswerClient:
     async def follow(self, stream_id: str, *, after: int = 0) -> AsyncGenerator[AnswerFrame | Reset]:
         """Every event of an answer behind the cursor exactly once, to its end, in the dialect it was asked in."""
         trail = _Trail(after)
-        comeback = Comeback(self._wire.pace, eager=True)
+        comeback = Reconnect(self._wire.pace, eager=True)
         async with aclosing(again(lambda: self._behind(stream_id, trail, comeback), comeback)) as frames:
             async for frame in frames:
                 if (heard := trail.fresh(frame)) is not None:
@@ -51,7 +51,7 @@ class AnswerClient:
         The question is sent once. `on_stream` gets the stream's id, for `follow` after a restart. Where the server does
         not keep the answer there is none, and a cut is the end: StreamUnavailable."""
         trail = _Trail()
-        comeback = Comeback(self._wire.pace, eager=True)
+        comeback = Reconnect(self._wire.pace, eager=True)
         response = await self._wire.asked(self._wire.address(*path.strip("/").split("/")), question)
         stream_id = response.headers.get("Stream-Id")
         unheard = [response]
@@ -70,7 +70,7 @@ class AnswerClient:
                     if isinstance(heard, AnswerFrame) and heard.ends_answer:
                         return
 
-    def _behind(self, stream_id: str, trail: "_Trail", comeback: Comeback) -> AsyncGenerator[Frame]:
+    def _behind(self, stream_id: str, trail: "_Trail", comeback: Reconnect) -> AsyncGenerator[Frame]:
         return self._wire.listen(self._wire.address("v1", "streams", stream_id), trail.sequence, comeback)
 
 

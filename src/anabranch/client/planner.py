@@ -8,10 +8,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from anabranch.client.comeback import Comeback, Pace, again
+from anabranch.client.connection import ServerConnection
 from anabranch.client.events import Begun, PlannerEvent, Pushed, Replay, Reset
-from anabranch.client.frames import Frame
-from anabranch.client.wire import Wire
+from anabranch.client.reconnect import Pace, Reconnect, again
+from anabranch.client.sse import Frame
 from anabranch.domain.errors import InvalidQuestion, NotFound, Trouble, UpstreamError
 from anabranch.domain.model import Value
 
@@ -32,7 +32,7 @@ class PlannerClient:
         session: aiohttp.ClientSession | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._wire = Wire(base_url, key, session, pace or Pace())
+        self._wire = ServerConnection(base_url, key, session, pace or Pace())
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,9 +108,9 @@ class PlannerClient:
         """Every event behind the cursor exactly once, as it comes, whatever happens to connections; then those of the
         next step, if the end names one. Raises what the server refuses with, and StreamUnavailable when it was away
         for longer than the pace has patience."""
-        comeback = Comeback(self._wire.pace)
+        comeback = Reconnect(self._wire.pace)
         url = self._step(session_id, plan_step_id, "ws" if transport == "ws" else "stream")
-        cursor = Cursor(after)
+        cursor = StepCursor(after)
 
         def connect() -> AsyncGenerator[Frame]:
             if transport == "ws":
@@ -133,7 +133,7 @@ class PlannerClient:
         return self._wire.address("planner", "sessions", session_id, "steps", plan_step_id, *more)
 
 
-class Cursor:
+class StepCursor:
     """Where a client stands in a stream, and what it has not seen yet."""
 
     def __init__(self, sequence: int = 0) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
+from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import AnswerEvent, SubagentStatus
 from anabranch.domain.model import (
     Allowance,
@@ -20,7 +21,6 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.signals import Signal
 from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
-from anabranch.domain.streams import Entry, Page
 
 Attribute = str | int | float | bool | tuple[str, ...]
 Emit = Callable[[AnswerEvent], Awaitable[None]]

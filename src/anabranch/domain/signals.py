@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from anabranch.domain.mcp import ServerState
 from anabranch.domain.model import Usage, Value
-from anabranch.domain.servers import ServerState
 
 CacheName = Literal["answer", "embedding"]
 BreakerState = Literal["closed", "half_open", "open"]

@@ -12,7 +12,7 @@ import numpy as np
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Filters, Query, Value
-from anabranch.knowledge.index.reader import Reader
+from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import OVERFETCH, interact, retrieve
@@ -62,7 +62,7 @@ def read(folder: Path) -> Dataset:
 
 async def evaluate(
     database: Database,
-    reader: Reader,
+    reader: IndexReader,
     embedder: Embedder,
     dataset: Dataset,
     stages: Sequence[Stage],

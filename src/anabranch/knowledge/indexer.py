@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from anabranch.domain.errors import AnabranchError
-from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, Writer
+from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, IndexWriter
 from anabranch.knowledge.ingest import Ingestion
 from anabranch.knowledge.records import jobs, queries
 from anabranch.knowledge.records.database import Database
@@ -21,7 +21,7 @@ FORGET_S = 3_600.0
 class Indexer:
     """Two lanes take documents in, so that one is read while another is embedded; beside them the index is folded."""
 
-    def __init__(self, database: Database, ingestion: Ingestion, writer: Writer, *, retention_days: int) -> None:
+    def __init__(self, database: Database, ingestion: Ingestion, writer: IndexWriter, *, retention_days: int) -> None:
         self._database = database
         self._ingestion = ingestion
         self._writer = writer

@@ -13,13 +13,13 @@ import msgspec
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.chunk import chunk
-from anabranch.knowledge.model import Document, Permissions
+from anabranch.knowledge.chunking import chunk
+from anabranch.knowledge.model import Permissions, StoredDocument
+from anabranch.knowledge.parsed import Chunking, Parsed, Piece, Unprocessable
 from anabranch.knowledge.records import documents, facts, jobs
 from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.records.documents import Draft
+from anabranch.knowledge.records.documents import DocumentDraft
 from anabranch.knowledge.records.jobs import Claim
-from anabranch.knowledge.text import Chunking, Parsed, Piece, Unprocessable
 
 # Changes when the same bytes would give other chunks than before, so that they are cut anew when they come again.
 VERSION = 1
@@ -38,14 +38,14 @@ Fetch = Callable[[str], Awaitable[Fetched]]
 class Ready(NamedTuple):
     """A document that only waits for its vectors."""
 
-    draft: Draft
+    draft: DocumentDraft
     pieces: tuple[Piece, ...]
 
 
 class Settled(NamedTuple):
     """What became of a claim without any work: it was there already."""
 
-    document: Document
+    document: StoredDocument
     changed: bool
 
 
@@ -146,18 +146,18 @@ def _known(db: sqlite3.Connection, claim: Claim, content_hash: str, recipe: str)
     return None
 
 
-def permissions_for(claim: Claim, kept: Document | None) -> Permissions:
+def permissions_for(claim: Claim, kept: StoredDocument | None) -> Permissions:
     """The permissions given with the claim, else those of the document that is kept, else the collection's default."""
     default = claim.collection.settings.default_permissions if kept is None else kept.permissions
     return claim.arrived.permissions or default
 
 
-def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> Draft:
+def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
     arrived = claim.arrived
     found = {"author": parsed.author, "created_date": parsed.created_date, "tags": list(parsed.tags) or None}
     metadata = {name: value for name, value in found.items() if value is not None} | dict(arrived.metadata)
     title = _given_title(claim) or parsed.title or arrived.filename or arrived.url
-    return Draft(
+    return DocumentDraft(
         id=claim.document_id,
         collection=claim.collection.key,
         owner=claim.owner,

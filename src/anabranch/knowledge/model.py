@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from anabranch.domain.model import Context, Value
-from anabranch.knowledge.text import Chunking
+from anabranch.knowledge.parsed import Chunking
 
 Visibility = Literal["public", "private", "restricted"]
 SourceType = Literal["file", "url", "text"]
@@ -94,7 +94,7 @@ class NewDocument(Value):
     identity: str | None = None
 
 
-class Document(Value):
+class StoredDocument(Value):
     """A document as it is kept; `content` only where it was asked for."""
 
     key: int
@@ -120,7 +120,7 @@ class Document(Value):
     content: str | None = None
 
 
-class Item(Value):
+class JobItem(Value):
     """One document of a job, and what has become of it."""
 
     key: int
@@ -144,4 +144,4 @@ class Job(Value):
     failed: int
     created_at: float
     completed_at: float | None
-    items: tuple[Item, ...] = ()
+    items: tuple[JobItem, ...] = ()

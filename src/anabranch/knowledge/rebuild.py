@@ -7,7 +7,7 @@ from functools import partial
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.knowledge.index.generation import Generations, Manifest
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.records import documents, facts
 from anabranch.knowledge.records.database import Database, StoreFailed
 
@@ -33,7 +33,7 @@ async def embed_anew(database: Database, embedder: Embedder, generations: Genera
             done += len(batch)
             progress(done, total)
         # First the index goes, for it holds the old vectors: without one, searches read the records.
-        generations.publish(Manifest(number=generations.current().number))
+        generations.publish(IndexManifest(number=generations.current().number))
         database.writing(lambda db: _swap(db, embedder.name))
     except BaseException:
         with suppress(AnabranchError):

@@ -1,9 +1,4 @@
-"""The default reranker: late interaction over what ingestion has stored, in numpy, in under a millisecond.
-
-It is not a cross-encoder: no model reads the question and the chunk together. Each of the question's tokens looks for
-the token of the chunk that is most like it, by the sign bits of their vectors; that is added to the two scores that
-retrieval has already, and what stands among good neighbours is lifted a little.
-"""
+"""Variety: of many passages the few that are relevant and unlike each other (maximal marginal relevance)."""
 
 from collections.abc import Sequence
 
@@ -11,6 +6,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.knowledge.index.segment import products
+
+
+def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
+    """Which to take, in the order of choice. The first is the most relevant; each further one has the most of
+    `weight · relevance - (1 - weight) · cosine`, the cosine being that to the most similar of those taken already.
+    Among equals the first comes first, so that a weight of 1 is the order by relevance."""
+    count = max(0, min(limit, len(relevance)))
+    order = np.empty(count, np.int64)
+    if not count:
+        return order
+    unit = _unit(vectors)
+    worth = np.float32(weight) * relevance
+    closest = np.full(len(relevance), -1.0, np.float32)
+    order[0] = latest = int(np.argmax(relevance))
+    for at in range(1, count):
+        worth[latest] = -np.inf
+        # Only the latest can be closer than what was closest before: no table of all pairs is needed.
+        np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
+        order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
+    return order
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of length 1; what has no length has no direction either, and is like nothing."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
+
 
 Scores = NDArray[np.float32]
 

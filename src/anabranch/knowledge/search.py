@@ -13,13 +13,13 @@ from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
 from anabranch.knowledge import rerank
-from anabranch.knowledge.index.reader import Moved, Reader, View
+from anabranch.knowledge.index.reader import IndexReader, Moved, View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import Database, StoreFailed
 from anabranch.knowledge.records.documents import permissions_of
-from anabranch.knowledge.variety import mmr
+from anabranch.knowledge.rerank import mmr
 
 OVERFETCH = 5
 RRF_K = 60
@@ -59,7 +59,7 @@ class Candidates(NamedTuple):
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
 
 
-class Found(NamedTuple):
+class SearchHits(NamedTuple):
     """Passages, best first, and row by row their vectors where the choice among them is still to be made. `seen` stands
     for all that could have been found."""
 
@@ -69,13 +69,13 @@ class Found(NamedTuple):
 
 
 class Searcher:
-    def __init__(self, database: Database, reader: Reader, embedder: Embedder, reranker: Reranker | None) -> None:
+    def __init__(self, database: Database, reader: IndexReader, embedder: Embedder, reranker: Reranker | None) -> None:
         self._database = database
         self._reader = reader
         self._embedder = embedder
         self._reranker = reranker
 
-    async def search(self, query: Query, caller: Caller, source: str | None) -> Found:
+    async def search(self, query: Query, caller: Caller, source: str | None) -> SearchHits:
         """The best passages that the caller may see, best first (or as they were chosen for variety), as of one moment;
         without a `source` each is named for its collection."""
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
@@ -91,19 +91,19 @@ class Searcher:
             scores = np.array([passage.score for passage in passages])
             passages = [passages[at] for at in varied(scores, found.vectors, query)]
         enough = [one for one in passages if one.score >= query.similarity_threshold]
-        return Found(enough[: query.limit], found.seen)
+        return SearchHits(enough[: query.limit], found.seen)
 
-    async def _reranked(self, query: Query, found: Found) -> Found:
+    async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """By a model that reads question and passage together."""
         assert self._reranker is not None
         scores = await self._reranker.score(query.text, found.passages)
         scored = [_scored(*pair) for pair in zip(found.passages, scores, strict=True)]
         order = sorted(range(len(scored)), key=lambda at: -scores[at])
         vectors = None if found.vectors is None else found.vectors[order]
-        return Found(in_order([scored[at] for at in order]), found.seen, vectors)
+        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors)
 
-    def _found(self, query: Query, caller: Caller, embeddings: Sequence[Embedding], source: str | None) -> Found:
-        def work(db: sqlite3.Connection) -> Found:
+    def _found(self, query: Query, caller: Caller, embeddings: Sequence[Embedding], source: str | None) -> SearchHits:
+        def work(db: sqlite3.Connection) -> SearchHits:
             facts.check_embedder(db, self._embedder.name)  # somebody may have rebuilt the index with another
             view = self._reader.view(db, query.filters, caller)
             candidates = retrieve(view, query, embeddings)
@@ -114,9 +114,11 @@ class Searcher:
                 vectors = view.vectors(candidates.keys, len(embeddings[0].vector) // 4)
             if query.rerank and self._reranker is not None:  # it has yet to say how relevant each is
                 fetched = fetch(db, candidates, max(query.limit, POOL), caller, source)
-                return Found(list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)])
+                return SearchHits(
+                    list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)]
+                )
             order = None if vectors is None else varied(relevance(candidates), vectors, query)
-            return Found(list(fetch(db, candidates, query.limit, caller, source, order).values()), view.seen)
+            return SearchHits(list(fetch(db, candidates, query.limit, caller, source, order).values()), view.seen)
 
         for _ in range(SNAPSHOTS):
             try:

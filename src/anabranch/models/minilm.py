@@ -14,8 +14,8 @@ from tokenizers import Encoding, Tokenizer
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding, Value
-from anabranch.knowledge.stopwords import STOPWORDS
-from anabranch.models.sessions import Ids, batches, padded, session
+from anabranch.models.onnx_session import Ids, batches, padded, session
+from anabranch.text.words import STOPWORDS
 
 NAME = "all-MiniLM-L6-v2"
 MODEL = "model.onnx"
@@ -41,7 +41,7 @@ class ModelMissing(ConfigurationError):
         super().__init__(f"The embedding model {NAME} {found}. Run: anabranch models install")
 
 
-class Manifest(Value):
+class ModelManifest(Value):
     """What a finished installation says of itself. `mean` is the mean vector of tokens that carry meaning."""
 
     name: str
@@ -51,7 +51,7 @@ class Manifest(Value):
 
 
 class Files(Value):
-    manifest: Manifest
+    manifest: ModelManifest
     model: bytes
     tokenizer: bytes
 
@@ -60,7 +60,7 @@ def read(folder: Path) -> Files:
     """The installed files, each of them checked."""
     place = folder / NAME
     try:
-        manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=ModelManifest)
         model, tokenizer = (place / MODEL).read_bytes(), (place / TOKENIZER).read_bytes()
     except FileNotFoundError as error:
         raise ModelMissing(f"is not installed in {folder}") from error

@@ -6,8 +6,8 @@ import msgspec
 
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt
-from anabranch.models.deltas import deltas
-from anabranch.runtime import space
+from anabranch.models.replies import deltas
+from anabranch.network import syft_wire
 
 
 class OpenAIModel:
@@ -30,7 +30,7 @@ class OpenAIModel:
             lambda: self._outbound.request(
                 "POST",
                 completions_url(self._endpoint.url),
-                headers=space.headers(self._endpoint, context),
+                headers=syft_wire.headers(self._endpoint, context),
                 body=msgspec.json.encode(payload),
                 operator=self._endpoint.operator,
                 public_only=self._endpoint.public_only,
@@ -40,7 +40,7 @@ class OpenAIModel:
 
 def completions_url(base: str) -> str:
     """People configure the host, the host with /v1, or the whole address; all three work."""
-    base = space.base(base)
+    base = syft_wire.base(base)
     if base.endswith("/chat/completions"):
         return base
     return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"

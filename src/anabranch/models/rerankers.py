@@ -14,11 +14,11 @@ from tokenizers import Encoding, Tokenizer
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import ConfigurationError, RerankFailed, UpstreamError
 from anabranch.domain.model import Passage, Value
-from anabranch.models.calls import ModelServer, Sleep
-from anabranch.models.deltas import UNDECODABLE
-from anabranch.models.sessions import batches, padded, session
-from anabranch.runtime import space
-from anabranch.runtime.attempts import Attempts
+from anabranch.models.model_server import ModelServer, Sleep
+from anabranch.models.onnx_session import batches, padded, session
+from anabranch.models.replies import UNDECODABLE
+from anabranch.network import syft_wire
+from anabranch.policies.retries import GuardedCalls
 
 Form = Literal["cohere", "tei"]
 
@@ -84,7 +84,7 @@ class RerankEndpoint:
         api_key: str = "",
         timeout_s: float = 30.0,
         sleep: Sleep = asyncio.sleep,
-        attempts: Attempts | None = None,
+        attempts: GuardedCalls | None = None,
     ) -> None:
         self._form = form
         self._model = model
@@ -132,7 +132,7 @@ class TeiResult(Value):
 
 def rerank_url(base: str, form: Form) -> str:
     """People configure the host, the host with its version, or the whole address; all three work."""
-    base = space.base(base)
+    base = syft_wire.base(base)
     if base.endswith("/rerank"):
         return base
     versioned = form == "tei" or base.endswith(("/v1", "/v2"))

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt
-from anabranch.models.deltas import deltas
-from anabranch.runtime import space
+from anabranch.models.replies import deltas
+from anabranch.network import syft_wire
 
 
 class SpaceModel:
@@ -22,4 +22,4 @@ class SpaceModel:
             "stream": self._streaming,
             "stop_sequences": [],
         }
-        return deltas(lambda: space.call(self._endpoint, payload, context, self._outbound))
+        return deltas(lambda: syft_wire.call(self._endpoint, payload, context, self._outbound))

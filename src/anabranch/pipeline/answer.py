@@ -19,6 +19,7 @@ from anabranch.domain.model import (
     Until,
 )
 from anabranch.pipeline.cite import cite
+from anabranch.pipeline.emitting import told
 from anabranch.pipeline.fanout import fan_out
 from anabranch.pipeline.generate import Generated, generate
 from anabranch.pipeline.guard import ground, refusal
@@ -26,7 +27,6 @@ from anabranch.pipeline.merge import Merging
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
-from anabranch.pipeline.telling import told
 
 ABSTAINED = "abstained"
 # Spec 4's surface is alone in having an error for a search that took too long.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import assert_never
 
-from anabranch.domain.messages import message
 from anabranch.domain.model import Ground, Passage, SourceReply, Status
+from anabranch.text.messages import message
 
 # However many sources were asked: those that have nothing to say must not speak against the one that has.
 BEST = 5

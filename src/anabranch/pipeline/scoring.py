@@ -13,7 +13,7 @@ import Stemmer
 
 from anabranch.domain.model import Passage, SourceReply
 from anabranch.domain.ranking import DIGITS, NEUTRAL, Breakdown, Ranking
-from anabranch.domain.support import STOP
+from anabranch.text.support import STOP
 
 MAX_TERMS = 64
 # Up to here a text is not too long.
@@ -27,7 +27,7 @@ WORD = re.compile(rf"[{_SIGN}]|{LETTER}+")
 NOTHING = r"(?!)"
 
 
-class Found(NamedTuple):
+class TermMatches(NamedTuple):
     """A passage, where it came from, and how often it has each of the question's terms that it has."""
 
     passage: Passage
@@ -73,13 +73,13 @@ class Ranker:
     def __init__(self, text: str, ranking: Ranking) -> None:
         self._terms = Terms(text)
         self._ranking = ranking
-        self._found: list[Found] = []
+        self._found: list[TermMatches] = []
 
     def read(self, index: int, reply: SourceReply) -> None:
         """`index` is the source's place among those that were asked."""
         for place, passage in enumerate(reply.passages):
             counts = self._terms.count(f"{passage.title}\n{passage.text}")
-            self._found.append(Found(passage, index, place, counts))
+            self._found.append(TermMatches(passage, index, place, counts))
 
     def ranked(self) -> tuple[Passage, ...]:
         """Every passage that was read, best first, whatever the order of arrival: equals as their own sources have

@@ -10,7 +10,7 @@ from anabranch.domain.model import Context, Endpoint, Query, SourceReply, Status
 from anabranch.knowledge.model import EVERYTHING, Caller
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
 
 
 class CollectionSource:

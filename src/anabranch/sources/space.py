@@ -9,7 +9,7 @@ import msgspec
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
-from anabranch.runtime import space
+from anabranch.network import syft_wire
 
 MAX_DOCUMENTS = 1_000
 
@@ -20,7 +20,7 @@ class Labels(Value):
     filename: str | int | float | None = None
 
 
-class Document(Value):
+class SpaceDocument(Value):
     content: str | None = None
     document_id: str | int | None = None
     metadata: Labels | None = None
@@ -28,12 +28,12 @@ class Document(Value):
 
 
 class References(Value):
-    documents: list[Document] | None = None
+    documents: list[SpaceDocument] | None = None
 
 
 class QueryReply(Value):
     references: References | msgspec.UnsetType | None = msgspec.UNSET
-    summary: space.Summary | str | msgspec.UnsetType | None = msgspec.UNSET
+    summary: syft_wire.Summary | str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 decode_strictly = msgspec.json.Decoder(QueryReply).decode
@@ -58,11 +58,11 @@ def _salvaged(reply: Any) -> QueryReply:
     if documents and not read:
         raise msgspec.ValidationError("none of its documents can be read")
     spoken = _of(_of(_of(reply, "summary", dict), "message", dict), "content", str)
-    summary = space.Summary(message=space.Spoken(content=_whole(spoken))) if spoken else None
+    summary = syft_wire.Summary(message=syft_wire.SpaceMessage(content=_whole(spoken))) if spoken else None
     return QueryReply(references=References(documents=read), summary=summary)
 
 
-def _document(given: object) -> Document | None:
+def _document(given: object) -> SpaceDocument | None:
     content = _of(given, "content", str)
     if not content:
         return None
@@ -70,7 +70,7 @@ def _document(given: object) -> Document | None:
     named = {name: _whole(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
     score = _of(given, "similarity_score", int | float)
     identity = _of(given, "document_id", str | int)
-    return Document(
+    return SpaceDocument(
         content=_whole(content),
         document_id=None if identity is None else _whole(str(identity)),
         metadata=Labels(**named),
@@ -106,9 +106,9 @@ class SpaceSource:
             "include_metadata": True,
         }
         try:
-            async with space.call(self._endpoint, payload, context, self._outbound) as exchange:
+            async with syft_wire.call(self._endpoint, payload, context, self._outbound) as exchange:
                 if not 200 <= exchange.status < 300:
-                    return self._failed(*await space.refusal(exchange), space.trouble(exchange.status))
+                    return self._failed(*await syft_wire.refusal(exchange), syft_wire.trouble(exchange.status))
                 body = await exchange.read()
         except UpstreamError as error:
             status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR
@@ -153,7 +153,7 @@ class SpaceSource:
         return self._failed(Status.ERROR, error, Trouble.UNUSABLE)
 
 
-def _title(document: Document, number: int) -> str:
+def _title(document: SpaceDocument, number: int) -> str:
     labels = document.metadata
     if labels is not None:
         for label in (labels.title, labels.file_name, labels.filename):
@@ -166,7 +166,7 @@ def _score(score: float | None) -> float:
     return min(1.0, max(0.0, score)) if score is not None and math.isfinite(score) else 0.0
 
 
-def _spoken(summary: space.Summary | str | msgspec.UnsetType | None) -> str | None:
-    if isinstance(summary, space.Summary):
+def _spoken(summary: syft_wire.Summary | str | msgspec.UnsetType | None) -> str | None:
+    if isinstance(summary, syft_wire.Summary):
         return summary.message.content if summary.message else None
     return summary if isinstance(summary, str) else None

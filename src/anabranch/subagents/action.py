@@ -55,7 +55,7 @@ class Proposal(Value):
     confirmation_id: str | int | None = None
 
 
-class Action:
+class ActionSubagent:
     """It pushes what it proposes or did, is asked for it, or has it in the envelope's `input`."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:

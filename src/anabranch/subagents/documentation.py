@@ -1,16 +1,24 @@
-"""The subagent that answers from documents: our own river, told as a step's results."""
+"""How a question under way is told as a step's results: what is worth a revision, and when."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
 
 from anabranch.domain.contracts import Answerer, Clock, Emit
 from anabranch.domain.errors import DeadlineExceeded, InvalidQuestion, Trouble, UpstreamError
-from anabranch.domain.events import SubagentStatus
-from anabranch.domain.messages import LANGUAGES, known
-from anabranch.domain.model import Answer, Context, Filters, Ground, Question, Value
+from anabranch.domain.events import (
+    AnswerEvent,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    SubagentStatus,
+    Token,
+)
+from anabranch.domain.model import Answer, Context, Filters, Ground, Question, Status, Value
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.subagents.payloads import (
     MAX_LABEL,
@@ -26,7 +34,103 @@ from anabranch.subagents.payloads import (
     opened,
     web_address,
 )
-from anabranch.subagents.telling import Mailbox, Telling
+from anabranch.text.messages import LANGUAGES, known
+
+PENDING = 256
+EVERY_S = 0.1
+
+
+class Mailbox:
+    """What an Answerer emits and a generator has not taken yet; when it is full, the Answerer waits."""
+
+    def __init__(self) -> None:
+        self._events: deque[AnswerEvent] = deque()
+        self._bell = asyncio.Event()
+        self._room = asyncio.Event()
+        self._closed = False
+
+    @property
+    def over(self) -> bool:
+        return self._closed and not self._events
+
+    async def put(self, event: AnswerEvent) -> None:
+        while len(self._events) >= PENDING:
+            self._room.clear()
+            await self._room.wait()
+        self._events.append(event)
+        self._bell.set()
+
+    def close(self, answering: "asyncio.Task[object]") -> None:
+        if not answering.cancelled():
+            answering.exception()  # whoever left does not ask for it
+        self._closed = True
+        self._bell.set()
+
+    async def news(self, patience_s: float | None) -> Sequence[AnswerEvent]:
+        """What has come since the last time; nothing, if nothing comes within that time or it is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._bell.wait()
+        self._bell.clear()
+        events = tuple(self._events)
+        self._events.clear()
+        self._room.set()
+        return events
+
+
+class PartialResults:
+    """Each source's part as it comes, and the text so far, at most ten times a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sources: list[Object] = []
+        self._found = 0
+        self._text: list[str] = []
+        self._waiting = False
+        self._told = float("-inf")
+
+    def heard(self, event: AnswerEvent) -> Fragment | None:
+        match event:
+            case RetrievalStarted():
+                self._sources = [{"source": path, "status": "pending", "passages": 0} for path in event.sources]
+                return self._retrieval()
+            case SourceReplied(index=index, reply=reply) if index < len(self._sources):
+                here = {"source": reply.path, "status": reply.status, "passages": len(reply.passages)}
+                self._sources[index] = here
+                self._found += len(reply.passages)
+                return self._retrieval()
+            case RetrievalFinished():
+                self._found = event.passages
+                return self._retrieval(finished=True)
+            case Token() if event.text and not self._in_vain:
+                self._text.append(event.text)
+                self._waiting = True
+                return None
+            case _:
+                return None
+
+    @property
+    def _in_vain(self) -> bool:
+        """No source could be asked: what is said then is not the beginning of an answer."""
+        return bool(self._sources) and all(one["status"] != Status.SUCCESS for one in self._sources)
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the text that waits may still wait for more."""
+        return max(0.0, self._told + EVERY_S - self._clock.monotonic()) if self._waiting else None
+
+    def due(self) -> Fragment | None:
+        now = self._clock.monotonic()
+        if not self._waiting or now < self._told + EVERY_S:
+            return None
+        self._told, self._waiting = now, False
+        self._text = ["".join(self._text)]
+        return Fragment(status="partial", payload=closed({"stage": "generation", "answer": self._text[0]}))
+
+    def _retrieval(self, *, finished: bool = False) -> Fragment:
+        said = {"stage": "retrieval", "sources": self._sources, "passages": self._found, "finished": finished}
+        return Fragment(status="in_progress", payload=closed(said))
+
 
 LONGEST = 10_000
 MAX_CITATIONS = 100
@@ -45,7 +149,7 @@ CITATION_ALIASES: Aliases = {
 Chosen = Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]]
 
 
-class Asked(Value):
+class DocumentationInput(Value):
     question: str | None = None
     collections: Annotated[list[str], msgspec.Meta(max_length=100)] | None = None
     top_k: int | None = None
@@ -69,7 +173,7 @@ class Cited(Value):
     citation_index: int | None = None
 
 
-class Documentation:
+class DocumentationSubagent:
     """Here it needs an `input` with a `question` (or `query`), and may be told the `collections` to search, `top_k` and
     a `language`; without an input it pushes what it finds. `template` is the question that every one is made from."""
 
@@ -82,7 +186,7 @@ class Documentation:
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
         made = fragment(payload, status, written if status == "success" else so_far, ("citations",))
-        count = msgspec.json.decode(made.payload, type=Counted).retrieval_count
+        count = msgspec.json.decode(made.payload, type=CountedSources).retrieval_count
         metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MOST else {}
         return msgspec.structs.replace(made, metrics=metrics)
 
@@ -93,7 +197,7 @@ class Documentation:
         context: Context,
     ) -> AsyncGenerator[Fragment, None]:
         question = await self._question(opened(input_of(expected)), context)
-        mailbox, telling = Mailbox(), Telling(self._clock)
+        mailbox, telling = Mailbox(), PartialResults(self._clock)
         answering = asyncio.create_task(self._answered(question, context, mailbox.put))
         answering.add_done_callback(mailbox.close)
         try:
@@ -119,7 +223,7 @@ class Documentation:
             raise
 
     async def _question(self, given: Object, context: Context) -> Question:
-        asked, _ = fitted(given, Asked, INPUT_ALIASES)
+        asked, _ = fitted(given, DocumentationInput, INPUT_ALIASES)
         if asked.question is None:
             raise missing("question", INPUT_ALIASES)
         if not asked.question.strip() or len(asked.question) > LONGEST:
@@ -138,7 +242,7 @@ class Documentation:
         )
 
 
-class Counted(Value):
+class CountedSources(Value):
     retrieval_count: Any = None
 
 

@@ -12,8 +12,9 @@ from anabranch.domain.errors import InvalidQuestion, Trouble, UpstreamError, Ups
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
-from anabranch.runtime import retries, space, sse
-from anabranch.runtime.redaction import content_of
+from anabranch.network import sse, syft_wire
+from anabranch.network.redaction import content_of
+from anabranch.policies import retries
 from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
 
 MAX_FRAGMENTS = 10_000
@@ -36,7 +37,7 @@ DONE = b"[DONE]"
 T = TypeVar("T")
 
 
-class Asked(Value, omit_defaults=True):
+class SubagentRequest(Value, omit_defaults=True):
     """What a subagent is sent; never anybody's token."""
 
     session_id: str
@@ -70,8 +71,8 @@ class HttpSubagent:
         async with AsyncExitStack() as stack:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
-                _, sentence = await self._in_time(space.refusal(exchange), context)
-                trouble, wait_s = space.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
+                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(MAX_FRAGMENTS):
@@ -192,7 +193,7 @@ def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
 
 
 def _body(expected: Expected, directive: Directive) -> bytes:
-    asked = Asked(
+    asked = SubagentRequest(
         session_id=directive.session_id,
         plan_step_id=directive.plan_step_id,
         subagent=expected.key,

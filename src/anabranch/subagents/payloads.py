@@ -7,10 +7,10 @@ import msgspec
 
 from anabranch.domain.contracts import Subagent
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.steps import Expected, Fragment
-from anabranch.domain.streams import one_line
-from anabranch.runtime.space import reason
+from anabranch.network.syft_wire import reason
 
 MAX_BYTES = 512 * 1024
 # Whoever reads the stream later walks down there too, and not every reader's stack is deep.

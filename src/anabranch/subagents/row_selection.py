@@ -53,7 +53,7 @@ class Column(Value):
     type: str | None = None
 
 
-class RowSelection:
+class RowSelectionSubagent:
     """It pushes its rows, is asked for them, or has them in the envelope's `input`."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:

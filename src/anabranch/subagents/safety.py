@@ -18,7 +18,7 @@ REASONS = ("reason", "message", "rationale", "explanation")
 VERDICTS: dict[str, SafetyVerdict] = {"allow": "allow", "warn": "warn", "block": "block"}
 
 
-class Safety:
+class SafetySubagent:
     """It pushes its decision, is asked for it, or has it in the envelope's `input`. What is neither allow nor warn
     counts as block, also no decision at all. Before it is through, only a block counts."""
 

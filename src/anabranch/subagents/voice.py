@@ -49,7 +49,7 @@ class Heard(Value):
     audio_url: str | None = None
 
 
-class Segment(Value):
+class VoiceSegment(Value):
     text: str | None = None
     start_ms: float | None = None
     end_ms: float | None = None
@@ -59,7 +59,7 @@ class Segment(Value):
     confidence: float | None = None
 
 
-class Voice:
+class VoiceSubagent:
     """It pushes what it heard, is asked for it, or has it in the envelope's `input`."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
@@ -94,7 +94,7 @@ def transcript(given: Object) -> Object:
 def _segment(given: Object, at: int) -> Object:
     where = f"segments[{at}]"
     try:
-        segment, _ = fitted(given, Segment, SEGMENT_ALIASES)
+        segment, _ = fitted(given, VoiceSegment, SEGMENT_ALIASES)
     except InvalidQuestion as error:
         raise InvalidQuestion(f"{where}: {error.message}") from None
     return {

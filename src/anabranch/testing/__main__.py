@@ -8,7 +8,7 @@ import sys
 import msgspec
 import uvloop
 
-from anabranch.testing.prose import documents
+from anabranch.testing.sample_texts import documents
 from anabranch.testing.space import Space
 
 SOURCES = ("docs", *(f"source-{number}" for number in range(1, 11)))

@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import web
 
 from anabranch.domain.model import EndpointKind
-from anabranch.testing import frames
-from anabranch.testing.frames import Form
+from anabranch.testing import model_frames
+from anabranch.testing.model_frames import Form
 
 MIB = 1024 * 1024
 BOMB_BYTES = 65 * MIB
@@ -167,21 +167,21 @@ async def _trickle(_: Failing, request: web.BaseRequest) -> Never:
 
 
 async def _stream_break(fault: Failing, request: web.BaseRequest) -> Never:
-    response = await frames.opened(request)
-    await response.write(frames.word(fault.form, "Two "))
-    await response.write(frames.word(fault.form, "words "))
+    response = await model_frames.opened(request)
+    await response.write(model_frames.word(fault.form, "Two "))
+    await response.write(model_frames.word(fault.form, "words "))
     raise DroppedConnectionError
 
 
 async def _stream_error(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
-    response = await frames.opened(request)
-    await response.write(frames.word(fault.form, "One "))
-    await response.write(frames.error(fault.form, "the model broke"))
+    response = await model_frames.opened(request)
+    await response.write(model_frames.word(fault.form, "One "))
+    await response.write(model_frames.error(fault.form, "the model broke"))
     return response
 
 
 async def _stream_endless_line(_: Failing, request: web.BaseRequest) -> Never:
-    response = await frames.opened(request)
+    response = await model_frames.opened(request)
     await response.write(b'data: {"content": "')
     while True:
         await response.write(b"x" * 16384)

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from anabranch.testing.failures import MIB, Failing, Failure
-from anabranch.testing.listener import Listener, bearer, json
+from anabranch.testing.http_server import HttpServer, bearer, json
 from anabranch.testing.signer import Signer
 
 _WHEN = "2026-01-01T00:00:00Z"
@@ -55,7 +55,7 @@ class Hub:
         self._members: dict[str, Mapping[str, Any]] = {}
         self._failing: Failing | None = None
         self._published: list[_Published] = []
-        self._listener = Listener(self._handle, host=host, port=port, tls=tls)
+        self._listener = HttpServer(self._handle, host=host, port=port, tls=tls)
 
     async def __aenter__(self) -> Self:
         await self._listener.start()

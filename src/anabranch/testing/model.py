@@ -7,9 +7,9 @@ import msgspec
 from aiohttp import web
 
 from anabranch.domain.model import EndpointKind, Message, Usage
-from anabranch.testing import frames
-from anabranch.testing.frames import Form
-from anabranch.testing.listener import json
+from anabranch.testing import model_frames
+from anabranch.testing.http_server import json
+from anabranch.testing.model_frames import Form
 
 Reply = Callable[[Sequence[Message]], str]
 
@@ -18,13 +18,13 @@ class _StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
+class _ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decoder = msgspec.json.Decoder(_ModelRequest)
 
 
 class Model:
@@ -80,22 +80,22 @@ class Model:
 
     def _frames(self, text: str, usage: Usage | None, form: Form) -> Iterator[bytes]:
         if form == "openai":
-            yield frames.event(frames.chunk(self._slug, {"role": "assistant", "content": ""}))
-        for piece in frames.words(text):
-            yield frames.word(form, piece, self._slug)
+            yield model_frames.event(model_frames.chunk(self._slug, {"role": "assistant", "content": ""}))
+        for piece in model_frames.words(text):
+            yield model_frames.word(form, piece, self._slug)
         if form == "openai":
-            end = frames.chunk(self._slug, {}, finish_reason="stop")
-            yield frames.event(end)
+            end = model_frames.chunk(self._slug, {}, finish_reason="stop")
+            yield model_frames.event(end)
             if usage:
-                yield frames.event({**end, "choices": [], "usage": usage})
+                yield model_frames.event({**end, "choices": [], "usage": usage})
         elif form == "summary" and usage:
             end = {"message": {"role": "assistant", "content": ""}, "finish_reason": "stop", "usage": usage}
-            yield frames.event({"summary": end})
+            yield model_frames.event({"summary": end})
         if self._done_mark:
-            yield frames.DONE
+            yield model_frames.DONE
 
     async def _stream(self, request: web.BaseRequest, pieces: Iterator[bytes]) -> web.StreamResponse:
-        response = await frames.opened(request)
+        response = await model_frames.opened(request)
         if not self._chunk_delay_s:
             await response.write(b"".join(pieces))
             return response

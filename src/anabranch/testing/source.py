@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from anabranch.domain.model import EndpointKind
-from anabranch.testing.listener import json
+from anabranch.testing.http_server import json
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,12 +17,12 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     document_id: str | None = None
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
+class _SourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     similarity_threshold: float | None = None
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decoder = msgspec.json.Decoder(_SourceRequest)
 
 
 class DataSource:
@@ -44,7 +44,7 @@ class DataSource:
             return json(b'{"error":{"message":"A data source is not a model","type":"invalid_request_error"}}', 404)
         return json(self._reply(asked))
 
-    def _reply(self, asked: _Request) -> bytes:
+    def _reply(self, asked: _SourceRequest) -> bytes:
         found = len(self._documents)
         if asked.similarity_threshold is not None:
             found = sum(document.score >= asked.similarity_threshold for document in self._documents)

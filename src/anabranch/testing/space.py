@@ -13,11 +13,11 @@ from aiohttp import web
 
 from anabranch.domain.model import EndpointKind
 from anabranch.testing.failures import MIB, DroppedConnectionError, Failing, Failure
-from anabranch.testing.frames import Form
-from anabranch.testing.listener import Listener, bearer, json
+from anabranch.testing.http_server import HttpServer, bearer, json
 from anabranch.testing.model import Model, Reply
-from anabranch.testing.prose import RIVERS
-from anabranch.testing.scribe import scribe
+from anabranch.testing.model_frames import Form
+from anabranch.testing.quoting_model import scribe
+from anabranch.testing.sample_texts import RIVERS
 from anabranch.testing.source import DataSource, Document
 
 _QUERY = re.compile(r"/api/v1/endpoints/([^/]+)/query")
@@ -59,7 +59,7 @@ class Space:
     ) -> None:
         self.requests: list[Recorded] = []
         self._behaviours: dict[str, Behaviour] = {}
-        self._listener = Listener(self._recording if record else self._handle, host=host, port=port, tls=tls)
+        self._listener = HttpServer(self._recording if record else self._handle, host=host, port=port, tls=tls)
         if everything:
             self.source("docs", documents=RIVERS)
             self.model("scribe")

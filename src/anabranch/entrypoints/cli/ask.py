@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from anabranch.app import Anabranch
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Endpoint, Until, Value
-from anabranch.entrypoints.cli.opening import OPERATOR
+from anabranch.entrypoints.cli.ask_output import AskScreen, QuietScreen
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
-from anabranch.entrypoints.cli.screen import Quiet, Screen
-from anabranch.runtime.settings import Settings
+from anabranch.entrypoints.cli.resources import OPERATOR
 
 
 class Inquiry(Value):
@@ -94,7 +94,7 @@ async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
             until=Until.MERGE if inquiry.retrieve else Until.GENERATE,
         ) as events,
     ):
-        screen: Screen | Quiet = Quiet() if as_json else Screen()
+        screen: AskScreen | QuietScreen = QuietScreen() if as_json else AskScreen()
         with screen:
             async for event in events:
                 screen.show(event)

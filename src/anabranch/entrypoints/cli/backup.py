@@ -9,17 +9,17 @@ from pathlib import Path
 
 import click
 
-from anabranch.app.embedders import LocalEmbedder
-from anabranch.app.knowledge import folder_of
+from anabranch.app.knowledge_opener import folder_of
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import alone, exist, records, require_records
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import alone, exist, records, require_records
 from anabranch.entrypoints.cli.terminal import counted, notes, output, print_json, size
-from anabranch.knowledge.index.storage import sync_file, sync_folder
+from anabranch.knowledge.index.files import sync_file, sync_folder
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import NAME
 from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.models.factory import LocalEmbedder
 
 OURS = {"facts", "collections", "documents", "chunks", "embeddings", "jobs", "keys"}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import OPERATOR, exist, knowledge, require_records
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     chunking_given,
@@ -20,6 +20,7 @@ from anabranch.entrypoints.cli.options import (
     permission_options,
     permissions_given,
 )
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, knowledge, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
@@ -32,14 +33,13 @@ from anabranch.entrypoints.cli.terminal import (
     size,
 )
 from anabranch.knowledge.model import Permissions
-from anabranch.knowledge.text import Chunking
-from anabranch.runtime.settings import Settings
+from anabranch.knowledge.parsed import Chunking
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.room import Counted
+    from anabranch.knowledge.knowledge import CollectionCounts
 
 
-class Shown(Value):
+class CollectionView(Value):
     """A collection as `--json` gives it."""
 
     id: str
@@ -67,7 +67,7 @@ def group() -> None:
 def listed(as_json: bool, config: Path | None) -> None:
     """Every collection and how much is in it."""
     settings = configured(config)
-    found = [_shown(one) for one in asyncio.run(_all(settings))] if exist(settings) else []
+    found = [_view(one) for one in asyncio.run(_all(settings))] if exist(settings) else []
     if as_json:
         print_json(found)
     elif found:
@@ -103,14 +103,14 @@ def create(
     permissions = permissions_given(visibility, users, groups) or Permissions()
     chosen = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
 
-    async def run() -> "Counted":
+    async def run() -> "CollectionCounts":
         async with knowledge(settings) as room:
             made = await room.create_collection(
                 OPERATOR, name, description=description, chunking=chosen, default_permissions=permissions
             )
             return await room.collection(OPERATOR, made.id)
 
-    _print(_shown(asyncio.run(run())), as_json=as_json)
+    _print(_view(asyncio.run(run())), as_json=as_json)
 
 
 @group.command()
@@ -119,7 +119,7 @@ def create(
 @config_option
 def show(name: str, as_json: bool, config: Path | None) -> None:
     """One collection, by its NAME or id."""
-    _print(_shown(_one(configured(config), name)), as_json=as_json)
+    _print(_view(_one(configured(config), name)), as_json=as_json)
 
 
 @group.command()
@@ -146,24 +146,24 @@ def delete(name: str, yes: bool, as_json: bool, config: Path | None) -> None:
         output().print(f"Deleted {flat(found.collection.name)} and {counted(gone, 'document')}.")
 
 
-async def _all(settings: Settings) -> "list[Counted]":
+async def _all(settings: Settings) -> "list[CollectionCounts]":
     async with knowledge(settings) as room:
         return await room.collections(OPERATOR)
 
 
-def _one(settings: Settings, name: str) -> "Counted":
+def _one(settings: Settings, name: str) -> "CollectionCounts":
     require_records(settings)
 
-    async def run() -> "Counted":
+    async def run() -> "CollectionCounts":
         async with knowledge(settings) as room:
             return await room.collection(OPERATOR, name)
 
     return asyncio.run(run())
 
 
-def _shown(one: "Counted") -> Shown:
+def _view(one: "CollectionCounts") -> CollectionView:
     kept = one.collection
-    return Shown(
+    return CollectionView(
         id=kept.id,
         name=kept.name,
         owner=kept.owner,
@@ -179,7 +179,7 @@ def _shown(one: "Counted") -> Shown:
     )
 
 
-def _print(one: Shown, *, as_json: bool) -> None:
+def _print(one: CollectionView, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
         return

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import OPERATOR, exist, knowledge, require_records
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     config_option,
@@ -19,6 +19,7 @@ from anabranch.entrypoints.cli.options import (
     permission_options,
     permissions_given,
 )
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, knowledge, require_records
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
@@ -31,18 +32,17 @@ from anabranch.entrypoints.cli.terminal import (
     printable,
     size,
 )
-from anabranch.knowledge.model import Document, Permissions
-from anabranch.runtime.settings import Settings
+from anabranch.knowledge.model import Permissions, StoredDocument
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
 
 PAGE = 500
 
 
-class Shown(Value):
+class DocumentView(Value):
     """A document as `--json` gives it."""
 
     id: str
@@ -78,7 +78,7 @@ def listed(collection: str | None, limit: int | None, as_json: bool, config: Pat
     settings = configured(config)
     found, total = _run(settings, lambda room: _listed(room, collection, limit)) if exist(settings) else ([], 0)
     if as_json:
-        print_json([_shown(one) for one in found])
+        print_json([_view(one) for one in found])
         return
     if found:
         rows = [(one.title, one.chunk_count, one.permissions.visibility, one.id) for one in found]
@@ -98,7 +98,7 @@ def show(identifier: str, content: bool, as_json: bool, config: Path | None) -> 
     require_records(settings)
     found = _run(settings, lambda room: room.document(OPERATOR, identifier, content=content))
     if as_json:
-        print_json(_shown(found))
+        print_json(_view(found))
     elif content:
         _write(found.content or "")
     else:
@@ -141,7 +141,7 @@ def permissions(
     require_records(settings)
     changed = _run(settings, lambda room: room.describe(OPERATOR, identifier, permissions=chosen))
     if as_json:
-        print_json(_shown(changed))
+        print_json(_view(changed))
     else:
         output().print(f"{flat(changed.title)} is {_seen_by(changed.permissions)} now.")
 
@@ -154,8 +154,8 @@ def _run(settings: Settings, work: "Callable[[Knowledge], Awaitable[T]]") -> T:
     return asyncio.run(run())
 
 
-async def _listed(room: "Knowledge", collection: str | None, limit: int | None) -> tuple[list[Document], int]:
-    found: list[Document] = []
+async def _listed(room: "Knowledge", collection: str | None, limit: int | None) -> tuple[list[StoredDocument], int]:
+    found: list[StoredDocument] = []
     after, total = 0, 1
     while len(found) < (total if limit is None else min(limit, total)):
         wanted = PAGE if limit is None else min(PAGE, limit - len(found))
@@ -167,8 +167,8 @@ async def _listed(room: "Knowledge", collection: str | None, limit: int | None) 
     return found, total
 
 
-def _shown(one: Document) -> Shown:
-    return Shown(
+def _view(one: StoredDocument) -> DocumentView:
+    return DocumentView(
         id=one.id,
         title=one.title,
         owner=one.owner,
@@ -188,7 +188,7 @@ def _shown(one: Document) -> Shown:
     )
 
 
-def _print(one: Document) -> None:
+def _print(one: StoredDocument) -> None:
     fields: list[tuple[str, str | int | None]] = [
         ("title", one.title),
         ("id", one.id),

@@ -1,30 +1,72 @@
-"""`anabranch eval`: a test collection taken in, asked, and measured stage by stage."""
+"""A bar chart of an evaluation, as SVG."""
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 import click
 import msgspec
 
-from anabranch.app.knowledge import folder_of
+from anabranch.app.knowledge_opener import folder_of
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import OPERATOR, embedding, knowledge, require_model
 from anabranch.entrypoints.cli.options import chunking_given, chunking_options, config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import OPERATOR, embedding, knowledge, require_model
 from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
+from anabranch.knowledge.evaluate import Measures, Stage
 from anabranch.knowledge.model import NewDocument
+from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records import jobs
-from anabranch.knowledge.text import Chunking
-from anabranch.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from anabranch.knowledge.evaluate import Dataset, Measures, Stage
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
+
+NAMES = {"ndcg_10": "nDCG@10", "recall_10": "Recall@10", "recall_100": "Recall@100", "mrr_10": "MRR@10"}
+COLOURS = ("#9aa5b1", "#5b8def", "#2bb3a3", "#e2725b")
+LEFT, TOP, HEIGHT, BAR, GAP = 50, 60, 220, 26, 30
+
+
+def chart(title: str, measured: "Mapping[Stage, Measures]") -> str:
+    """A group of bars for each measure, a bar for each stage."""
+    group = BAR * len(measured) + GAP
+    width = LEFT + group * len(NAMES) + GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 60}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<text x="{LEFT}" y="24" font-size="15">{escape(title)}</text>',
+    ]
+    for line in range(6):
+        y = TOP + HEIGHT * (1 - line / 5)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{width - GAP}" y2="{y:.1f}" stroke="#e5e7eb"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{line / 5:.1f}</text>')
+    for number, (field, name) in enumerate(NAMES.items()):
+        begin = LEFT + GAP / 2 + group * number
+        for at, measures in enumerate(measured.values()):
+            parts += _bar(begin + BAR * at, float(getattr(measures, field)), COLOURS[at % len(COLOURS)])
+        middle = begin + BAR * len(measured) / 2
+        parts.append(f'<text x="{middle:.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{name}</text>')
+    for at, stage in enumerate(measured):
+        x = LEFT + 90 * at
+        parts.append(f'<rect x="{x}" y="{TOP + HEIGHT + 34}" width="12" height="12" fill="{COLOURS[at % 4]}"/>')
+        parts.append(f'<text x="{x + 18}" y="{TOP + HEIGHT + 44}">{stage}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _bar(x: float, value: float, colour: str) -> list[str]:
+    y = TOP + HEIGHT * (1 - value)
+    return [
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{BAR - 3}" height="{HEIGHT * value:.1f}" fill="{colour}"/>',
+        f'<text x="{x + (BAR - 3) / 2:.1f}" y="{y - 4:.1f}" text-anchor="middle" font-size="9">{value:.2f}</text>',
+    ]
+
 
 STAGES = ("bm25", "dense", "hybrid", "rerank")
 BATCH = 500
@@ -98,8 +140,8 @@ def retrieval(
 
 async def _evaluate(settings: Settings, test: "Dataset", stages: "Sequence[Stage]", chunking: Chunking) -> Results:
     from anabranch.knowledge.evaluate import evaluate  # noqa: PLC0415
-    from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
-    from anabranch.knowledge.index.reader import Reader  # noqa: PLC0415
+    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
 
     async with knowledge(settings) as room, embedding(settings, threads=settings.embedding_threads) as embedder:
         begin = time.perf_counter()
@@ -107,7 +149,7 @@ async def _evaluate(settings: Settings, test: "Dataset", stages: "Sequence[Stage
         with progress(f"Taking in {flat(test.name)}", unit="documents") as advance:
             await _take_in(room, settings, test, advance)
         taken = time.perf_counter()
-        reader = Reader(Generations(folder_of(settings) / "index"))
+        reader = IndexReader(Generations(folder_of(settings) / "index"))
         with progress("Asking", unit="queries") as advance:
             measured = await evaluate(room.database, reader, embedder, test, stages, advance)
         counts = await room.collection(OPERATOR, "test")
@@ -168,7 +210,6 @@ def _prepare(folder: Path) -> None:
 
 
 def _write(folder: Path, results: Results) -> None:
-    from anabranch.entrypoints.cli.chart import chart  # noqa: PLC0415
 
     title = f"{results.dataset}: {results.embedder}, {results.chunking.strategy} chunks of {results.chunking.size}"
     try:

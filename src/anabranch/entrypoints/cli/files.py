@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
-from anabranch.runtime.outbound import parse
+from anabranch.network.outbound import parse
 
 SCHEMES = ("http://", "https://")
 FOLDERS = frozenset({"__pycache__", "node_modules"})
@@ -22,7 +22,7 @@ _COMPANY = (
 COMPANY = frozenset(_COMPANY.split())
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A document by the name that tells it from the others: its path below the folder that was given, its file name,
     or its address (then there is no path). `inside` is the folder that the file must be in when it is opened."""
 
@@ -31,19 +31,19 @@ class Found(NamedTuple):
     inside: Path | None = None
 
 
-class Sought(NamedTuple):
+class FoundFiles(NamedTuple):
     """`skipped` counts what was left out, by the reason; `leaving` names the symbolic links that leave the folder."""
 
-    found: tuple[Found, ...]
+    found: tuple[FoundFile, ...]
     skipped: Counter[str]
     leaving: tuple[str, ...]
 
 
-def seek(given: Sequence[str], *, follow_links: bool = False) -> Sought:
+def find_files(given: Sequence[str], *, follow_links: bool = False) -> FoundFiles:
     """Everything that the arguments mean, in order. Two files of one name would replace each other, so that is an
     error; the same file twice is not."""
     search = _Search(follow_links)
-    by_name: dict[str, Found] = {}
+    by_name: dict[str, FoundFile] = {}
     for one in given:
         for found in [_address(one)] if one.startswith(SCHEMES) else search.files(Path(one)):
             other = by_name.setdefault(found.name, found)
@@ -53,10 +53,10 @@ def seek(given: Sequence[str], *, follow_links: bool = False) -> Sought:
                     f"Ingest the folder that holds both, or use two collections."
                 )
     leaving = tuple(name for name in dict.fromkeys(search.leaving) if name not in by_name)
-    return Sought(tuple(by_name.values()), search.skipped, leaving)
+    return FoundFiles(tuple(by_name.values()), search.skipped, leaving)
 
 
-def opened(found: Found) -> BinaryIO:
+def opened(found: FoundFile) -> BinaryIO:
     """The file for reading. In a folder, no symbolic link is followed on the way: the path was resolved when the folder
     was walked through, so whatever is a link now was put there since."""
     assert found.path is not None
@@ -75,12 +75,12 @@ def opened(found: Found) -> BinaryIO:
         os.close(at)
 
 
-def _address(url: str) -> Found:
+def _address(url: str) -> FoundFile:
     try:
         parse(url)
     except UpstreamError as error:
         raise ConfigurationError(f"{url!r} cannot be fetched. {error.message}") from None
-    return Found(url)
+    return FoundFile(url)
 
 
 class _Search:
@@ -89,7 +89,7 @@ class _Search:
         self.skipped: Counter[str] = Counter()
         self.leaving: list[str] = []
 
-    def files(self, given: Path) -> Iterator[Found]:
+    def files(self, given: Path) -> Iterator[FoundFile]:
         """What is given by name is meant, also where it is a symbolic link."""
         try:
             mode = given.stat().st_mode
@@ -98,9 +98,9 @@ class _Search:
         if stat.S_ISDIR(mode):
             top = given.resolve()
             for name, path in self._walk(top):
-                yield Found(_name(name), path, None if self._follow_links else top)
+                yield FoundFile(_name(name), path, None if self._follow_links else top)
         elif stat.S_ISREG(mode):
-            yield Found(_name(Path(given.name)), given)
+            yield FoundFile(_name(Path(given.name)), given)
         else:
             raise ConfigurationError(f"{given} is neither a file nor a folder.")
 

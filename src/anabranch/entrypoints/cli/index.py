@@ -6,25 +6,25 @@ from pathlib import Path
 
 import click
 
-from anabranch.app.knowledge import folder_of
+from anabranch.app.knowledge_opener import folder_of
+from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import alone, embedding, is_indexed, records, require_model, require_records
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import alone, embedding, is_indexed, records, require_model, require_records
 from anabranch.entrypoints.cli.terminal import counted, moment, notes, output, print_fields, print_json, progress, size
 from anabranch.knowledge.records import facts, jobs
 from anabranch.knowledge.records.database import NAME
-from anabranch.runtime.settings import Settings
 
 RECORDS = (NAME, f"{NAME}-wal", f"{NAME}-shm")
 
 
-class Part(Value):
+class SegmentStatus(Value):
     name: str
     chunks: int
     bytes: int
 
 
-class Status(Value):
+class IndexStatus(Value):
     """The index as `--json` gives it. `behind_chunks` are in the records and not yet in a segment: searches find them
     all the same, only slower."""
 
@@ -35,7 +35,7 @@ class Status(Value):
     dimensions: int | None
     generation: int
     built_at: str | None
-    segments: tuple[Part, ...]
+    segments: tuple[SegmentStatus, ...]
     behind_chunks: int
     waiting_documents: int
     records_bytes: int
@@ -103,8 +103,8 @@ def rebuild(embed: bool, as_json: bool, config: Path | None) -> None:
 async def _rebuild(settings: Settings, *, embed: bool) -> int:
     """How many chunks were embedded anew."""
     from anabranch.knowledge import rebuild as anew  # noqa: PLC0415  numpy loads only where it is needed
-    from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
-    from anabranch.knowledge.index.writer import Writer  # noqa: PLC0415
+    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415
 
     embedded = 0
     generations = Generations(folder_of(settings) / "index")
@@ -116,13 +116,13 @@ async def _rebuild(settings: Settings, *, embed: bool) -> int:
                 with progress("Embedding", unit="chunks") as advance:
                     embedded = await anew.embed_anew(database, embedder, generations, advance)
             with progress("Building the index"):
-                await asyncio.to_thread(Writer(database, generations, embedder.name).rebuild)
+                await asyncio.to_thread(IndexWriter(database, generations, embedder.name).rebuild)
     return embedded
 
 
-def _status(settings: Settings) -> Status:
-    from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
-    from anabranch.knowledge.index.writer import Writer  # noqa: PLC0415
+def _status(settings: Settings) -> IndexStatus:
+    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415
 
     folder = folder_of(settings)
     generations = Generations(folder / "index")
@@ -130,10 +130,10 @@ def _status(settings: Settings) -> Status:
     with records(settings) as database:
         documents, chunks = database.reading(_counts)
         known = database.reading(facts.embedder)
-        behind, _ = Writer(database, generations, known[0] if known else "").behind()
+        behind, _ = IndexWriter(database, generations, known[0] if known else "").behind()
         waiting = database.reading(jobs.waiting)
-    parts = tuple(_part(generations.path(name)) for name in manifest.segments)
-    return Status(
+    parts = tuple(_segment_status(generations.path(name)) for name in manifest.segments)
+    return IndexStatus(
         data_dir=str(folder),
         documents=documents,
         chunks=chunks,
@@ -155,7 +155,7 @@ def _counts(db: sqlite3.Connection) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
-def _part(folder: Path) -> Part:
+def _segment_status(folder: Path) -> SegmentStatus:
     files = [file for file in folder.glob("*") if file.is_file()]
     keys = next((file.stat().st_size for file in files if file.name == "keys.bin"), 0)
-    return Part(name=folder.name, chunks=keys // 8, bytes=sum(file.stat().st_size for file in files))
+    return SegmentStatus(name=folder.name, chunks=keys // 8, bytes=sum(file.stat().st_size for file in files))

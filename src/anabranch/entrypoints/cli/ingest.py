@@ -12,11 +12,11 @@ import click
 import msgspec
 from rich.text import Text
 
-from anabranch.app.knowledge import folder_of
+from anabranch.app.knowledge_opener import folder_of
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.files import Found, Sought, seek
-from anabranch.entrypoints.cli.opening import OPERATOR, alone, embedding, knowledge, records, require_model
+from anabranch.entrypoints.cli.files import FoundFile, FoundFiles, find_files
 from anabranch.entrypoints.cli.options import (
     chunking_given,
     chunking_options,
@@ -27,14 +27,14 @@ from anabranch.entrypoints.cli.options import (
     permission_options,
     permissions_given,
 )
+from anabranch.entrypoints.cli.resources import OPERATOR, alone, embedding, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
 from anabranch.knowledge.model import Collection, NewDocument, Permissions
-from anabranch.knowledge.text import Chunking
-from anabranch.runtime.settings import Settings
+from anabranch.knowledge.parsed import Chunking
 
 if TYPE_CHECKING:
-    from anabranch.entrypoints.cli.intake import Taken
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.entrypoints.cli.ingest_run import IngestOutcome
+    from anabranch.knowledge.knowledge import Knowledge
 
 SIGNS = {
     "failed": ("✗", "red"),
@@ -106,14 +106,14 @@ def command(
         wait=not no_wait,
     )
     require_model(settings)
-    sought = seek(paths, follow_links=follow_links)
+    sought = find_files(paths, follow_links=follow_links)
     if not sought.found:
         raise ConfigurationError(f"There is no document in {', '.join(paths)}{_left_out(sought)}.{_leaving(sought)}")
     if title is not None and len(sought.found) > 1:
         raise click.UsageError("--title goes with a single document.")
-    from anabranch.entrypoints.cli.intake import Taken, in_order  # noqa: PLC0415  numpy loads only where it is needed
+    from anabranch.entrypoints.cli.ingest_run import IngestOutcome, in_order  # noqa: PLC0415  numpy loads only where it is needed
 
-    taken: list[Taken] = []
+    taken: list[IngestOutcome] = []
     try:
         embedder = asyncio.run(_ingest(settings, order, sought.found, taken))
         if order.wait:
@@ -121,18 +121,18 @@ def command(
     except KeyboardInterrupt:
         _say_interrupted(taken, sought.found)
         sys.exit(130)
-    links = [Taken(name=name, outcome="skipped", error=LEAVES) for name in sought.leaving]
+    links = [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in sought.leaving]
     _report(order, sought, [*in_order(taken, sought.found), *links], as_json=as_json)
     sys.exit(1 if any(one.outcome == "failed" for one in taken) else 0)
 
 
-async def _ingest(settings: Settings, order: Order, found: Sequence[Found], taken: "list[Taken]") -> str:
+async def _ingest(settings: Settings, order: Order, found: Sequence[FoundFile], taken: "list[IngestOutcome]") -> str:
     """The name of the embedder with which it was done."""
-    from anabranch.entrypoints.cli.intake import Intake  # noqa: PLC0415
+    from anabranch.entrypoints.cli.ingest_run import IngestRun  # noqa: PLC0415
 
     # The indexer's log is the server's business; here only what goes wrong is of interest.
     quiet = settings if settings.log_level == "DEBUG" else msgspec.structs.replace(settings, log_level="ERROR")
-    running: list[Intake] = []
+    running: list[IngestRun] = []
 
     def died(status: int) -> None:
         for intake in running:
@@ -142,12 +142,12 @@ async def _ingest(settings: Settings, order: Order, found: Sequence[Found], take
         advance(0, len(found))
         async with knowledge(quiet, indexing=order.wait, died=died) as room, embedding(settings) as embedder:
 
-            def took(one: "Taken") -> None:
+            def took(one: "IngestOutcome") -> None:
                 taken.append(one)
                 advance(len(taken), len(found))
 
             running.append(
-                Intake(
+                IngestRun(
                     room,
                     embedder,
                     await _collection(room, order),
@@ -176,18 +176,18 @@ async def _collection(room: "Knowledge", order: Order) -> Collection:
 
 def _fold(settings: Settings, embedder: str) -> None:
     """Bring the index up to the records, unless somebody is there to do it: then the next search starts at once."""
-    from anabranch.knowledge.index.generation import Generations  # noqa: PLC0415
-    from anabranch.knowledge.index.writer import Writer  # noqa: PLC0415
+    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415
 
     folder = folder_of(settings)
     with suppress(Conflict), alone(folder), records(settings) as database:
-        writer = Writer(database, Generations(folder / "index"), embedder)
+        writer = IndexWriter(database, Generations(folder / "index"), embedder)
         if writer.behind()[0]:
             with progress("Bringing the index up to date"):
                 writer.fold()
 
 
-def _report(order: Order, sought: Sought, taken: "Sequence[Taken]", *, as_json: bool) -> None:
+def _report(order: Order, sought: FoundFiles, taken: "Sequence[IngestOutcome]", *, as_json: bool) -> None:
     count = Counter(one.outcome for one in taken)
     if as_json:
         counts = {outcome: count[outcome] for outcome in ORDER}
@@ -208,19 +208,19 @@ def _report(order: Order, sought: Sought, taken: "Sequence[Taken]", *, as_json: 
         notes().print("They are taken in when the server or the next ingest runs.")
 
 
-def _left_out(sought: Sought) -> str:
+def _left_out(sought: FoundFiles) -> str:
     if not sought.skipped:
         return ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in sought.skipped.most_common(5))
     return f" (left out: {reasons}{', …' if len(sought.skipped) > 5 else ''})"
 
 
-def _leaving(sought: Sought) -> str:
+def _leaving(sought: FoundFiles) -> str:
     names = ", ".join(flat(name) for name in sought.leaving)
     return f" Symbolic links that leave the folder are skipped; --follow-links allows them: {names}." if names else ""
 
 
-def _say_interrupted(taken: "Sequence[Taken]", found: Sequence[Found]) -> None:
+def _say_interrupted(taken: "Sequence[IngestOutcome]", found: Sequence[FoundFile]) -> None:
     done = sum(one.outcome not in ("failed", "cancelled") for one in taken)
     notes().print(
         f"Stopped after {done:,} of {counted(len(found), 'document')}. What was accepted is kept, and is taken in when "

@@ -6,14 +6,14 @@ import click
 
 from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import exist, records, require_records
 from anabranch.entrypoints.cli.options import ListsByDefault, config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import exist, records, require_records
 from anabranch.entrypoints.cli.terminal import flat, moment, notes, output, print_json, print_table
 from anabranch.knowledge.records import keys
-from anabranch.knowledge.records.keys import Key
+from anabranch.knowledge.records.keys import ApiKey
 
 
-class Shown(Value, omit_defaults=True):
+class KeyView(Value, omit_defaults=True):
     """A key as `--json` gives it; its secret only once."""
 
     id: str
@@ -47,7 +47,7 @@ def create(user: str, groups: tuple[str, ...], operator: bool, note: str, as_jso
             lambda db: keys.create(db, user=user.strip(), groups=groups, operator=operator, note=note)
         )
     if as_json:
-        print_json(_shown(key, secret))
+        print_json(_view(key, secret))
         return
     click.echo(secret)
     rights = " and may do everything" if operator else ""
@@ -63,12 +63,12 @@ def create(user: str, groups: tuple[str, ...], operator: bool, note: str, as_jso
 def listed(as_json: bool, config: Path | None) -> None:
     """The keys, without their secrets."""
     settings = configured(config)
-    found: list[Key] = []
+    found: list[ApiKey] = []
     if exist(settings):
         with records(settings) as database:
             found = database.reading(keys.listed)
     if as_json:
-        print_json([_shown(key) for key in found])
+        print_json([_view(key) for key in found])
     elif found:
         rows = [
             (
@@ -104,8 +104,8 @@ def revoke(identifier: str, as_json: bool, config: Path | None) -> None:
         output().print(f"Revoked {identifier}.")
 
 
-def _shown(key: Key, secret: str | None = None) -> Shown:
-    return Shown(
+def _view(key: ApiKey, secret: str | None = None) -> KeyView:
+    return KeyView(
         id=key.id,
         user=key.user,
         groups=key.groups,

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from anabranch.configuration.settings import PREFIX, load, unknown
 from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
 from anabranch.entrypoints.cli.options import config_option
-from anabranch.runtime.settings import PREFIX, load, unknown
 
 HERE = __package__ or "anabranch.entrypoints.cli"
 # Where several processes count together; it must be set before prometheus_client is loaded.
@@ -69,9 +69,9 @@ def commands() -> None:
 @config_option
 def serve(host: str | None, port: int | None, workers: int | None, config: Path | None) -> None:
     """Serve every surface over HTTP."""
-    from anabranch.app.starting import check  # noqa: PLC0415
+    from anabranch.app.startup import check  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
-    from anabranch.runtime.telemetry import configured_log  # noqa: PLC0415
+    from anabranch.telemetry.log import configured_log  # noqa: PLC0415
 
     # The workers read their settings from the environment, so that is where the options go.
     given = {"HOST": host, "PORT": port, "WORKERS": workers, "CONFIG": config.resolve() if config else None}

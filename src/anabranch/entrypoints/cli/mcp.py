@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from anabranch.app import Anabranch
+from anabranch.configuration.config_file import DEFAULT_FILE
+from anabranch.configuration.settings import PREFIX, Settings, load, taken
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.servers import ServerHealth
+from anabranch.domain.mcp import ServerHealth
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
 from anabranch.entrypoints.cli.terminal import flat, notes, output, print_json, progress
-from anabranch.runtime.configuration import DEFAULT_FILE
-from anabranch.runtime.settings import PREFIX, Settings, load, taken
 
 STYLES = {"ready": "green", "failed": "red", "disabled": "dim"}
 LOOK_S = 0.1
@@ -81,12 +81,12 @@ def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
 
 
 async def _serve(settings: Settings, config: Path | None) -> None:
-    from anabranch.app.reloading import Reloading  # noqa: PLC0415
-    from anabranch.app.watching import watched  # noqa: PLC0415
-    from anabranch.entrypoints.hangup import on_hangup  # noqa: PLC0415
+    from anabranch.app.config_reload import ConfigReload  # noqa: PLC0415
+    from anabranch.app.startup import watched  # noqa: PLC0415
     from anabranch.entrypoints.mcp.stdio import serve  # noqa: PLC0415  MCP's SDK loads only where it runs
-    from anabranch.runtime.metrics import Metrics  # noqa: PLC0415
-    from anabranch.runtime.telemetry import configured_log, flush  # noqa: PLC0415
+    from anabranch.entrypoints.reload_signal import on_hangup  # noqa: PLC0415
+    from anabranch.telemetry.log import configured_log, flush  # noqa: PLC0415
+    from anabranch.telemetry.metrics import Metrics  # noqa: PLC0415
 
     log = configured_log(settings)
     serving = asyncio.current_task()
@@ -99,7 +99,7 @@ async def _serve(settings: Settings, config: Path | None) -> None:
             Anabranch.open(settings=settings, telemetry=telemetry) as anabranch,
         ):
             await anabranch.warm()
-            again = Reloading(settings, anabranch.reconfigure, log, lambda: load(file=config)).again
+            again = ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again
             async with on_hangup(again):
                 await serve(anabranch, log)
     flush(log)

@@ -9,7 +9,7 @@ from anabranch.entrypoints.cli.options import ListsByDefault, config_option, con
 from anabranch.entrypoints.cli.terminal import flat, notes, print_json, print_table, size
 
 
-class Shown(Value):
+class ModelView(Value):
     """A model as `--json` gives it. `problem` is what is wrong with it, if anything is."""
 
     name: str
@@ -59,7 +59,7 @@ def listed(as_json: bool, config: Path | None) -> None:
         notes().print(flat(found.problem))
 
 
-def _minilm(folder: Path) -> Shown:
+def _minilm(folder: Path) -> ModelView:
     from anabranch.models.minilm import NAME, ModelMissing, read  # noqa: PLC0415
 
     problem = None
@@ -69,4 +69,6 @@ def _minilm(folder: Path) -> Shown:
         problem = error.message
     place = folder / NAME
     used = sum(file.stat().st_size for file in place.iterdir()) if place.is_dir() else 0
-    return Shown(name=NAME, kind="embedding", folder=str(place), installed=problem is None, bytes=used, problem=problem)
+    return ModelView(
+        name=NAME, kind="embedding", folder=str(place), installed=problem is None, bytes=used, problem=problem
+    )

@@ -7,9 +7,9 @@ from typing import Any, TypeVar, cast, get_args
 
 import click
 
+from anabranch.configuration.settings import Settings, load, unknown
 from anabranch.knowledge.model import Permissions, Visibility
-from anabranch.knowledge.text import Strategy
-from anabranch.runtime.settings import Settings, load, unknown
+from anabranch.knowledge.parsed import Strategy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -8,8 +8,8 @@ import click
 
 from anabranch.domain.errors import Conflict, NotFound
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.opening import OPERATOR, exist, knowledge, records, require_records
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, knowledge, records, require_records
 from anabranch.entrypoints.cli.terminal import flat, moment, notes, output, print_json, print_table
 from anabranch.knowledge.records import collections, endpoints
 
@@ -17,7 +17,7 @@ OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
-class Shown(Value):
+class PublishedView(Value):
     """Something published, as `--json` gives it."""
 
     path: str
@@ -81,12 +81,12 @@ def unpublish(path: str, as_json: bool, config: Path | None) -> None:
 def published(as_json: bool, config: Path | None) -> None:
     """List what is published."""
     settings = configured(config)
-    found: list[Shown] = []
+    found: list[PublishedView] = []
     if exist(settings):
         with records(settings) as database:
             names = {one.key: one for one in database.reading(collections.listed)}
             found = [
-                Shown(
+                PublishedView(
                     path=one.path,
                     owner=one.owner,
                     slug=one.slug,

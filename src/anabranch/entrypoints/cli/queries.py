@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from anabranch.entrypoints.cli.opening import exist, records
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.resources import exist, records
 from anabranch.entrypoints.cli.terminal import counted, output, print_json
 from anabranch.knowledge.records import queries
 

@@ -10,11 +10,11 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Filters, Passage, Query, Scores
-from anabranch.entrypoints.cli.opening import OPERATOR, knowledge, require_model, require_records
 from anabranch.entrypoints.cli.options import config_option, configured, day, json_option, pairs
+from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_model, require_records
 from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json
-from anabranch.runtime.settings import Settings
 
 EXCERPT = 220
 NOTHING_FOUND = 3
@@ -88,7 +88,7 @@ async def _search(settings: Settings, asked: Query, *, explain: bool) -> tuple[S
 
 
 def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, explain: bool) -> None:
-    from anabranch.knowledge.index.words import terms  # noqa: PLC0415
+    from anabranch.text.words import terms  # noqa: PLC0415
 
     console = output()
     wanted = set(terms(query))
@@ -126,7 +126,7 @@ def _scores(rank: int, scores: Scores) -> str:
 
 def excerpt(text: str, wanted: set[int]) -> Text:
     """The stretch of a passage that has most of the wanted words, with those words marked."""
-    from anabranch.knowledge.index.words import WORD, terms  # noqa: PLC0415
+    from anabranch.text.words import WORD, terms  # noqa: PLC0415
 
     line = flat(text)
     hits = [

@@ -9,7 +9,7 @@ from starlette.types import Scope
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
-from anabranch.entrypoints.http.following import trace
+from anabranch.entrypoints.http.run_stream import trace
 from anabranch.knowledge.model import Caller
 
 Address = IPv4Address | IPv6Address

@@ -22,30 +22,29 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.reloading import Reloading
+from anabranch.app.config_reload import ConfigReload
 from anabranch.app.revocations import EVERY_S
-from anabranch.app.watching import watched
+from anabranch.app.startup import watched
+from anabranch.configuration.settings import Settings, load
 from anabranch.domain.contracts import Telemetry
-from anabranch.entrypoints.hangup import on_hangup
 from anabranch.entrypoints.http import openapi
-from anabranch.entrypoints.http.allowances import EXPOSED
 from anabranch.entrypoints.http.chat import ChatSurface
-from anabranch.entrypoints.http.edge import Edge
+from anabranch.entrypoints.http.correlation import CorrelationMiddleware
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeDialect
-from anabranch.entrypoints.http.ledger import Ledger
+from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.metrics import MetricsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface
+from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.entrypoints.http.rag import RagSurface
-from anabranch.entrypoints.http.streams import StreamSurface
-from anabranch.entrypoints.http.tailing import Closing
-from anabranch.runtime.lines import Log
-from anabranch.runtime.metrics import Metrics
-from anabranch.runtime.settings import Settings, load
-from anabranch.runtime.telemetry import configured_log, flush
+from anabranch.entrypoints.http.rate_headers import EXPOSED
+from anabranch.entrypoints.http.resumable import StreamSurface
+from anabranch.entrypoints.reload_signal import on_hangup
+from anabranch.telemetry.log import Log, configured_log, flush
+from anabranch.telemetry.metrics import Metrics
 
 # Surfaces that hold data: a web page of another origin may use them only if that origin is named.
 HOLDING_DATA = ("/v1/", "/rag/", "/metrics", "/api/v1/endpoints", "/planner/", "/mcp")
@@ -74,12 +73,12 @@ class Service:
         self._mcp: McpSurface | None = None
         self._knowledge: ASGIApp | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._closing, self._closed = Closing(), Closing()
+        self._closing, self._closed = ShutdownEvent(), ShutdownEvent()
         self._planner: PlannerSurface | None = None
         self._healthy = {"status": "healthy", "service": "anabranch", "version": version("anabranch")}
         self._description = msgspec.json.encode(openapi.describe(settings))
         self._router = Router(self._routes(), redirect_slashes=False, lifespan=self._lifespan)
-        inner = Edge(self._dispatch, log)
+        inner = CorrelationMiddleware(self._dispatch, log)
         self._app = _shared(inner, settings.cors_origins, ["GET", "POST"])
         named = [origin for origin in settings.cors_origins if origin != "*"]
         self._holding_data = _shared(inner, named, ["GET", "POST", "PATCH", "DELETE"])
@@ -140,14 +139,14 @@ class Service:
             self._chat = ChatSurface(anabranch)
             self._endpoints = EndpointSurface(anabranch)
             self._planner = PlannerSurface(anabranch, self._closing, self._closed)
-            ledger = Ledger(self._log)
+            ledger = QueryLog(self._log)
             query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
             self._rag = RagSurface(anabranch, ledger)
             streams = Route("/v1/streams/{stream}", _Asgi(StreamSurface(anabranch, self._closing)), methods=["GET"])
             routes = [*KnowledgeSurface(anabranch, ledger, self._closing).routes(), query, streams]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             await anabranch.warm()
-            reloading = Reloading(self._settings, anabranch.reconfigure, self._log)
+            reloading = ConfigReload(self._settings, anabranch.reconfigure, self._log)
             with _on_exit(self._drain):
                 async with on_hangup(reloading.again):
                     yield

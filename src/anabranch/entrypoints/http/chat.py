@@ -8,17 +8,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.model import Allowance, Context, Endpoint, Question, Until
-from anabranch.entrypoints.http import allowances, errors
 from anabranch.entrypoints.http import chat_wire as wire
+from anabranch.entrypoints.http import errors, rate_headers
 from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.asgi import TooLarge, read_body, send_json
 from anabranch.entrypoints.http.errors import send_error
-from anabranch.entrypoints.http.exchange import TooLarge, read_body, send_json
-from anabranch.entrypoints.http.following import follow, whole
-from anabranch.entrypoints.http.resuming import About, Resuming, preferred
+from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
+from anabranch.entrypoints.http.run_stream import follow, whole
 from anabranch.pipeline.run import Run
-from anabranch.runtime.settings import Settings
 
 N = TypeVar("N", int, float)
 
@@ -53,15 +53,15 @@ class ChatSurface:
             await send_error(send, error)
         else:
             with suppress(TimeoutError):
-                await send_json(send, 200, wire.response(answer), allowances.left(begun.allowance))
+                await send_json(send, 200, wire.response(answer), rate_headers.left(begun.allowance))
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = await self._begun(scope, receive, send)
         if begun is None:
             return
-        run, left = begun.run, allowances.left(begun.allowance)
+        run, left = begun.run, rate_headers.left(begun.allowance)
         if preferred(scope):
-            about = About(dialect="chat", correlation_id=scope["correlation_id"])
+            about = AnswerInfo(dialect="chat", correlation_id=scope["correlation_id"])
             resuming, context = self._resuming, begun.context
             await resuming.follow(run, scope, receive, send, wire.frame, about=about, context=context, headers=left)
         else:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import (
     Answered,
     AnswerEvent,
@@ -16,18 +17,17 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Message, SourceReply, Status, Usage
-from anabranch.domain.streams import one_line
 
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
 ]
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
+class ChatWire(msgspec.Struct, frozen=True, kw_only=True):
     """A form on the wire; fields that it does not know are passed over."""
 
 
-class EndpointRef(Wire, frozen=True, kw_only=True):
+class EndpointRef(ChatWire, frozen=True, kw_only=True):
     """Where a data source or a model is reached, and whose it is."""
 
     url: Annotated[
@@ -41,14 +41,14 @@ class EndpointRef(Wire, frozen=True, kw_only=True):
     kind: Annotated[Literal["space", "openai"], Meta(description="Which protocol it speaks")] = "space"
 
 
-class Turn(Wire, frozen=True, kw_only=True):
+class ChatTurn(ChatWire, frozen=True, kw_only=True):
     """An earlier message of the conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class ChatRequest(Wire, frozen=True, kw_only=True):
+class ChatRequest(ChatWire, frozen=True, kw_only=True):
     """One question to many data sources, and the model that is to answer it."""
 
     prompt: Annotated[str, Meta(min_length=1, description="The question")]
@@ -60,24 +60,24 @@ class ChatRequest(Wire, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
-    messages: Annotated[list[Turn], Meta(description="Earlier turns")] | None = None
+    messages: Annotated[list[ChatTurn], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
 
 
-class DocumentSource(Wire, frozen=True, kw_only=True, gc=False):
+class DocumentSource(ChatWire, frozen=True, kw_only=True, gc=False):
     slug: str
     content: str
 
 
-class SourceInfo(Wire, frozen=True, kw_only=True, gc=False):
+class SourceInfo(ChatWire, frozen=True, kw_only=True, gc=False):
     path: str
     documents_retrieved: int
     status: WireStatus
     error_message: str | None
 
 
-class Metadata(Wire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     retrieval_time_ms: int
     generation_time_ms: int
     total_time_ms: int
@@ -87,7 +87,7 @@ class Metadata(Wire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     ) = None
 
 
-class Done(Wire, frozen=True, kw_only=True):
+class Done(ChatWire, frozen=True, kw_only=True):
     """The end of a stream: everything but the text."""
 
     sources: dict[str, DocumentSource]
@@ -96,7 +96,7 @@ class Done(Wire, frozen=True, kw_only=True):
     usage: Usage | None
 
 
-class ChatResponse(Wire, frozen=True, kw_only=True):
+class ChatResponse(ChatWire, frozen=True, kw_only=True):
     """The whole answer."""
 
     response: str
@@ -106,36 +106,36 @@ class ChatResponse(Wire, frozen=True, kw_only=True):
     usage: Usage | None
 
 
-class RetrievalStart(Wire, frozen=True, kw_only=True):
+class RetrievalStart(ChatWire, frozen=True, kw_only=True):
     sources: int
 
 
-class SourceComplete(Wire, frozen=True, kw_only=True):
+class SourceComplete(ChatWire, frozen=True, kw_only=True):
     path: str
     status: WireStatus
     documents: int
 
 
-class RetrievalComplete(Wire, frozen=True, kw_only=True):
+class RetrievalComplete(ChatWire, frozen=True, kw_only=True):
     total_documents: int
     time_ms: int
 
 
-class GenerationStart(Wire, frozen=True, kw_only=True):
+class GenerationStart(ChatWire, frozen=True, kw_only=True):
     pass
 
 
-class TokenData(Wire, frozen=True, kw_only=True):
+class TokenData(ChatWire, frozen=True, kw_only=True):
     content: str
 
 
-class StreamError(Wire, frozen=True, kw_only=True):
+class StreamError(ChatWire, frozen=True, kw_only=True):
     message: str
     error: str
     details: dict[str, str | int]
 
 
-EVENTS: dict[str, type[Wire]] = {
+EVENTS: dict[str, type[ChatWire]] = {
     "retrieval_start": RetrievalStart,
     "source_complete": SourceComplete,
     "retrieval_complete": RetrievalComplete,
@@ -193,11 +193,11 @@ def frame(event: AnswerEvent) -> bytes:
             return _frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
 
 
-def history(turns: list[Turn] | None) -> tuple[Message, ...]:
+def history(turns: list[ChatTurn] | None) -> tuple[Message, ...]:
     return tuple(Message(role=turn.role, content=turn.content) for turn in turns or ())
 
 
-def _frame(name: bytes, data: Wire) -> bytes:
+def _frame(name: bytes, data: ChatWire) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
 
 

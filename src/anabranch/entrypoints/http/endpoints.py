@@ -8,16 +8,16 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.app.anabranch import StartedRun
 from anabranch.app.publishing import Publication
-from anabranch.app.running import Begun
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
+from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
-from anabranch.domain.streams import one_line
-from anabranch.entrypoints.http import allowances, errors
+from anabranch.entrypoints.http import errors, rate_headers
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import Headers, TooLarge, header, read_body, send_json
-from anabranch.entrypoints.http.following import follow, whole
+from anabranch.entrypoints.http.asgi import Headers, TooLarge, header, read_body, send_json
+from anabranch.entrypoints.http.run_stream import follow, whole
 
 SURFACE = "endpoints"
 DEFAULT_THRESHOLD = 0.0
@@ -30,7 +30,7 @@ MORE: dict[int, Headers] = {
 }
 
 
-class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["system", "user", "assistant"] = "user"
     content: str = ""
 
@@ -38,7 +38,7 @@ class Spoken(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What an aggregator asks: a data source takes a text, a model takes messages."""
 
-    messages: str | list[Spoken]
+    messages: str | list[EndpointMessage]
     limit: Annotated[int, Meta(ge=1)] | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     include_metadata: bool | None = True
@@ -67,7 +67,7 @@ class EndpointSurface:
         except AnabranchError as error:
             self._anabranch.turned_away(SURFACE, error.code)
             status = errors.status_of(error)
-            await _refuse(send, status, error.message, allowances.refused(error, status))
+            await _refuse(send, status, error.message, rate_headers.refused(error, status))
         except TooLarge:
             await _refuse(send, 413, f"The request is larger than {self._settings.max_request_bytes:,} bytes.")
         except TimeoutError:
@@ -89,7 +89,7 @@ class EndpointSurface:
         if not body:
             raise InvalidQuestion("The body is empty; send JSON.")
         asked = decode(body)
-        spoken = [Spoken(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
+        spoken = [EndpointMessage(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
         context = self._access.context(scope, caller, SURFACE)
         if publication.model is None:
             question = self._search(publication, asked, spoken)
@@ -101,11 +101,11 @@ class EndpointSurface:
                 await _refuse(send, 503, "The collection cannot be searched at the moment.", AGAIN)
                 return
             found = _references(publication, reply.passages, metadata=asked.include_metadata is not False)
-            await _send(send, found, allowances.left(allowance))
+            await _send(send, found, rate_headers.left(allowance))
             return
         question = _relayed(publication.model, asked, spoken)
         run, allowance = await self._begun(publication, asked, question, context)
-        left = allowances.left(allowance)
+        left = rate_headers.left(allowance)
         if asked.stream:
             form = Pieces(publication.slug, context.correlation_id)
             await follow(run, receive, send, form.frame, self._settings, left)
@@ -115,11 +115,11 @@ class EndpointSurface:
 
     async def _begun(
         self, publication: Publication, asked: EndpointQuery, question: Question, context: Context
-    ) -> Begun:
+    ) -> StartedRun:
         answerer = self._publishing.answerer(publication, asked.transaction_token or None)
         return await self._anabranch.begin(question, context, answerer)
 
-    def _search(self, publication: Publication, asked: EndpointQuery, spoken: list[Spoken]) -> Question:
+    def _search(self, publication: Publication, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
         text = _last_question(spoken)
         if len(text) > LONGEST_QUESTION:
             raise InvalidQuestion(f"The question has {len(text):,} characters; at most {LONGEST_QUESTION:,} are read.")
@@ -156,7 +156,7 @@ class Pieces:
         return _line({**self._head, "choices": [choice], **more})
 
 
-def _relayed(model: Endpoint, asked: EndpointQuery, spoken: list[Spoken]) -> Question:
+def _relayed(model: Endpoint, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
     defaults = Question(text="")
     return Question(
         text=_last_question(spoken),
@@ -168,7 +168,7 @@ def _relayed(model: Endpoint, asked: EndpointQuery, spoken: list[Spoken]) -> Que
     )
 
 
-def _last_question(spoken: list[Spoken]) -> str:
+def _last_question(spoken: list[EndpointMessage]) -> str:
     text = next((turn.content for turn in reversed(spoken) if turn.role == "user"), "")
     if not text.strip():
         raise InvalidQuestion("messages holds no question.")

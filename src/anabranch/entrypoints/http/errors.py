@@ -25,8 +25,8 @@ from anabranch.domain.errors import (
     StreamUnavailable,
     Unauthorized,
 )
-from anabranch.entrypoints.http import allowances
-from anabranch.entrypoints.http.exchange import Headers, send_json
+from anabranch.entrypoints.http import rate_headers
+from anabranch.entrypoints.http.asgi import Headers, send_json
 from anabranch.entrypoints.http.knowledge_errors import RequestTimedOut, RequestTooLarge
 from anabranch.knowledge.records.database import StoreFailed
 
@@ -71,7 +71,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 async def send_error(send: Send, error: AnabranchError) -> None:
     status = status_of(error)
     close = CLOSE if isinstance(error, UNREAD) else ()
-    await send_json(send, status, body_of(error), [*allowances.refused(error, status), *close])
+    await send_json(send, status, body_of(error), [*rate_headers.refused(error, status), *close])
 
 
 def status_of(error: AnabranchError) -> int:

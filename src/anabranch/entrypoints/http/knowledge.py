@@ -14,20 +14,20 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import InvalidQuestion, NotFound, ShuttingDown
-from anabranch.entrypoints.http import knowledge_views as views
+from anabranch.entrypoints.http import knowledge_wire as views
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import send_json
+from anabranch.entrypoints.http.asgi import send_json
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
-from anabranch.entrypoints.http.ledger import Ledger
-from anabranch.entrypoints.http.tailing import CLOSING, Closing, until_gone
+from anabranch.entrypoints.http.log_stream import CLOSING, ShutdownEvent, until_gone
+from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.entrypoints.http.uploads import arrival
-from anabranch.knowledge.model import Caller, Document, Permissions
+from anabranch.knowledge.model import Caller, Permissions, StoredDocument
+from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records.identifiers import made_at
-from anabranch.knowledge.text import Chunking
 
 if TYPE_CHECKING:  # it brings numpy along
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
 
 Handler = Callable[[Request, Caller], Awaitable[msgspec.Struct]]
 
@@ -58,7 +58,7 @@ class Resource:
 class KnowledgeSurface:
     """Every handler gets the request and who asks, and raises what is wrong."""
 
-    def __init__(self, anabranch: Anabranch, ledger: Ledger, closing: Closing) -> None:
+    def __init__(self, anabranch: Anabranch, ledger: QueryLog, closing: ShutdownEvent) -> None:
         self._anabranch = anabranch
         self._ledger = ledger
         self._closing = closing
@@ -208,7 +208,7 @@ class KnowledgeSurface:
             raise (ShuttingDown(CLOSING) if self._closing.is_set() else Gone) from None
         return False
 
-    async def _shown(self, room: "Knowledge", caller: Caller, document: Document) -> wire.DocumentView:
+    async def _shown(self, room: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
         where = next((one for one in await room.chosen(caller, None) if one.key == document.collection), None)
         if where is None:
             raise NotFound(f"There is no document {document.id!r}.")

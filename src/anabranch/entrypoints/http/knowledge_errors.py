@@ -7,9 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.entrypoints.http import allowances
-from anabranch.entrypoints.http.exchange import Headers, TooLarge, read_body, send_json
-from anabranch.runtime.lines import Log
+from anabranch.entrypoints.http import rate_headers
+from anabranch.entrypoints.http.asgi import Headers, TooLarge, read_body, send_json
+from anabranch.telemetry.log import Log
 
 TABLE: Mapping[str, tuple[int, str]] = {
     "invalid_query": (400, "INVALID_QUERY"),
@@ -35,7 +35,7 @@ ROUTING = {
 OUR_FAULT = "Something went wrong on our side; the log has the details under this correlation id."
 
 
-class InvalidQuery(InvalidQuestion):
+class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
@@ -121,7 +121,7 @@ class KnowledgeDialect:
             pass
         except AnabranchError as error:
             status, _ = TABLE.get(error.code, UNAVAILABLE)
-            again = allowances.refused(error, status)
+            again = rate_headers.refused(error, status)
             await send_failure(send, error.code, error.message, error.details, again)
         except UnicodeDecodeError:
             await send_failure(send, "invalid_request", "The body is not UTF-8.")

@@ -1,22 +1,30 @@
 """What the surface of collections takes and sends, as spec 5 has it."""
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.knowledge.model import (
+    Caller,
+    Collection,
     ItemStatus,
+    Job,
+    JobItem,
     JobStatus,
     Outcome,
     Permissions,
     SourceType,
+    StoredDocument,
     Visibility,
 )
-from anabranch.knowledge.text import Strategy
+from anabranch.knowledge.parsed import Chunking, Strategy
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.knowledge import CollectionCounts
 
 MAX_DEPTH = 20
 
@@ -29,11 +37,11 @@ Metadata = Annotated[
 ]
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
+class KnowledgeWire(msgspec.Struct, frozen=True, kw_only=True):
     """A form on the wire; fields that it does not know are passed over."""
 
 
-class PermissionsForm(Wire, frozen=True, kw_only=True):
+class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
     """`public`: everybody who may ask at all; `private`: the owner; `restricted`: the owner and those named."""
 
     visibility: Visibility = "public"
@@ -48,7 +56,7 @@ class PermissionsForm(Wire, frozen=True, kw_only=True):
         )
 
 
-class ChunkingForm(Wire, frozen=True, kw_only=True):
+class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
     """How documents are cut; sizes are in the embedder's tokens, and never more than its window."""
 
     chunking_strategy: Strategy | None = None
@@ -66,19 +74,19 @@ class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
     default_permissions: PermissionsForm | None = None
 
 
-class NewCollection(Wire, frozen=True, kw_only=True):
+class NewCollection(KnowledgeWire, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
 
 
-class SourceForm(Wire, frozen=True, kw_only=True):
+class SourceForm(KnowledgeWire, frozen=True, kw_only=True):
     type: SourceType
     content: Annotated[str, Meta(description="Base64 of a file, a URL, or the text itself")]
     filename: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
 
 
-class DocumentForm(Wire, frozen=True, kw_only=True):
+class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
     """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it.
     Without `permissions`, it keeps those of the document that it replaces; a new one gets the collection's default."""
 
@@ -89,13 +97,13 @@ class DocumentForm(Wire, frozen=True, kw_only=True):
     permissions: PermissionsForm | None = None
 
 
-class IngestRequest(Wire, frozen=True, kw_only=True):
+class IngestRequest(KnowledgeWire, frozen=True, kw_only=True):
     collection_id: Annotated[str, Meta(min_length=1, description="A collection's id or name")]
     documents: Annotated[list[DocumentForm], Meta(min_length=1, max_length=1_000)]
     settings: ChunkingForm | None = None
 
 
-class DocumentChanges(Wire, frozen=True, kw_only=True):
+class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
     """What is given replaces what was there; what is left out stays."""
 
     title: Title | None = None
@@ -103,18 +111,18 @@ class DocumentChanges(Wire, frozen=True, kw_only=True):
     permissions: PermissionsForm | None = None
 
 
-class Feedback(Wire, frozen=True, kw_only=True):
+class Feedback(KnowledgeWire, frozen=True, kw_only=True):
     query_id: Annotated[str, Meta(min_length=1, max_length=100)]
     rating: Literal["thumbs_up", "thumbs_down"]
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
 
 
-class RequestedChunking(Wire, frozen=True, kw_only=True):
+class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
     chunk_size: int
     chunk_overlap: int
 
 
-class CollectionSettingsView(Wire, frozen=True, kw_only=True):
+class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
     """`requested` is there where the embedder's window made the sizes smaller than what was asked for;
     `default_permissions` where the caller owns the collection."""
 
@@ -126,7 +134,7 @@ class CollectionSettingsView(Wire, frozen=True, kw_only=True):
     default_permissions: PermissionsForm | None
 
 
-class CollectionView(Wire, frozen=True, kw_only=True):
+class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
     """A collection, with the counts of what the caller can see of it."""
 
     id: str
@@ -139,11 +147,11 @@ class CollectionView(Wire, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class CollectionList(Wire, frozen=True, kw_only=True):
+class CollectionList(KnowledgeWire, frozen=True, kw_only=True):
     collections: list[CollectionView]
 
 
-class CollectionStats(Wire, frozen=True, kw_only=True):
+class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
     """Of what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
 
     document_count: int
@@ -153,24 +161,24 @@ class CollectionStats(Wire, frozen=True, kw_only=True):
     query_count_30d: int
 
 
-class CollectionDeleted(Wire, frozen=True, kw_only=True):
+class CollectionDeleted(KnowledgeWire, frozen=True, kw_only=True):
     deleted: bool
     documents_removed: int
 
 
-class IngestAccepted(Wire, frozen=True, kw_only=True):
+class IngestAccepted(KnowledgeWire, frozen=True, kw_only=True):
     job_id: str
     status: Literal["accepted"]
     documents_queued: int
 
 
-class Progress(Wire, frozen=True, kw_only=True):
+class JobProgressView(KnowledgeWire, frozen=True, kw_only=True):
     total: int
     processed: int
     failed: int
 
 
-class JobDocument(Wire, frozen=True, kw_only=True):
+class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
     """One document of a job; `error` and `code` are there if it failed."""
 
     id: str
@@ -182,23 +190,23 @@ class JobDocument(Wire, frozen=True, kw_only=True):
     code: Literal["UNPROCESSABLE"] | UnsetType = UNSET
 
 
-class JobView(Wire, frozen=True, kw_only=True):
+class JobView(KnowledgeWire, frozen=True, kw_only=True):
     job_id: str
     collection_id: str
     status: JobStatus
-    progress: Progress
+    progress: JobProgressView
     documents: list[JobDocument]
     created_at: datetime
     completed_at: datetime | None
 
 
-class DocumentSourceView(Wire, frozen=True, kw_only=True):
+class DocumentSourceView(KnowledgeWire, frozen=True, kw_only=True):
     type: SourceType
     filename: str | None
     url: str | None
 
 
-class DocumentView(Wire, frozen=True, kw_only=True):
+class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
     """A document. `permissions` are shown to its owner; the content (or the part of it that was asked for, with its
     character offsets) only where one document is asked for."""
 
@@ -222,7 +230,7 @@ class DocumentView(Wire, frozen=True, kw_only=True):
     content_length: int | UnsetType = UNSET
 
 
-class DocumentPage(Wire, frozen=True, kw_only=True):
+class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
     """`total` counts what the caller can see; `next` goes into `after` for the next page."""
 
     documents: list[DocumentView]
@@ -231,12 +239,12 @@ class DocumentPage(Wire, frozen=True, kw_only=True):
     next: str | None
 
 
-class DocumentDeleted(Wire, frozen=True, kw_only=True):
+class DocumentDeleted(KnowledgeWire, frozen=True, kw_only=True):
     deleted: bool
     chunks_removed: int
 
 
-class FeedbackRecorded(Wire, frozen=True, kw_only=True):
+class FeedbackRecorded(KnowledgeWire, frozen=True, kw_only=True):
     recorded: bool
 
 
@@ -253,3 +261,84 @@ def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, 
         if not level:
             return dict(metadata or {})
     raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+
+
+def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
+    one = counted.collection
+    settings, asked = one.settings, one.settings.requested
+    return CollectionView(
+        id=one.id,
+        name=one.name,
+        description=one.description,
+        owner=one.owner or None,
+        settings=CollectionSettingsView(
+            embedding_model=settings.embedding_model,
+            chunking_strategy=settings.chunking.strategy,
+            chunk_size=settings.chunking.size,
+            chunk_overlap=settings.chunking.overlap,
+            requested=_requested(asked) if asked is not None else None,
+            default_permissions=_permissions(settings.default_permissions) if caller.owns(one.owner) else None,
+        ),
+        document_count=counted.documents,
+        chunk_count=counted.chunks,
+        created_at=_moment(one.created_at),
+    )
+
+
+def job(found: Job) -> JobView:
+    return JobView(
+        job_id=found.id,
+        collection_id=found.collection_id,
+        status=found.status,
+        progress=JobProgressView(total=found.total, processed=found.processed, failed=found.failed),
+        documents=[_item(item) for item in found.items],
+        created_at=_moment(found.created_at),
+        completed_at=_moment(found.completed_at) if found.completed_at is not None else None,
+    )
+
+
+def document(found: StoredDocument, where: Collection, caller: Caller) -> DocumentView:
+    return DocumentView(
+        id=found.id,
+        collection_id=where.id,
+        collection=where.name,
+        title=found.title,
+        source=DocumentSourceView(type=found.source, filename=found.filename, url=found.url),
+        metadata=dict(found.metadata),
+        permissions=_permissions(found.permissions) if caller.owns(found.owner) else None,
+        content_hash=found.content_hash,
+        chunk_count=found.chunk_count,
+        token_count=found.tokens,
+        size_bytes=found.size,
+        pages=found.pages,
+        created_at=_moment(found.created_at),
+        updated_at=_moment(found.updated_at),
+    )
+
+
+def _requested(chunking: Chunking) -> RequestedChunking:
+    return RequestedChunking(chunk_size=chunking.size, chunk_overlap=chunking.overlap)
+
+
+def _item(item: JobItem) -> JobDocument:
+    return JobDocument(
+        id=item.document_id,
+        name=item.name,
+        status=item.status,
+        outcome=item.outcome,
+        chunk_count=item.chunk_count,
+        error=item.error if item.error is not None else UNSET,
+        code="UNPROCESSABLE" if item.status == "failed" else UNSET,
+    )
+
+
+def _permissions(permissions: Permissions) -> PermissionsForm:
+    return PermissionsForm(
+        visibility=permissions.visibility,
+        allowed_users=list(permissions.allowed_users),
+        allowed_groups=list(permissions.allowed_groups),
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -9,14 +9,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
-from anabranch.entrypoints.http import allowances
+from anabranch.entrypoints.http import rate_headers
 from anabranch.entrypoints.http.access import Access, is_local_name
+from anabranch.entrypoints.http.asgi import Headers, header, send_json
 from anabranch.entrypoints.http.errors import body_of as error_body
 from anabranch.entrypoints.http.errors import status_of
-from anabranch.entrypoints.http.exchange import Headers, header, send_json
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
-from anabranch.entrypoints.mcp.calls import Asker
-from anabranch.runtime.lines import Log
+from anabranch.entrypoints.mcp.question_tools import McpCaller
+from anabranch.telemetry.log import Log
 
 if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -56,11 +56,11 @@ class McpSurface:
         except AnabranchError as error:
             self._anabranch.turned_away(SURFACE, error.code)
             status = status_of(error)
-            more = [*allowances.refused(error, status), *MORE.get(status, ())]
+            more = [*rate_headers.refused(error, status), *MORE.get(status, ())]
             await send_json(send, status, error_body(error), more)
             return
         context = self._access.context(scope, caller, SURFACE)
-        scope[ASKER] = Asker(context, caller, self._access.vouched(scope, caller))
+        scope[ASKER] = McpCaller(context, caller, self._access.vouched(scope, caller))
         manager = await self._manager()
         await manager.handle_request(scope, _again(body, receive), send)
 
@@ -112,9 +112,9 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
     return StreamableHTTPSessionManager(server(anabranch, log, _asker), stateless=True, max_request_body_size=largest)
 
 
-def _asker(request: "Request") -> Asker:
+def _asker(request: "Request") -> McpCaller:
     assert request.request is not None, "over HTTP there is always a request"
-    asker: Asker = request.request.scope[ASKER]
+    asker: McpCaller = request.request.scope[ASKER]
     return asker
 
 

@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.asgi import header, send_body
 from anabranch.entrypoints.http.errors import send_error
-from anabranch.entrypoints.http.exchange import header, send_body
-from anabranch.runtime.metrics import Metrics
+from anabranch.telemetry.metrics import Metrics
 
 NOT_YOURS = "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
 

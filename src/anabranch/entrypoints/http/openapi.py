@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
+from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import openapi_knowledge as knowledge
 from anabranch.entrypoints.http import openapi_planner as planner
 from anabranch.entrypoints.http import openapi_rag as rag
 from anabranch.entrypoints.http import openapi_streams as streams
 from anabranch.entrypoints.http.errors import ErrorBody
-from anabranch.runtime.settings import Settings
 
 REF = "#/components/schemas/{name}"
 ERRORS = {

@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 
-from anabranch.app.embedders import LocalEmbedder
+from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http import query_wire
 from anabranch.entrypoints.http.knowledge import MAX_OFFSET, MAX_PAGE
 from anabranch.entrypoints.http.knowledge_errors import TABLE, UNAVAILABLE, KnowledgeError
 from anabranch.entrypoints.http.openapi_streams import resumable
 from anabranch.entrypoints.http.query import LONGEST
-from anabranch.runtime.settings import Settings
+from anabranch.models.factory import LocalEmbedder
 
 TYPES = (
     wire.NewCollection,

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from anabranch.domain.streams import LAST
-from anabranch.entrypoints.http import planner_views as views
+from anabranch.domain.eventlog import LAST
+from anabranch.entrypoints.http import planner_wire as views
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.errors import ErrorBody
 from anabranch.entrypoints.http.planner import MOST, USUAL
@@ -18,14 +18,14 @@ TYPES = (
     wire.SafetyForm,
     views.StepAccepted,
     views.StepAnswer,
-    views.Taken,
+    views.PushReceiptView,
     views.TakenList,
     views.Judged,
     views.StepStands,
     views.EventPage,
     views.EventBatch,
     views.Heartbeat,
-    views.Reset,
+    views.ResetView,
 )
 SAID = {
     401: "An API key is missing, or not known.",
@@ -89,7 +89,7 @@ def paths() -> dict[str, Any]:
         f"{STEP}/subagents/{{key}}/events": {"post": _push(), "parameters": [*step, _path("key")]},
         f"{STEP}/progress": {
             "post": _operation(
-                "push_progress", "The planner's own events", _taken(views.Taken), takes=wire.ProgressForm
+                "push_progress", "The planner's own events", _taken(views.PushReceiptView), takes=wire.ProgressForm
             ),
             "parameters": step,
         },
@@ -135,7 +135,7 @@ def refine(schemas: dict[str, Any]) -> None:
         "properties": {
             "planner_stream": _ref(views.EventBatch),
             "heartbeat": _ref(views.Heartbeat),
-            "reset": _ref(views.Reset),
+            "reset": _ref(views.ResetView),
         },
     }
     telemetry = schemas["TelemetryForm"]["properties"]
@@ -147,7 +147,7 @@ def _push() -> dict[str, Any]:
     described = _operation(
         "push_events",
         "A subagent's results, or parts of them",
-        _taken(views.Taken, views.TakenList),
+        _taken(views.PushReceiptView, views.TakenList),
         takes=wire.PushForm,
     )
     listed = {"type": "array", "items": _ref(wire.PushForm), "minItems": 1, "maxItems": wire.PUSHES}

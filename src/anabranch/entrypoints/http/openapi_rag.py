@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from anabranch.domain.messages import LANGUAGES
 from anabranch.entrypoints.http import rag_wire as wire
 from anabranch.entrypoints.http.openapi_streams import resumable
 from anabranch.entrypoints.http.rag import LONGEST, MMR_LAMBDA, MOST, THRESHOLD, TOP_K
+from anabranch.text.messages import LANGUAGES
 
 TYPES = [wire.RagRequest, wire.RagTokenFrame, wire.RagDoneFrame, wire.RagErrorFrame]
 STREAM = (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from anabranch.domain.streams import LAST
+from anabranch.domain.eventlog import LAST
 from anabranch.entrypoints.http.knowledge_errors import TABLE, UNAVAILABLE, KnowledgeError
 
 PREFER = {

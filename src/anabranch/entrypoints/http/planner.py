@@ -1,7 +1,7 @@
-"""Spec 2's dialect: steps are handed over, fed, judged, followed, read again and cancelled under /planner/sessions/."""
+"""A planner's stream over a WebSocket: the same batches, heartbeats and cursors as messages of JSON."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import zip_longest
 from typing import NamedTuple
@@ -13,20 +13,104 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
-from anabranch.domain.errors import AnabranchError, InvalidQuestion, StreamFull, StreamUnavailable
+from anabranch.domain.errors import (
+    AnabranchError,
+    Forbidden,
+    InvalidQuestion,
+    NotFound,
+    StreamFull,
+    StreamUnavailable,
+    Unauthorized,
+)
+from anabranch.domain.eventlog import SequencedEntry
 from anabranch.domain.steps import Cancel
-from anabranch.domain.streams import Recorded
-from anabranch.entrypoints.http import planner_views as views
+from anabranch.entrypoints.http import planner_wire as views
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.chaining import Arrivals, Chain
+from anabranch.entrypoints.http.asgi import JSON, PIECE_S, header, send_json
 from anabranch.entrypoints.http.errors import send_error
-from anabranch.entrypoints.http.exchange import JSON, PIECE_S, header, send_json
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
-from anabranch.entrypoints.http.planner_socket import check_origin, follow, with_key
-from anabranch.entrypoints.http.tailing import Closing, pieces, tail, until_gone, until_revoked
+from anabranch.entrypoints.http.log_stream import (
+    GOODBYE_S,
+    ReadTimeouts,
+    ShutdownEvent,
+    Tailed,
+    parts,
+    pieces,
+    tail,
+    until_gone,
+    until_revoked,
+)
+from anabranch.entrypoints.http.step_chain import Arrivals, Chain
+from anabranch.eventlog.reader import TooSlow
 from anabranch.knowledge.model import Caller
-from anabranch.streams.mux import Lagging
+
+PROTOCOL = "anabranch.planner"
+KEY = "bearer."
+THE_END, NOT_ALLOWED, GOING_AWAY, COME_BACK = 1000, 1008, 1012, 1013
+FOREIGN = "A web page of this origin may not open it; name the origin in CORS_ORIGINS."
+
+
+def with_key(scope: Scope) -> Scope:
+    """A web page cannot give a WebSocket headers: it offers its key as a subprotocol."""
+    keys = [one.removeprefix(KEY) for one in scope.get("subprotocols", ()) if one.startswith(KEY)]
+    if not keys:
+        return scope
+    return {**scope, "headers": [*scope["headers"], *((b"authorization", f"Bearer {key}".encode()) for key in keys)]}
+
+
+def check_origin(scope: Scope, named: Collection[str]) -> None:
+    """Browsers open WebSockets across origins without asking us: so it is we who look. Others send no Origin."""
+    host = header(scope, b"host") or ""
+    for name, value in scope["headers"]:
+        origin = value.decode("latin-1")
+        if name == b"origin" and origin not in named and origin.partition("://")[2] != host:
+            raise Forbidden(FOREIGN)
+
+
+async def follow(
+    reader: Tailed, scope: Scope, receive: Receive, send: Send, *, heartbeat_s: float, closing: ShutdownEvent
+) -> None:
+    """Everything that an entered reader hands out, until the end, or until the client goes or must come back."""
+    offered = PROTOCOL in scope.get("subprotocols", ())
+    code = THE_END
+    await receive()
+    try:
+        await send({"type": "websocket.accept", "subprotocol": PROTOCOL if offered else None, "headers": []})
+        async with until_gone(receive, closing, "websocket.disconnect") as patience:
+            await _pump(reader, send, patience, heartbeat_s)
+    except (TooSlow, StreamUnavailable):
+        code = COME_BACK
+    except NotFound:
+        pass  # the step before has been forgotten, and no other came
+    except TimeoutError:
+        match closing.error:
+            case None:
+                code = COME_BACK
+            case Unauthorized():
+                code = NOT_ALLOWED
+            case _:
+                code = GOING_AWAY
+    except OSError:
+        return  # the client has gone while something was sent
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(GOODBYE_S):
+            await send({"type": "websocket.close", "code": code, "reason": ""})
+
+
+async def _pump(reader: Tailed, send: Send, patience: ReadTimeouts, heartbeat_s: float) -> None:
+    frames = views.Frames()
+    while True:
+        batch = await reader.next(heartbeat_s)
+        if batch is None:
+            await patience.with_(send({"type": "websocket.send", "text": views.heartbeat(reader.head).decode()}))
+            continue
+        for part in parts(batch):
+            for message in frames.messages(part):
+                await patience.with_(send({"type": "websocket.send", "text": message.decode()}))
+        if batch.ended:
+            return
+
 
 SURFACE = "planner"
 WEBSOCKET = "WEBSOCKET"
@@ -67,7 +151,7 @@ Handler = Callable[[Call], Awaitable[None]]
 class PlannerSurface:
     """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
 
-    def __init__(self, anabranch: Anabranch, leaving: Closing, left: Closing) -> None:
+    def __init__(self, anabranch: Anabranch, leaving: ShutdownEvent, left: ShutdownEvent) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
@@ -152,7 +236,7 @@ class PlannerSurface:
 
     async def _answer_at_the_end(self, call: Call) -> None:
         """The step goes on if its planner leaves meanwhile; handing it over again gets the answer."""
-        entries: list[Recorded] = []
+        entries: list[SequencedEntry] = []
         with self._until_revoked(call, self._left) as closing:
             try:
                 async with (
@@ -167,7 +251,7 @@ class PlannerSurface:
                             ended = batch.ended
             except TimeoutError:
                 raise closing.error or Gone() from None
-            except Lagging:  # it takes everything at once
+            except TooSlow:  # it takes everything at once
                 raise StreamUnavailable("The step brings more than could be read; hand it over again.") from None
         with suppress(TimeoutError):
             await send_json(call.send, 200, views.answer(call.session_id, call.plan_step_id, entries))
@@ -186,7 +270,7 @@ class PlannerSurface:
             try:
                 results.append(views.taken(await call.planner.tell(*call.step, one)))
             except (InvalidQuestion, StreamFull) as error:
-                results.append(views.Taken(accepted=False, error=error.code, message=error.message))
+                results.append(views.PushReceiptView(accepted=False, error=error.code, message=error.message))
         status = 202 if any(one.accepted for one in results) else 200
         await send_json(call.send, status, msgspec.json.encode(views.TakenList(results=results)))
 
@@ -257,7 +341,7 @@ class PlannerSurface:
                 heartbeat_s = self._settings.heartbeat_interval
                 await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
 
-    def _until_revoked(self, call: Call, closing: Closing) -> AbstractContextManager[Closing]:
+    def _until_revoked(self, call: Call, closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
         return until_revoked(closing, self._anabranch.revocations, call.caller.key)
 
     def _chain(self, call: Call) -> Chain:
@@ -266,7 +350,7 @@ class PlannerSurface:
         sent = header(call.scope, b"last-event-id") or asked.get("last_event_id", ["0"])[-1]
         return Chain(call.planner, self._arrivals, call.step, wire.cursor(sent, "Last-Event-ID"))
 
-    def _closing(self, call: Call, chain: Chain) -> Closing:
+    def _closing(self, call: Call, chain: Chain) -> ShutdownEvent:
         """Who follows a step that is kept elsewhere can do so there, too; one that is kept here is followed to its end,
         which a stopping server brings about."""
         return self._left if call.planner.keeps(chain.page) else self._leaving

@@ -8,24 +8,24 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.naming import COLLECTIONS
+from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, Forbidden, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
 from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message, Question
-from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import query_wire as wire
+from anabranch.entrypoints.http import rate_headers
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import header, send_json, wants_fresh
-from anabranch.entrypoints.http.following import follow, whole
-from anabranch.entrypoints.http.knowledge_errors import InvalidQuery, body_of
-from anabranch.entrypoints.http.ledger import EXTRACTIVE, Entry, Ledger
-from anabranch.entrypoints.http.resuming import About, Resuming, preferred
+from anabranch.entrypoints.http.asgi import header, send_json, wants_fresh
+from anabranch.entrypoints.http.knowledge_errors import InvalidKnowledgeQuery, body_of
+from anabranch.entrypoints.http.query_log import EXTRACTIVE, QueryLog, QueryLogEntry
+from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
+from anabranch.entrypoints.http.run_stream import follow, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.run import Run
 
 if TYPE_CHECKING:  # it brings numpy along
-    from anabranch.knowledge.room import Knowledge
+    from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class SearchFailed(AnabranchError):
 class Started(NamedTuple):
     run: Run
     allowance: Allowance | None
-    form: wire.Form
-    entry: Entry
+    form: wire.QueryForm
+    entry: QueryLogEntry
     context: Context
 
 
 class QuerySurface:
-    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+    def __init__(self, anabranch: Anabranch, ledger: QueryLog) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
@@ -70,7 +70,7 @@ class QuerySurface:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._anabranch.turned_away(SURFACE, InvalidQuestion.code)
             raise
-        left = allowances.left(allowance)
+        left = rate_headers.left(allowance)
         if "text/event-stream" not in (header(scope, b"accept") or "").lower():
             answer = await whole(run, receive)
             if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
@@ -86,7 +86,7 @@ class QuerySurface:
             return form.frame(event)
 
         if preferred(scope):
-            about = About(dialect="query", correlation_id=scope["correlation_id"])
+            about = AnswerInfo(dialect="query", correlation_id=scope["correlation_id"])
             await self._resuming.follow(run, scope, receive, send, frame, about=about, context=context, headers=left)
         else:
             await follow(run, receive, send, frame, self._settings, left)
@@ -97,7 +97,7 @@ class QuerySurface:
         caller = await self._access.caller(scope)
         asked = decode(await body_of(receive, self._settings.max_request_bytes))
         if not asked.query.strip() or len(asked.query) > LONGEST:
-            raise InvalidQuery(f"query must have 1 to {LONGEST:,} characters.")
+            raise InvalidKnowledgeQuery(f"query must have 1 to {LONGEST:,} characters.")
         filters = wire.filters_of(asked.filters)
         room = await self._anabranch.knowledge()
         elsewhere = named(self._anabranch, self._access.vouched(scope, caller), asked.sources)
@@ -110,7 +110,7 @@ class QuerySurface:
         question = self._question(asked, asked_of, filters, history, fresh=wants_fresh(scope))
         query_id, conversation = new_id(), asked.conversation_id or new_id()
         settings = asked.settings or wire.QuerySettings()
-        form = wire.Form(
+        form = wire.QueryForm(
             query_id=query_id,
             conversation_id=conversation,
             model=self._anabranch.model.path,
@@ -119,7 +119,7 @@ class QuerySurface:
             elsewhere=bool(elsewhere),
         )
         ledger = self._ledger if self._settings.query_log_days else None
-        entry = Entry(ledger, room, caller, query_id, conversation, question, searched)
+        entry = QueryLogEntry(ledger, room, caller, query_id, conversation, question, searched)
         context = self._access.context(scope, caller, SURFACE)
         run, allowance = await self._anabranch.begin(question, context)
         return Started(run, allowance, form, entry, context)

@@ -8,13 +8,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import Answer, Filters, Status
-from anabranch.domain.streams import one_line
-from anabranch.entrypoints.http.evidence import CitationView, SourceStatus, SourceView, citations, sources, statuses
+from anabranch.entrypoints.http.citations import CitationView, SourceStatus, SourceView, citations, sources, statuses
 from anabranch.entrypoints.http.knowledge_errors import KnowledgeError, form
-from anabranch.entrypoints.http.knowledge_wire import Wire
-from anabranch.knowledge.sentences import sentences
+from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
+from anabranch.text.sentences import sentences
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
@@ -24,20 +24,20 @@ ELSEWHERE = (
 Sources = Annotated[list[Text], Meta(max_length=100, description=ELSEWHERE)]
 
 
-class DateRange(Wire, frozen=True, kw_only=True):
+class DateRange(KnowledgeWire, frozen=True, kw_only=True):
     """Days, inclusive, compared with the document's `created_date` (or `date`), else with the day it was ingested."""
 
     start: date | None = None
     end: date | None = None
 
 
-class FiltersForm(Wire, frozen=True, kw_only=True):
+class FiltersForm(KnowledgeWire, frozen=True, kw_only=True):
     date_range: DateRange | None = None
     metadata: Annotated[dict[str, Scalar], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
 
 
-class QuerySettings(Wire, frozen=True, kw_only=True):
+class QuerySettings(KnowledgeWire, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=1)] | None = None
     rerank: bool | None = None
     include_sources: bool | None = None
@@ -45,7 +45,7 @@ class QuerySettings(Wire, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
-class QueryRequest(Wire, frozen=True, kw_only=True):
+class QueryRequest(KnowledgeWire, frozen=True, kw_only=True):
     """A question to the collections that the caller may read."""
 
     query: str
@@ -56,7 +56,7 @@ class QueryRequest(Wire, frozen=True, kw_only=True):
     settings: QuerySettings | None = None
 
 
-class QueryUsage(Wire, frozen=True, kw_only=True):
+class QueryUsage(KnowledgeWire, frozen=True, kw_only=True):
     """0 where the model did not say."""
 
     input_tokens: int
@@ -64,19 +64,19 @@ class QueryUsage(Wire, frozen=True, kw_only=True):
     model: str
 
 
-class Sentence(Wire, frozen=True, kw_only=True):
+class Sentence(KnowledgeWire, frozen=True, kw_only=True):
     text: str
     citations: list[int]
 
 
-class AnswerJson(Wire, frozen=True, kw_only=True):
+class AnswerJson(KnowledgeWire, frozen=True, kw_only=True):
     """The answer without its marks, and sentence by sentence with the numbers of the sources behind each."""
 
     answer: str
     sentences: list[Sentence]
 
 
-class QueryDone(Wire, frozen=True, kw_only=True):
+class QueryDone(KnowledgeWire, frozen=True, kw_only=True):
     """The end of a stream: everything but the text and the sources."""
 
     query_id: str
@@ -91,7 +91,7 @@ class QueryDone(Wire, frozen=True, kw_only=True):
     source_status: list[SourceStatus] | UnsetType = UNSET
 
 
-class QueryResponse(Wire, frozen=True, kw_only=True):
+class QueryResponse(KnowledgeWire, frozen=True, kw_only=True):
     """The whole answer."""
 
     query_id: str
@@ -108,11 +108,11 @@ class QueryResponse(Wire, frozen=True, kw_only=True):
     source_status: list[SourceStatus] | UnsetType = UNSET
 
 
-class QueryToken(Wire, frozen=True, kw_only=True):
+class QueryToken(KnowledgeWire, frozen=True, kw_only=True):
     text: str
 
 
-class QuerySources(Wire, frozen=True, kw_only=True):
+class QuerySources(KnowledgeWire, frozen=True, kw_only=True):
     sources: list[SourceView]
 
 
@@ -126,7 +126,7 @@ EVENTS: Mapping[str, type[msgspec.Struct]] = {
 encode = msgspec.json.Encoder().encode
 
 
-class Form:
+class QueryForm:
     """How one question's answer is written: whole, or event by event so that both say the same. A single source that
     fails is an error; of several, the others carry the answer. `elsewhere` says that others than collections are
     asked."""

@@ -7,24 +7,24 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.naming import COLLECTIONS
+from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent
-from anabranch.domain.messages import LANGUAGES, known, language_of, message
 from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message, Question
-from anabranch.entrypoints.http import allowances
 from anabranch.entrypoints.http import rag_wire as wire
+from anabranch.entrypoints.http import rate_headers
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.exchange import Headers, header, send_json, wants_fresh
-from anabranch.entrypoints.http.following import follow
+from anabranch.entrypoints.http.asgi import Headers, header, send_json, wants_fresh
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
-from anabranch.entrypoints.http.ledger import Entry, Ledger
 from anabranch.entrypoints.http.query import named
+from anabranch.entrypoints.http.query_log import QueryLog, QueryLogEntry
 from anabranch.entrypoints.http.query_wire import filters_of
-from anabranch.entrypoints.http.resuming import About, Resuming, preferred
+from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
+from anabranch.entrypoints.http.run_stream import follow
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.prompt import version_of
 from anabranch.pipeline.run import Run
+from anabranch.text.messages import LANGUAGES, known, language_of, message
 
 SURFACE = "rag_stream"
 PROFILE = "rag"
@@ -53,12 +53,12 @@ class NotValid(InvalidQuestion):
 class Started(NamedTuple):
     run: Run
     allowance: Allowance | None
-    entry: Entry
+    entry: QueryLogEntry
     context: Context
 
 
 class RagSurface:
-    def __init__(self, anabranch: Anabranch, ledger: Ledger) -> None:
+    def __init__(self, anabranch: Anabranch, ledger: QueryLog) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
@@ -68,7 +68,7 @@ class RagSurface:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         language = language_of(header(scope, b"accept-language"))
-        form = wire.Form(
+        form = wire.RagForm(
             query_id=new_id(),
             language=language,
             prompt_version=self._prompt_version,
@@ -93,9 +93,9 @@ class RagSurface:
                 entry.write(event.answer)
             return form.frame(event)
 
-        left = allowances.left(allowance)
+        left = rate_headers.left(allowance)
         if preferred(scope):
-            about = About(
+            about = AnswerInfo(
                 dialect="rag",
                 correlation_id=scope["correlation_id"],
                 language=form.language,
@@ -105,7 +105,7 @@ class RagSurface:
         else:
             await follow(run, receive, send, frame, self._settings, left)
 
-    async def _started(self, scope: Scope, receive: Receive, form: wire.Form) -> Started:
+    async def _started(self, scope: Scope, receive: Receive, form: wire.RagForm) -> Started:
         """Admission: what is wrong with a request is said before any 200."""
         await self._anabranch.check(SURFACE)
         caller = await self._access.caller(scope)
@@ -126,13 +126,13 @@ class RagSurface:
         context = self._access.context(scope, caller, SURFACE)
         run, allowance = await self._anabranch.begin(question, context)
         ledger = self._ledger if self._settings.query_log_days else None
-        entry = Entry(ledger, room, caller, form.query_id, new_id(), question, searched)
+        entry = QueryLogEntry(ledger, room, caller, form.query_id, new_id(), question, searched)
         return Started(run, allowance, entry, context)
 
-    async def _refuse(self, send: Send, error: AnabranchError, form: wire.Form) -> None:
+    async def _refuse(self, send: Send, error: AnabranchError, form: wire.RagForm) -> None:
         status, body = form.refusal(error)
         self._anabranch.turned_away(SURFACE, wire.CODES.get(error.code, wire.OTHERWISE)[1])
-        await send_json(send, status, body, [*allowances.refused(error, status), *MORE.get(status, ())])
+        await send_json(send, status, body, [*rate_headers.refused(error, status), *MORE.get(status, ())])
 
     def _question(
         self, asked: wire.RagRequest, asked_of: tuple[Endpoint, ...], filters: Filters, language: str, *, fresh: bool

@@ -7,14 +7,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import AnabranchError
+from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.messages import message
 from anabranch.domain.model import Answer, Ground, Usage
-from anabranch.domain.streams import one_line
-from anabranch.entrypoints.http.evidence import CitationView, SourceStatus, SourceView, citations, sources, statuses
-from anabranch.entrypoints.http.knowledge_wire import Wire
+from anabranch.entrypoints.http.citations import CitationView, SourceStatus, SourceView, citations, sources, statuses
+from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
 from anabranch.entrypoints.http.query_wire import FiltersForm, Sources, Text
 from anabranch.pipeline.guard import similarity
+from anabranch.text.messages import message
 
 NO_CONTEXT = "no_context"
 ABSTAINED = "abstained"
@@ -44,12 +44,12 @@ OTHERWISE = (500, "internal_error")
 EXPLAINED = ("unauthorized", "forbidden", "not_found", "generation_failed")
 
 
-class RagTurn(Wire, frozen=True, kw_only=True):
+class RagTurn(KnowledgeWire, frozen=True, kw_only=True):
     role: Literal["user", "assistant"]
     content: Annotated[str, Meta(max_length=100_000)]
 
 
-class RagRequest(Wire, frozen=True, kw_only=True):
+class RagRequest(KnowledgeWire, frozen=True, kw_only=True):
     """A question to the collections that the caller may read. `mmr_lambda` null does without variety, `threshold` 0
     without the guardrail."""
 
@@ -66,7 +66,7 @@ class RagRequest(Wire, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
-class RagDone(Wire, frozen=True, kw_only=True):
+class RagDone(KnowledgeWire, frozen=True, kw_only=True):
     """The end, well. `guardrail` is null for an answer; `no_context` says that there was nothing to answer from, and
     `guardrail_reason` why."""
 
@@ -89,7 +89,7 @@ class RagDone(Wire, frozen=True, kw_only=True):
     source_status: list[SourceStatus] | UnsetType = UNSET
 
 
-class RagProblem(Wire, frozen=True, kw_only=True):
+class RagProblem(KnowledgeWire, frozen=True, kw_only=True):
     """What went wrong: a stable code, a sentence in the caller's language, and more where there is more."""
 
     error_code: str
@@ -98,17 +98,17 @@ class RagProblem(Wire, frozen=True, kw_only=True):
     details: dict[str, str | int] = {}
 
 
-class RagTokenFrame(Wire, frozen=True, kw_only=True):
+class RagTokenFrame(KnowledgeWire, frozen=True, kw_only=True):
     type: Literal["token"] = "token"
     data: str
 
 
-class RagDoneFrame(Wire, frozen=True, kw_only=True):
+class RagDoneFrame(KnowledgeWire, frozen=True, kw_only=True):
     type: Literal["done"] = "done"
     data: RagDone
 
 
-class RagErrorFrame(Wire, frozen=True, kw_only=True):
+class RagErrorFrame(KnowledgeWire, frozen=True, kw_only=True):
     type: Literal["error"] = "error"
     data: RagProblem
 
@@ -116,7 +116,7 @@ class RagErrorFrame(Wire, frozen=True, kw_only=True):
 encode = msgspec.json.Encoder().encode
 
 
-class Form:
+class RagForm:
     """How one question's answer is written, event by event, in one language."""
 
     def __init__(self, *, query_id: str, language: str, prompt_version: str, correlation_id: str) -> None:
@@ -188,5 +188,5 @@ def _reason(answer: Answer) -> str | None:
     return ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
 
 
-def _frame(content: Wire) -> bytes:
+def _frame(content: KnowledgeWire) -> bytes:
     return b"data: " + one_line(encode(content)) + b"\n\n"

@@ -14,12 +14,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
-from anabranch.app.starting import announce
+from anabranch.app.startup import announce
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
-from anabranch.entrypoints.hangup import Terminal, hold_hangups, hung_up
-from anabranch.runtime.lines import Log
-from anabranch.runtime.settings import Settings
-from anabranch.runtime.telemetry import SOCKETS
+from anabranch.entrypoints.reload_signal import Terminal, hold_hangups, hung_up
+from anabranch.telemetry.log import SOCKETS, Log
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent

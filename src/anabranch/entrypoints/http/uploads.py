@@ -12,12 +12,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.knowledge_errors import Gone, RequestTimedOut, RequestTooLarge, body_of
 from anabranch.knowledge.model import NewDocument
-from anabranch.runtime.outbound import parse
-from anabranch.runtime.settings import Settings
+from anabranch.network.outbound import parse
 
 T = TypeVar("T")
 

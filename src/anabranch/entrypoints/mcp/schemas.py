@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from anabranch.domain.aggregates import FEWEST, MAX_QUERY, MOST
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.mcp import FEWEST, MAX_QUERY, MOST
 from anabranch.domain.model import Status, Value
 
 MOST_PASSAGES = 50

@@ -17,10 +17,10 @@ from mcp_types import (
 )
 
 from anabranch.app import Anabranch
-from anabranch.domain.servers import HOPS
-from anabranch.entrypoints.mcp.calls import Asker
+from anabranch.domain.mcp import HOPS
+from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.tools import Tools
-from anabranch.runtime.lines import Log
+from anabranch.telemetry.log import Log
 
 Request = ServerRequestContext[Any, Any]
 
@@ -41,7 +41,7 @@ class _Server(Server[Any]):
         """The SDK's own are none."""
 
 
-def server(anabranch: Anabranch, log: Log, asker: Callable[[Request], Asker]) -> Server[Any]:
+def server(anabranch: Anabranch, log: Log, asker: Callable[[Request], McpCaller]) -> Server[Any]:
     """`asker` says who has sent a request."""
     tools = Tools(anabranch, log)
 
@@ -66,7 +66,7 @@ def server(anabranch: Anabranch, log: Log, asker: Callable[[Request], Asker]) ->
     )
 
 
-def _further(asker: Asker, params: CallToolRequestParams) -> Asker:
+def _further(asker: McpCaller, params: CallToolRequestParams) -> McpCaller:
     """Another Anabranch says how far the question has come."""
     hops = (params.meta or {}).get(HOPS)
     if not isinstance(hops, int) or not 0 < hops < 100:

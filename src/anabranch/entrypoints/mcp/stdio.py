@@ -26,10 +26,10 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from anabranch.app import Anabranch
-from anabranch.entrypoints.mcp.calls import Asker
+from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.server import server
 from anabranch.knowledge.model import Caller
-from anabranch.runtime.lines import Log
+from anabranch.telemetry.log import Log
 
 SURFACE = "mcp"
 PIECE = 64 * 1024
@@ -43,8 +43,8 @@ Outgoing = MemoryObjectSendStream[SessionMessage]
 async def serve(anabranch: Anabranch, log: Log) -> None:
     """Until standard input ends. Whoever has started this process is its operator."""
 
-    def asker(_request: object) -> Asker:
-        return Asker(anabranch.context(surface=SURFACE, operator=True), Caller(operator=True), vouched=True)
+    def asker(_request: object) -> McpCaller:
+        return McpCaller(anabranch.context(surface=SURFACE, operator=True), Caller(operator=True), vouched=True)
 
     made = server(anabranch, log, asker)
     with _claimed() as (source, sink):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from textwrap import indent
 
-from anabranch.domain.aggregates import AggregatedResponse, AggregationMetadata, ServerReport
+from anabranch.domain.mcp import AggregatedResponse, AggregationMetadata, ServerReport
 from anabranch.domain.model import Status
 from anabranch.entrypoints.mcp.schemas import AskResponse, SearchResponse
 

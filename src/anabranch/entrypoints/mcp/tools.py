@@ -7,13 +7,11 @@ import msgspec
 from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
 from anabranch.app import Anabranch
-from anabranch.domain.aggregates import AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery
 from anabranch.domain.errors import AnabranchError, Forbidden
+from anabranch.domain.mcp import AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply
-from anabranch.domain.servers import ServerHealth
 from anabranch.entrypoints.mcp import texts
-from anabranch.entrypoints.mcp.asking import ask, configured, named, search
-from anabranch.entrypoints.mcp.calls import Asker, Progress, told
+from anabranch.entrypoints.mcp.question_tools import McpCaller, Progress, ask, configured, named, progress_text, search
 from anabranch.entrypoints.mcp.schemas import (
     MOST_PASSAGES,
     AggregateArguments,
@@ -27,7 +25,7 @@ from anabranch.entrypoints.mcp.schemas import (
     output_schema,
     read,
 )
-from anabranch.runtime.lines import Log
+from anabranch.telemetry.log import Log
 
 SHOWN = 200
 MAX_ABOUT = 200
@@ -54,7 +52,7 @@ document collections{aggregate}. They only read."""
 
 
 class Handler(Protocol):
-    async def __call__(self, arguments: Mapping[str, Any], asker: Asker, progress: Progress) -> CallToolResult: ...
+    async def __call__(self, arguments: Mapping[str, Any], asker: McpCaller, progress: Progress) -> CallToolResult: ...
 
 
 class Tools:
@@ -108,7 +106,7 @@ class Tools:
         return self._inputs.get(name)
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], asker: Asker, progress: Progress
+        self, name: str, arguments: Mapping[str, Any], asker: McpCaller, progress: Progress
     ) -> CallToolResult | None:
         """What the tool says, its errors included; None if there is no such tool."""
         handler = self._handlers.get(name)
@@ -127,7 +125,7 @@ class Tools:
             why = OUR_FAULT.format(correlation_id=correlation_id)
             return _failed("internal_error", why, {"correlation_id": correlation_id})
 
-    async def _aggregate(self, arguments: Mapping[str, Any], asker: Asker, progress: Progress) -> CallToolResult:
+    async def _aggregate(self, arguments: Mapping[str, Any], asker: McpCaller, progress: Progress) -> CallToolResult:
         if not asker.vouched:
             raise Forbidden(NOT_YOURS)
         try:
@@ -137,7 +135,7 @@ class Tools:
             raise InvalidQuery(error.message, query=shown, reason=error.message) from None
 
         async def heard(reply: SourceReply, done: int, total: int) -> None:
-            await progress(done, total, told(reply.path, reply))
+            await progress(done, total, progress_text(reply.path, reply))
 
         query = AggregatorQuery(
             query_text=asked.query_text,
@@ -148,14 +146,14 @@ class Tools:
         response = await self._anabranch.aggregate(query, asker.context, heard)
         return _result(response, texts.aggregated(response))
 
-    async def _search(self, arguments: Mapping[str, Any], asker: Asker, progress: Progress) -> CallToolResult:  # noqa: ARG002
+    async def _search(self, arguments: Mapping[str, Any], asker: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
         schema = self._inputs["search"]
         asked = read(SearchArguments, schema, arguments)
         limit = asked.limit or schema["properties"]["limit"]["default"]
         response = await search(self._anabranch, asked.query, asked.collections or (), limit, asker)
         return _result(response, texts.found(response))
 
-    async def _ask(self, arguments: Mapping[str, Any], asker: Asker, progress: Progress) -> CallToolResult:
+    async def _ask(self, arguments: Mapping[str, Any], asker: McpCaller, progress: Progress) -> CallToolResult:
         schema = self._inputs["ask"]
         asked = read(AskArguments, schema, arguments)
         top_k = asked.top_k or schema["properties"]["top_k"]["default"]

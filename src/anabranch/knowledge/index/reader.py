@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from anabranch.domain.model import Filters
 from anabranch.knowledge.index import postings
 from anabranch.knowledge.index.catalog import Catalog, Mask
-from anabranch.knowledge.index.generation import Generations, Manifest
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.index.postings import top
 from anabranch.knowledge.index.segment import Hits, Segment
-from anabranch.knowledge.index.words import terms
 from anabranch.knowledge.model import Caller
+from anabranch.text.words import terms
 
 PARTS = 8
 # Views that are kept until something changes: the same people ask again and again.
@@ -28,7 +28,7 @@ class Moved(Exception):
     """The index or another reader is ahead of the snapshot: take a new one."""
 
 
-class Part(NamedTuple):
+class ReadSegment(NamedTuple):
     """A segment, and to which document each of its rows belongs."""
 
     segment: Segment
@@ -101,17 +101,17 @@ class Lexical(NamedTuple):
         return found
 
 
-class Reader:
+class IndexReader:
     """Shared by a process's threads: `view` brings it up to date, for one thread at a time."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
-        self._segments: tuple[Part, ...] = ()
-        self._delta: tuple[Part, ...] = ()
+        self._segments: tuple[ReadSegment, ...] = ()
+        self._delta: tuple[ReadSegment, ...] = ()
         self._views: dict[tuple[int, int, bytes], View] = {}
-        self.manifest = Manifest()
+        self.manifest = IndexManifest()
         self.catalog = Catalog()
 
     def view(self, db: sqlite3.Connection, filters: Filters, caller: Caller) -> View:
@@ -160,7 +160,7 @@ class Reader:
         if added:
             self._extend(db, added)
 
-    def _adopt(self, manifest: Manifest) -> None:
+    def _adopt(self, manifest: IndexManifest) -> None:
         have = dict(zip(self.manifest.segments, self._segments, strict=True))
         self._segments = tuple(
             have.get(name) or self._part(Segment.map(self._generations.path(name), manifest.dimensions))
@@ -183,8 +183,8 @@ class Reader:
             parts = [part.segment for part in self._delta]
             self._delta = (self._part(Segment.merge(parts, [np.ones(len(part), bool) for part in parts])),)
 
-    def _part(self, segment: Segment) -> Part:
-        return Part(segment, self.catalog.documents_of(segment.keys))
+    def _part(self, segment: Segment) -> ReadSegment:
+        return ReadSegment(segment, self.catalog.documents_of(segment.keys))
 
 
 def since(db: sqlite3.Connection, chunk: int) -> list[int]:

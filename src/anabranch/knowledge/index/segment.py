@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.knowledge.index import postings
+from anabranch.knowledge.index.binary_vectors import BinaryVectors
+from anabranch.knowledge.index.files import sync_file, sync_folder
 from anabranch.knowledge.index.postings import Mask, Postings, Scored, top
-from anabranch.knowledge.index.sketch import Sketch
-from anabranch.knowledge.index.storage import sync_file, sync_folder
 
 # Candidates that the 8-bit scan hands to the exact vectors, beyond those that were asked for.
 SPARE = 50
@@ -49,7 +49,7 @@ class Segment:
         words: Postings,
         *,
         codes: NDArray[np.int8] | None = None,
-        sketch: Sketch | None = None,
+        sketch: BinaryVectors | None = None,
     ) -> None:
         self.keys = keys
         self.vectors = vectors
@@ -163,12 +163,12 @@ class Segment:
         return arrays
 
 
-def _mapped_sketch(folder: Path, dimensions: int) -> Sketch | None:
+def _mapped_sketch(folder: Path, dimensions: int) -> BinaryVectors | None:
     if not (folder / REACH).is_file():
         return None
     bits = _mapped(folder / "bits.bin", np.uint64).reshape(dimensions // 64, -1)
     glance, reach = map(int, (folder / REACH).read_text(encoding="ascii").split())
-    return Sketch(bits, _mapped(folder / "middle.bin", np.float32), glance, reach)
+    return BinaryVectors(bits, _mapped(folder / "middle.bin", np.float32), glance, reach)
 
 
 def _coded(vectors: NDArray[np.float32]) -> NDArray[np.int8]:

@@ -8,11 +8,11 @@ from secrets import token_hex
 import msgspec
 import numpy as np
 
+from anabranch.knowledge.index.binary_vectors import BinaryVectors
 from anabranch.knowledge.index.catalog import Catalog, Mask
-from anabranch.knowledge.index.generation import Generations, Manifest
+from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.index.reader import load, since
 from anabranch.knowledge.index.segment import Segment
-from anabranch.knowledge.index.sketch import Sketch
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import Database
 
@@ -27,7 +27,7 @@ SOME_DOCUMENTS = 2_000
 KEPT_CHANGES = 100_000
 
 
-class Writer:
+class IndexWriter:
     def __init__(self, database: Database, generations: Generations, embedder: str) -> None:
         self._database = database
         self._generations = generations
@@ -47,7 +47,7 @@ class Writer:
 
         return self._database.reading(count)
 
-    def fold(self) -> Manifest:
+    def fold(self) -> IndexManifest:
         """Bring the index up to the records: new chunks into new segments, then whatever is worth merging."""
         while self._fold_some():
             pass
@@ -55,15 +55,15 @@ class Writer:
         self._rewrite_dead()
         return self._generations.current()
 
-    def compact(self) -> Manifest:
+    def compact(self) -> IndexManifest:
         """One segment, if the small ones are more than a tail."""
         self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
         return self._generations.current()
 
-    def rebuild(self) -> Manifest:
+    def rebuild(self) -> IndexManifest:
         """Everything anew from the records."""
         manifest = self._generations.current()
-        self._publish(Manifest(number=manifest.number))
+        self._publish(IndexManifest(number=manifest.number))
         self.fold()
         self._merge(lambda sizes: 0 if len(sizes) > 1 else None)
         return self._generations.current()
@@ -79,12 +79,12 @@ class Writer:
 
         segment, more = self._database.reading(read)
         if len(segment):
-            segment.sketch = Sketch.of(segment.vectors)
+            segment.sketch = BinaryVectors.of(segment.vectors)
             number = manifest.number + 1
             names = (*manifest.segments, self._written(segment, number))
             last = int(segment.keys[-1])
             self._publish(
-                Manifest(
+                IndexManifest(
                     number=number,
                     seq=self._catalog.seq,
                     last_chunk=last,
@@ -112,10 +112,10 @@ class Writer:
                 self._rewrite_dead()
                 return
 
-    def _replace(self, manifest: Manifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
+    def _replace(self, manifest: IndexManifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
         """One segment in place of some neighbours, without the chunks that are no more."""
         whole = Segment.merge(parts, [self._alive(part) for part in parts])
-        whole.sketch = Sketch.of(whole.vectors)
+        whole.sketch = BinaryVectors.of(whole.vectors)
         new = (self._written(whole, manifest.number + 1),) if len(whole) else ()
         names = (*manifest.segments[:begin], *new, *manifest.segments[end:])
         self._publish(
@@ -134,7 +134,7 @@ class Writer:
         segment.write(self._generations.path(name))
         return name
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: IndexManifest) -> None:
         manifest = msgspec.structs.replace(manifest, embedder=self._embedder, built_at=time.time())
         self._generations.publish(manifest)
         self._generations.sweep(manifest)

@@ -11,9 +11,17 @@ from typing import BinaryIO
 import msgspec
 
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.frames import EXHAUSTED, MAX_FRAME, PREFIX, Reply, Request, framed, request_from
 from anabranch.knowledge.parse.limits import ParseLimits
-from anabranch.knowledge.text import Unprocessable
+from anabranch.knowledge.parse.messages import (
+    EXHAUSTED,
+    MAX_FRAME,
+    PREFIX,
+    ParseReply,
+    ParseRequest,
+    framed,
+    request_from,
+)
+from anabranch.knowledge.parsed import Unprocessable
 
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
@@ -23,7 +31,7 @@ def main(limits: ParseLimits) -> None:
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
         _detach()
         _confine(limits)
-        _send(replies, framed(Reply()))  # ready: from here on the time is the file's
+        _send(replies, framed(ParseReply()))  # ready: from here on the time is the file's
         while (request := _next(requests)) is not None:
             # Ends this process wherever it hangs, even if nobody is left to kill it.
             signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + GRACE_S)
@@ -60,7 +68,7 @@ def _send(replies: BinaryIO, frame: bytes) -> None:
     replies.flush()
 
 
-def _next(requests: BinaryIO) -> Request | None:
+def _next(requests: BinaryIO) -> ParseRequest | None:
     prefix = requests.read(PREFIX.size)
     if len(prefix) < PREFIX.size:
         return None
@@ -69,19 +77,19 @@ def _next(requests: BinaryIO) -> Request | None:
     return request_from(body) if len(body) == size else None
 
 
-def _answer(request: Request, limits: ParseLimits) -> bytes:
+def _answer(request: ParseRequest, limits: ParseLimits) -> bytes:
     try:
-        reply = Reply(parsed=parse(request.data, request.filename, limits, request.media_type))
+        reply = ParseReply(parsed=parse(request.data, request.filename, limits, request.media_type))
         frame = framed(reply)
         if len(frame) > MAX_FRAME:
             raise Unprocessable("The file's structure is too large. Split it.")
     except Unprocessable as refusal:
-        return framed(Reply(reason=refusal.message))
+        return framed(ParseReply(reason=refusal.message))
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the boundary of a file's task: it fails that file only
         reason = f"The file made its parser fail ({type(error).__name__}). Save it in another format and ingest that."
-        return framed(Reply(reason=reason))
+        return framed(ParseReply(reason=reason))
     return frame
 
 

@@ -3,17 +3,17 @@
 from typing import assert_never
 
 from anabranch.knowledge.parse.clean import line
-from anabranch.knowledge.parse.decode import decode
-from anabranch.knowledge.parse.hypertext import read_html
-from anabranch.knowledge.parse.kind import binary_kind, suffix_of, textual_kind
+from anabranch.knowledge.parse.csv_tables import read_csv
+from anabranch.knowledge.parse.docx import read_docx
+from anabranch.knowledge.parse.encoding import decode
+from anabranch.knowledge.parse.file_types import binary_kind, suffix_of, textual_kind
+from anabranch.knowledge.parse.html import read_html
+from anabranch.knowledge.parse.json_records import looks_like_json, read_json, read_jsonl
 from anabranch.knowledge.parse.limits import ParseLimits, check_size
 from anabranch.knowledge.parse.markdown import read_markdown
 from anabranch.knowledge.parse.pdf import read_pdf
-from anabranch.knowledge.parse.prose import read_prose
-from anabranch.knowledge.parse.records import looks_like_json, read_json, read_jsonl
-from anabranch.knowledge.parse.tables import read_csv
-from anabranch.knowledge.parse.word import read_docx
-from anabranch.knowledge.text import Parsed, Unprocessable
+from anabranch.knowledge.parse.plain_text import read_prose
+from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 
 def parse(data: bytes, filename: str | None, limits: ParseLimits, media_type: str | None = None) -> Parsed:

@@ -1,7 +1,7 @@
 """How large a file may be, and what it may cost."""
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.text import Unprocessable
+from anabranch.knowledge.parsed import Unprocessable
 
 MIB = 1024 * 1024
 

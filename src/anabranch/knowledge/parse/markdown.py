@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
+from anabranch.knowledge.parse.builder import Headings, check_blocks, check_text
 from anabranch.knowledge.parse.clean import day, line, unique
 from anabranch.knowledge.parse.clean import tags as keywords
-from anabranch.knowledge.parse.draft import Headings, check_blocks, check_text
 from anabranch.knowledge.parse.limits import ParseLimits
-from anabranch.knowledge.text import Block, BlockKind, Parsed
+from anabranch.knowledge.parsed import Block, BlockKind, Parsed
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -40,7 +40,7 @@ class FrontMatter(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-class Part(NamedTuple):
+class MarkdownPart(NamedTuple):
     """A block of the source, in lines; `heading` is its level and its words."""
 
     first: int
@@ -78,7 +78,7 @@ def read_markdown(text: str, limits: ParseLimits) -> Parsed:
     )
 
 
-def _parts(body: str) -> Iterator[Part]:
+def _parts(body: str) -> Iterator[MarkdownPart]:
     """The blocks at the top level, and between them what Markdown gives no token to, such as link definitions."""
     at = 0
     tokens = _blocks_of(body)
@@ -89,12 +89,12 @@ def _parts(body: str) -> Iterator[Part]:
         if behind <= first:
             continue
         if first > at:
-            yield Part(at, first, "paragraph")
+            yield MarkdownPart(at, first, "paragraph")
         kind = _KINDS.get(token.type, "paragraph")
         heading = (int(token.tag[1:]), _words(tokens[place + 1])) if kind == "heading" else None
-        yield Part(first, behind, kind, heading, token.type == "hr")
+        yield MarkdownPart(first, behind, kind, heading, token.type == "hr")
         at = behind
-    yield Part(at, body.count("\n") + 1, "paragraph")
+    yield MarkdownPart(at, body.count("\n") + 1, "paragraph")
 
 
 def _blocks_of(body: str) -> "list[Token]":

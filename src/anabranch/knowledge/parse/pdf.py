@@ -6,10 +6,10 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.knowledge.parse.builder import TextBuilder
 from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.draft import Draft
 from anabranch.knowledge.parse.limits import ParseLimits
-from anabranch.knowledge.text import Parsed, Unprocessable
+from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfTextPage
@@ -27,7 +27,7 @@ _ITEM = re.compile(r"(?:[\u2022\u2023\u25aa\u25cf\u25e6\u2043*-]|\(?(?:\d{1,3}|[
 _WIDE = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
 
 
-class Line(NamedTuple):
+class PdfLine(NamedTuple):
     """A line of a page. It begins on the height `first` and ends on the height `last` (below `first`, where pdfium put
     hyphenated lines together); its letters are `low` to `high`. All in points, heights from the foot of the page."""
 
@@ -53,7 +53,7 @@ def read_pdf(data: bytes, limits: ParseLimits) -> Parsed:
             raise Unprocessable("The PDF has no pages. It may be damaged: print it to a new PDF and ingest that.")
         if pages > limits.max_pages:
             raise Unprocessable(f"The PDF has {pages:,} pages, more than the limit of {limits.max_pages:,}. Split it.")
-        draft = Draft(limits)
+        draft = TextBuilder(limits)
         for number in range(1, pages + 1):
             for paragraph in _paragraphs(_page_lines(document, number)):
                 draft.add(paragraph, page=number)
@@ -89,7 +89,7 @@ def _given(value: str) -> str | None:
     return None if words is None or words.lower() in ("untitled", "anonymous", "unknown") else words
 
 
-def _page_lines(document: "PdfDocument", number: int) -> list[Line]:
+def _page_lines(document: "PdfDocument", number: int) -> list[PdfLine]:
     import pypdfium2  # noqa: PLC0415
 
     try:
@@ -106,7 +106,7 @@ def _page_lines(document: "PdfDocument", number: int) -> list[Line]:
         page.close()
 
 
-def _lines(page: "PdfTextPage") -> Iterator[Line]:
+def _lines(page: "PdfTextPage") -> Iterator[PdfLine]:
     try:
         text: str = page.get_text_range()
     except RecursionError:  # it calls itself for every leading character that is not part of the text
@@ -119,18 +119,18 @@ def _lines(page: "PdfTextPage") -> Iterator[Line]:
             left, first, _, first_top = page.get_charbox(at, loose=True)
             _, last, right, last_top = page.get_charbox(at + units - 1, loose=True)
             low, high = sorted((first_top - first, last_top - last))
-            yield Line(raw, first, last, low, high, left, right)
+            yield PdfLine(raw, first, last, low, high, left, right)
         else:
-            yield Line(raw)
+            yield PdfLine(raw)
         at += units + 2
 
 
-def _paragraphs(lines: list[Line]) -> Iterator[str]:
+def _paragraphs(lines: list[PdfLine]) -> Iterator[str]:
     """Lines belong together until a blank one, a clear gap, or a change of the size of the letters."""
     written = [each for each in lines if each.low > 0]
     gaps = [gap for above, below in pairwise(written) if (gap := above.last - below.first) > 1]
     usual = median(gaps) if len(gaps) >= 4 else None
-    held: list[Line] = []
+    held: list[PdfLine] = []
     for each in lines:
         if not each.text.strip() or (held and _apart(held[-1], each, usual)):
             if held:
@@ -142,7 +142,7 @@ def _paragraphs(lines: list[Line]) -> Iterator[str]:
         yield _joined(held)
 
 
-def _apart(above: Line, below: Line, usual: float | None) -> bool:
+def _apart(above: PdfLine, below: PdfLine, usual: float | None) -> bool:
     if above.low <= 0 or below.low <= 0:
         return False
     gap = above.last - below.first
@@ -155,7 +155,7 @@ def _apart(above: Line, below: Line, usual: float | None) -> bool:
     return gap > max(_CLEAR_GAP * usual, above.low) if usual else gap > _TALL_GAP * max(above.high, below.high)
 
 
-def _joined(lines: list[Line]) -> str:
+def _joined(lines: list[PdfLine]) -> str:
     left = min(each.left for each in lines)
     short = left + _SHORT * (max(each.right for each in lines) - left)
     parts = [lines[0].text.strip()]

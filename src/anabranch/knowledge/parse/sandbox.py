@@ -8,9 +8,17 @@ from contextlib import suppress
 import msgspec
 
 from anabranch.domain.errors import InternalError, ShuttingDown
-from anabranch.knowledge.parse.frames import EXHAUSTED, MAX_FRAME, PREFIX, Reply, Request, framed, reply_from
 from anabranch.knowledge.parse.limits import ParseLimits, check_size, mebibytes
-from anabranch.knowledge.text import Parsed, Unprocessable
+from anabranch.knowledge.parse.messages import (
+    EXHAUSTED,
+    MAX_FRAME,
+    PREFIX,
+    ParseReply,
+    ParseRequest,
+    framed,
+    reply_from,
+)
+from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 BUFFER = 1024 * 1024
 START_S = 60.0
@@ -34,7 +42,7 @@ class Sandbox:
 
     async def parse(self, data: bytes, filename: str | None, media_type: str | None = None) -> Parsed:
         check_size(data, self._limits)  # here already: what is too large is not worth a copy
-        request = framed(Request(data=data, filename=_encodable(filename), media_type=_encodable(media_type)))
+        request = framed(ParseRequest(data=data, filename=_encodable(filename), media_type=_encodable(media_type)))
         async with self._turn:
             try:
                 reply = await self._ask(await self._started(), request)
@@ -50,7 +58,7 @@ class Sandbox:
         self._closed = True
         await self._end()
 
-    async def _ask(self, child: asyncio.subprocess.Process, request: bytes) -> Reply:
+    async def _ask(self, child: asyncio.subprocess.Process, request: bytes) -> ParseReply:
         assert child.stdin is not None
         try:
             async with asyncio.timeout(self._limits.timeout_s):
@@ -120,7 +128,7 @@ async def _spawned(limits: ParseLimits) -> asyncio.subprocess.Process:
     )
 
 
-async def _reply(child: asyncio.subprocess.Process) -> Reply:
+async def _reply(child: asyncio.subprocess.Process) -> ParseReply:
     assert child.stdout is not None
     (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
     if size > MAX_FRAME:

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.model import Embedding, Value
-from anabranch.knowledge.model import Document, Permissions, SourceType
+from anabranch.knowledge.model import Permissions, SourceType, StoredDocument
+from anabranch.knowledge.parsed import Piece
 from anabranch.knowledge.records.identifiers import new_id
-from anabranch.knowledge.text import Piece
 
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
 
 
-class Draft(Value):
+class DocumentDraft(Value):
     """A document that is ready to be kept. `recipe` names everything besides the content that shapes its chunks."""
 
     id: str
@@ -37,7 +37,9 @@ class Draft(Value):
     size: int
 
 
-def insert(db: sqlite3.Connection, draft: Draft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]) -> Document:
+def insert(
+    db: sqlite3.Connection, draft: DocumentDraft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]
+) -> StoredDocument:
     """Keep a document, in place of the one with its identity if there is one: nobody sees both, or neither."""
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
@@ -75,7 +77,7 @@ def insert(db: sqlite3.Connection, draft: Draft, pieces: Sequence[Piece], embedd
 
 
 def _insert_document(
-    db: sqlite3.Connection, draft: Draft, old: Document | None, first_chunk: int, pieces: Sequence[Piece]
+    db: sqlite3.Connection, draft: DocumentDraft, old: StoredDocument | None, first_chunk: int, pieces: Sequence[Piece]
 ) -> int:
     now = time.time()
     cursor = db.execute(
@@ -158,7 +160,7 @@ def changed(db: sqlite3.Connection, op: str, document: int) -> None:
     db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
 
 
-def by_id(db: sqlite3.Connection, identifier: str, *, content: bool = False) -> Document | None:
+def by_id(db: sqlite3.Connection, identifier: str, *, content: bool = False) -> StoredDocument | None:
     row = db.execute("SELECT * FROM documents WHERE id = ?", (identifier,)).fetchone()
     if row is None:
         return None
@@ -169,24 +171,24 @@ def by_id(db: sqlite3.Connection, identifier: str, *, content: bool = False) -> 
     return document
 
 
-def by_key(db: sqlite3.Connection, key: int) -> Document | None:
+def by_key(db: sqlite3.Connection, key: int) -> StoredDocument | None:
     row = db.execute("SELECT * FROM documents WHERE key = ?", (key,)).fetchone()
     return from_row(row) if row else None
 
 
-def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, Document]:
+def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, StoredDocument]:
     rows = db.execute(
         "SELECT * FROM documents WHERE key IN (SELECT value FROM json_each(?))", (_json([*map(int, keys)]),)
     )
     return {row["key"]: from_row(row) for row in rows}
 
 
-def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> Document | None:
+def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:
     row = db.execute("SELECT * FROM documents WHERE collection = ? AND identity = ?", (collection, identity)).fetchone()
     return from_row(row) if row else None
 
 
-def alike(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[Document]:
+def alike(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
     """The documents of a collection that have the same content and were cut in the same way."""
     rows = db.execute(
         "SELECT * FROM documents WHERE content_hash = ? AND collection = ? AND recipe = ? ORDER BY key",
@@ -195,8 +197,8 @@ def alike(db: sqlite3.Connection, collection: int, content_hash: str, recipe: st
     return [from_row(row) for row in rows]
 
 
-def from_row(row: sqlite3.Row) -> Document:
-    return Document(
+def from_row(row: sqlite3.Row) -> StoredDocument:
+    return StoredDocument(
         key=row["key"],
         id=row["id"],
         collection=row["collection"],

@@ -6,7 +6,7 @@ import time
 from anabranch.domain.model import Value
 
 
-class Published(Value):
+class PublishedEndpoint(Value):
     owner: str
     slug: str
     collection: int
@@ -30,14 +30,16 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str) -> bool:
     return db.execute("DELETE FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).rowcount == 1
 
 
-def named(db: sqlite3.Connection, slug: str) -> list[Published]:
+def named(db: sqlite3.Connection, slug: str) -> list[PublishedEndpoint]:
     """Everything published under a slug, whoever the owner is."""
     return [_published(row) for row in db.execute("SELECT * FROM endpoints WHERE slug = ? ORDER BY owner", (slug,))]
 
 
-def listed(db: sqlite3.Connection) -> list[Published]:
+def listed(db: sqlite3.Connection) -> list[PublishedEndpoint]:
     return [_published(row) for row in db.execute("SELECT * FROM endpoints ORDER BY owner, slug")]
 
 
-def _published(row: sqlite3.Row) -> Published:
-    return Published(owner=row["owner"], slug=row["slug"], collection=row["collection"], created_at=row["created_at"])
+def _published(row: sqlite3.Row) -> PublishedEndpoint:
+    return PublishedEndpoint(
+        owner=row["owner"], slug=row["slug"], collection=row["collection"], created_at=row["created_at"]
+    )

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Collection, Item, Job, NewDocument, Outcome
+from anabranch.knowledge.model import Collection, Job, JobItem, NewDocument, Outcome
+from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.identifiers import new_id
-from anabranch.knowledge.text import Chunking
 
 # A document that was in hand this often when the whole process ended is not tried again. The first time it may have
 # been in bad company; from then on it is tried alone.
@@ -237,7 +237,7 @@ def _close(db: sqlite3.Connection, job: int) -> None:
     )
 
 
-def _status(row: sqlite3.Row, items: Sequence[Item], done: int, failed: int) -> Any:
+def _status(row: sqlite3.Row, items: Sequence[JobItem], done: int, failed: int) -> Any:
     if row["completed_at"] is None:
         return "processing" if done or any(item.status == "processing" for item in items) else "pending"
     if row["cancelled"] or any(item.status == "cancelled" for item in items):
@@ -245,9 +245,9 @@ def _status(row: sqlite3.Row, items: Sequence[Item], done: int, failed: int) -> 
     return "failed" if items and failed == len(items) else "completed"
 
 
-def _item(row: sqlite3.Row) -> Item:
+def _item(row: sqlite3.Row) -> JobItem:
     arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
-    return Item(
+    return JobItem(
         key=row["key"],
         ordinal=row["ordinal"],
         document_id=row["document_id"],

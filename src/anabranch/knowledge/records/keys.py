@@ -13,7 +13,7 @@ from anabranch.knowledge.model import Caller
 PREFIX = "ab_"
 
 
-class Key(Value):
+class ApiKey(Value):
     id: str
     user: str
     groups: tuple[str, ...]
@@ -29,7 +29,7 @@ class Key(Value):
 
 def create(
     db: sqlite3.Connection, *, user: str, groups: tuple[str, ...] = (), operator: bool = False, note: str = ""
-) -> tuple[Key, str]:
+) -> tuple[ApiKey, str]:
     """A new key and its secret, which is shown once and kept nowhere."""
     identifier, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
     db.execute(
@@ -39,12 +39,12 @@ def create(
     return next(key for key in listed(db) if key.id == identifier), secret
 
 
-def find(db: sqlite3.Connection, secret: str) -> Key | None:
+def find(db: sqlite3.Connection, secret: str) -> ApiKey | None:
     row = db.execute("SELECT * FROM keys WHERE hash = ? AND revoked_at IS NULL", (_hash(secret),)).fetchone()
     return _key(row) if row else None
 
 
-def listed(db: sqlite3.Connection) -> list[Key]:
+def listed(db: sqlite3.Connection) -> list[ApiKey]:
     return [_key(row) for row in db.execute("SELECT * FROM keys ORDER BY created_at, id")]
 
 
@@ -64,8 +64,8 @@ def _hash(secret: str) -> str:
     return sha256(secret.encode(errors="replace")).hexdigest()
 
 
-def _key(row: sqlite3.Row) -> Key:
-    return Key(
+def _key(row: sqlite3.Row) -> ApiKey:
+    return ApiKey(
         id=row["id"],
         user=row["user"],
         groups=tuple(msgspec.json.decode(row["groups"])),

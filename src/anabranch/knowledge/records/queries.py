@@ -15,14 +15,14 @@ GUEST = "(guest)"
 Rating = Literal["thumbs_up", "thumbs_down"]
 
 
-class Quote(Value):
+class QuotedChunk(Value):
     citation_index: int
     chunk: str
     document: str
     text: str
 
 
-class Asked(Value):
+class QueryRecord(Value):
     """A question and what became of it. `id` is what a client sends with its feedback."""
 
     id: str
@@ -32,7 +32,7 @@ class Asked(Value):
     refused: bool
     model: str | None
     found: tuple[Passage, ...]
-    quotes: tuple[Quote, ...]
+    quotes: tuple[QuotedChunk, ...]
     collections: tuple[int, ...]
     top_k: int
     input_tokens: int
@@ -59,7 +59,7 @@ def asker(caller: Caller) -> str:
     return caller.owner if caller.user is not None or caller.operator else GUEST
 
 
-def record(db: sqlite3.Connection, asked: Asked) -> None:
+def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
     now = time.time()
     db.execute(
         "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -1,10 +1,10 @@
-"""One connection to an MCP server: what is said over it, and when it ends. It imports the SDK, so it is loaded late."""
+"""What a tool replied, read block by block: what does not have its form is passed over, and does not cost the rest."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
-from typing import cast
+from typing import Any, cast
 
 from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
@@ -12,39 +12,85 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     HEADER_MISMATCH,
+    AudioContent,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
     Implementation,
     RequestParamsMeta,
+    ResourceLink,
+    TextContent,
     Tool,
     ToolListChangedNotification,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.mcp import HOPS, McpServer
 from anabranch.domain.model import Context, Query
-from anabranch.domain.servers import HOPS, McpServer
-from anabranch.runtime.telemetry import label
-from anabranch.sources.mcp.choosing import Choice, arguments, choose
-from anabranch.sources.mcp.errands import ended
-from anabranch.sources.mcp.salvage import salvaged
-from anabranch.sources.mcp.stdio import stdio
-from anabranch.sources.mcp.tapping import Sealed, Tapped
-from anabranch.sources.mcp.web import web
+from anabranch.sources.mcp.bounded_tasks import ended
+from anabranch.sources.mcp.http_transport import web
+from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.tool_selection import ToolChoice, arguments, choose
+from anabranch.sources.mcp.transport_tap import SealedTransport, TappedTransport
+from anabranch.telemetry.log import label
+
+MAX_BLOCKS = 5_000
+BLOCKS: Mapping[str, type[ContentBlock]] = {
+    "text": TextContent,
+    "image": ImageContent,
+    "audio": AudioContent,
+    "resource_link": ResourceLink,
+    "resource": EmbeddedResource,
+}
+
+
+def salvaged(reply: Mapping[str, Any]) -> CallToolResult:
+    if reply.get("resultType") == "input_required":
+        raise UpstreamError("The server asks for more input, which a search cannot give it.", Trouble.REQUEST)
+    if reply.keys().isdisjoint(("content", "structuredContent", "isError")):
+        raise UpstreamError("The server's reply does not have the form that MCP prescribes.", Trouble.UNUSABLE)
+    given = reply.get("content")
+    blocks = given[:MAX_BLOCKS] if isinstance(given, list) else ()
+    return CallToolResult(
+        content=[block for one in blocks if (block := _block(one)) is not None],
+        structured_content=reply.get("structuredContent"),
+        is_error=reply.get("isError") is True,
+    )
+
+
+def _block(given: Any) -> ContentBlock | None:
+    if not isinstance(given, dict):
+        return None
+    kind = given.get("type")
+    model = BLOCKS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        return None
+    bare = {name: value for name, value in given.items() if name not in ("annotations", "_meta")}
+    for tried in (given, bare):
+        try:
+            return model.model_validate(tried, by_name=False)
+        except ValidationError:
+            continue
+    return None
+
 
 MAX_PAGES = 20
 MAX_TOOLS = 500
 
 
-class Connection:
+class McpConnection:
     """A server that answers. `ended` is set once it does so no more, or should not be asked any more, and `reason` says
     why. `silences` counts the calls in a row that ran out of time while it said nothing at all."""
 
     def __init__(self) -> None:
         self.client: Client
-        self.choice: Choice
+        self.choice: ToolChoice
         self.ended = asyncio.Event()
         self.stirred = asyncio.Event()
         self.reason = ""
@@ -120,7 +166,7 @@ class Connection:
             await self.find_tool(server)
             answer = await self.client.session.send_request(request, CallToolResult)
         sealed = answer.structured_content
-        assert isinstance(sealed, Sealed), "every reply to a call is"
+        assert isinstance(sealed, SealedTransport), "every reply to a call is"
         return salvaged(sealed.reply)
 
     async def follow(self) -> None:
@@ -138,10 +184,10 @@ class Connection:
 @asynccontextmanager
 async def connected(
     server: McpServer, outbound: Outbound, *, mode: str, max_reply_bytes: int, heard: Callable[[str], None]
-) -> AsyncIterator[Connection]:
+) -> AsyncIterator[McpConnection]:
     """A server that has been greeted and whose tool has been found. To be entered and left by one task. `mode` is how
     it is greeted: as servers of either era (`auto`) or only as those of the old one (`legacy`)."""
-    connection = Connection()
+    connection = McpConnection()
     lost = "The server's process ended." if server.url is None else "The connection to the server was lost."
     by_url = server.url is not None
     transport = (
@@ -150,7 +196,7 @@ async def connected(
         else stdio(server, max_line=max_reply_bytes, heard=heard)
     )
     connection.client = Client(
-        Tapped(transport, connection.heard, lambda why: connection.end(why or lost)),
+        TappedTransport(transport, connection.heard, lambda why: connection.end(why or lost)),
         client_info=Implementation(name="anabranch", version=version("anabranch")),
         message_handler=connection.noticed,
         mode=mode,

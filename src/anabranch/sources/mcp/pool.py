@@ -1,4 +1,4 @@
-"""The MCP servers of this process: one live connection to each, through every change of the configuration."""
+"""An MCP server as a source like any other."""
 
 import asyncio
 import random
@@ -7,12 +7,38 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from anabranch.domain.contracts import Clock, Outbound, Telemetry
-from anabranch.domain.model import Context, Query, SourceReply, Status
-from anabranch.domain.servers import MAX_HOPS, McpServer, ServerHealth
+from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth
+from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import ServerMoved
-from anabranch.sources.mcp.means import Means
-from anabranch.sources.mcp.member import Member
-from anabranch.sources.mcp.source import McpSource
+from anabranch.sources.mcp.server_keeper import PoolServices, ServerKeeper
+from anabranch.text.support import MAX_READ, Wording, share
+
+Asked = Callable[[str, Query, Context], Awaitable[SourceReply]]
+
+
+class McpSource:
+    """Asks one server by name, and gives what it found in the server's own order."""
+
+    def __init__(self, name: str, ask: Asked) -> None:
+        self._name = name
+        self._ask = ask
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        reply = await self._ask(self._name, query, context)
+        if query.raw or not reply.passages:
+            return reply
+        wording = Wording(query.text)
+        passages = tuple(_scored(passage, wording) for passage in reply.passages[: query.limit])
+        return msgspec.structs.replace(reply, passages=passages)
+
+
+def _scored(passage: Passage, wording: Wording) -> Passage:
+    """Where the server does not say how good a result is, the share of the question's words in it stands for it."""
+    if passage.score > 0:
+        return passage
+    found = wording.within(f"{passage.title}\n{passage.text[:MAX_READ]}")
+    return msgspec.structs.replace(passage, score=share(found, wording.words))
+
 
 # For this long one that was removed is there for calls that had chosen it before they began to ask it.
 LATE_S = 0.25
@@ -35,7 +61,7 @@ class Pool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._means = Means(
+        self._means = PoolServices(
             outbound=outbound,
             clock=clock,
             telemetry=telemetry,
@@ -43,9 +69,9 @@ class Pool:
             sleep=sleep,
             chance=chance,
         )
-        self._members = {name: Member(server, self._means, call_timeout_s) for name, server in servers.items()}
-        self._leaving: dict[asyncio.Task[None], Member] = {}
-        self._late: dict[str, Member] = {}
+        self._members = {name: ServerKeeper(server, self._means, call_timeout_s) for name, server in servers.items()}
+        self._leaving: dict[asyncio.Task[None], ServerKeeper] = {}
+        self._late: dict[str, ServerKeeper] = {}
         self._is_warm = False
         self._is_closed = False
 
@@ -66,7 +92,7 @@ class Pool:
                 kept.server, kept.timeout_s = server, call_timeout_s
                 self._members[name] = kept
             else:
-                self._members[name] = Member(server, self._means, call_timeout_s)
+                self._members[name] = ServerKeeper(server, self._means, call_timeout_s)
         for name, member in before.items():
             if name not in servers and member.server.enabled:
                 self._late[name] = member
@@ -80,7 +106,7 @@ class Pool:
         if self._is_warm:
             self.warm()
 
-    async def _left(self, name: str, member: Member) -> None:
+    async def _left(self, name: str, member: ServerKeeper) -> None:
         if self._late.get(name) is member:
             await asyncio.sleep(LATE_S)
             if self._late.get(name) is member:

@@ -1,0 +1,276 @@
+"""Spec 3's aggregator: which MCP servers a query goes to, and the response that their ranked results make."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from anabranch.app.mcp_servers import endpoint_of
+from anabranch.configuration.routing_rules import matching
+from anabranch.domain.contracts import Clock
+from anabranch.domain.errors import DeadlineExceeded
+from anabranch.domain.events import SourceReplied
+from anabranch.domain.mcp import (
+    FEWEST,
+    MAX_QUERY,
+    MOST,
+    AggregatedResponse,
+    Aggregation,
+    AggregationMetadata,
+    AggregatorQuery,
+    AllServersFailed,
+    ConfigError,
+    InvalidQuery,
+    McpServer,
+    RankedResult,
+    ResultContent,
+    ServerReport,
+    ServerResult,
+    TimedOut,
+)
+from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status, Until
+from anabranch.domain.ranking import Breakdown, Ranking, Weights
+from anabranch.pipeline.run import Run
+
+# Told of each server as it is through: its reply, how many are, and of how many.
+Heard = Callable[[SourceReply, int, int], Awaitable[None]]
+
+DAY_S = 86_400.0
+# Sources have the total time; what they brought is ranked after it.
+RANKING_S = 5.0
+SHOWN = 200
+MAX_REQUEST_ID = 200
+NOTHING = Breakdown(keyword_match=0.0, freshness=0.0, server_reputation=0.0, length_penalty=0.0)
+
+
+class Configured(Protocol):
+    """What is configured at the moment."""
+
+    @property
+    def configured(self) -> Mapping[str, McpServer]: ...
+
+    @property
+    def aggregation(self) -> Aggregation: ...
+
+
+class Begin(Protocol):
+    """How a Run is begun for a caller."""
+
+    async def __call__(self, question: Question, context: Context) -> Run: ...
+
+
+class Aggregator:
+    def __init__(self, servers: Configured, begin: Begin, clock: Clock, now: Callable[[], float] = time.time) -> None:
+        self._servers = servers
+        self._begin = begin
+        self._clock = clock
+        self._now = now
+
+    @property
+    def enabled(self) -> bool:
+        return self._servers.aggregation.enabled
+
+    async def aggregate(
+        self, query: AggregatorQuery, context: Context, heard: Heard | None = None
+    ) -> AggregatedResponse:
+        """All that is wrong with the query or the configuration is one of spec 3's errors, before any server is asked;
+        so is it when no server gave an answer."""
+        config = self._servers.aggregation
+        if not config.enabled:
+            raise _misconfigured("aggregator.enabled", "the aggregator is switched off")
+        _check(query)
+        names = self._chosen(query)
+        began, asked_at = self._clock.monotonic(), self._now()
+        question = self._question(query, names, config, asked_at)
+        ends = began + config.total_timeout_s + RANKING_S
+        own = msgspec.structs.replace(context, deadline=min(ends, context.deadline))
+        answer, there = await self._answered(question, own, heard)
+        elapsed_ms = round((self._clock.monotonic() - began) * 1000)
+        _check_replies(answer.replies, elapsed_ms, config)
+        return _response(answer, query, config, there, context.correlation_id, asked_at, elapsed_ms)
+
+    def _chosen(self, query: AggregatorQuery) -> Sequence[str]:
+        """By name, or else by the first rule that matches, or else all. What is switched off is left out, unless it was
+        asked for."""
+        configured = self._servers.configured
+        on = [name for name, server in configured.items() if server.enabled]
+        if not on:
+            raise _misconfigured("mcpServers", "no server is configured" if not configured else "all are switched off")
+        if query.servers:
+            for name in query.servers:
+                if name not in configured:
+                    raise _invalid(query, f"servers names {name[:SHOWN]!r}; there are: {', '.join(on)}")
+                if name not in on:
+                    raise _invalid(query, f"the server {name!r} is switched off; there are: {', '.join(on)}")
+            return list(dict.fromkeys(query.servers))
+        rules = self._servers.aggregation.server_rules
+        rule = matching(rules, query.query_text) if query.servers is None else None
+        if rule is None:
+            return on
+        chosen = [name for name in rule.servers if name in on]
+        if not chosen:
+            field = f"aggregator.serverRules[{rules.index(rule)}].servers"
+            raise _misconfigured(field, "the rule matches, but all of its servers are switched off")
+        return list(dict.fromkeys(chosen))
+
+    def _question(self, query: AggregatorQuery, names: Sequence[str], config: Aggregation, now: float) -> Question:
+        limit = config.default_max_results if query.max_results is None else query.max_results
+        configured = self._servers.configured
+        return Question(
+            text=query.query_text,
+            sources=tuple(endpoint_of(name) for name in names),
+            top_k=limit,
+            similarity_threshold=0.0,
+            until=Until.MERGE,
+            profile="aggregate",
+            ranking=Ranking(
+                weights=config.ranking_weights,
+                limit=limit,
+                threshold=config.dedup_threshold,
+                half_life_s=config.freshness_half_life_days * DAY_S,
+                now=now,
+                reputations={name: configured[name].reputation for name in names},
+            ),
+            patience_s=config.total_timeout_s,
+        )
+
+    async def _answered(
+        self, question: Question, context: Context, heard: Heard | None
+    ) -> tuple[Answer, Mapping[str, float]]:
+        """The answer, and when each server's reply was there."""
+        began = self._clock.monotonic()
+        there: dict[str, float] = {}
+        total = len(question.sources)
+        run = await self._begin(question, context)
+        try:
+            async with run.listen() as listener:
+                async for event in listener:
+                    if isinstance(event, SourceReplied):
+                        there[event.reply.path] = self._now()
+                        if heard is not None:
+                            await heard(event.reply, len(there), total)
+                return await run.value(), there
+        except DeadlineExceeded:
+            elapsed_s, limit_s = self._clock.monotonic() - began, context.deadline - began
+            raise (_late if not there else _overworked)(elapsed_s, limit_s) from None
+
+
+def _check(query: AggregatorQuery) -> None:
+    text = query.query_text
+    if not text.strip():
+        raise _invalid(query, "query_text is empty")
+    if len(text) > MAX_QUERY:
+        raise _invalid(query, f"query_text has {len(text):,} characters; it may have {MAX_QUERY:,}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _invalid(query, "query_text is not valid UTF-8") from None
+    if query.max_results is not None and not FEWEST <= query.max_results <= MOST:
+        raise _invalid(query, f"max_results is {query.max_results}; it must be from {FEWEST} to {MOST}")
+    if query.request_id is not None and len(query.request_id) > MAX_REQUEST_ID:
+        raise _invalid(query, f"request_id may have {MAX_REQUEST_ID} characters")
+
+
+def _check_replies(replies: Sequence[SourceReply], elapsed_ms: int, config: Aggregation) -> None:
+    """With nothing but failures there is no answer; a server that has found nothing has answered."""
+    if any(reply.status is Status.SUCCESS for reply in replies):
+        return
+    if all(reply.status is Status.TIMEOUT for reply in replies):
+        raise _late(elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
+    errors = [reply.error or reply.status.value for reply in replies]
+    tried = ", ".join(f"{reply.path} ({error})" for reply, error in zip(replies, errors, strict=True))
+    attempted = [reply.path for reply in replies]
+    raise AllServersFailed(f"None of the servers gave an answer: {tried}", attempted=attempted, errors=errors)
+
+
+def _response(
+    answer: Answer,
+    query: AggregatorQuery,
+    config: Aggregation,
+    there: Mapping[str, float],
+    correlation_id: str,
+    asked_at: float,
+    elapsed_ms: int,
+) -> AggregatedResponse:
+    shares = config.ranking_weights.shares
+    replies = {reply.path: reply for reply in answer.replies}
+    succeeded = sum(reply.status is Status.SUCCESS for reply in answer.replies)
+    return AggregatedResponse(
+        results=tuple(
+            _result(rank, passage, shares, replies[passage.source], there.get(passage.source, asked_at))
+            for rank, passage in enumerate(answer.passages, 1)
+        ),
+        metadata=AggregationMetadata(
+            request_id=query.request_id or correlation_id,
+            timestamp=_iso(asked_at),
+            servers_queried=len(answer.replies),
+            servers_succeeded=succeeded,
+            total_results_raw=sum(len(reply.passages) for reply in answer.replies),
+            total_results_dedup=answer.distinct or 0,
+            dedup_complete=answer.compared,
+            results_returned=len(answer.passages),
+            processing_time_ms=elapsed_ms,
+            server_diversity=round(len({one.source for one in answer.passages}) / succeeded, 4) if succeeded else 0.0,
+            ranking_weights=shares.rounded,
+            servers=tuple(map(_report, answer.replies)),
+        ),
+    )
+
+
+def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, there: float) -> RankedResult:
+    breakdown = passage.breakdown or NOTHING
+    return RankedResult(
+        rank=rank,
+        relevance_score=passage.score,
+        score_breakdown=breakdown,
+        weighted_parts=breakdown.weighted(shares),
+        server_result=ServerResult(
+            server_name=passage.source,
+            content=ResultContent(
+                title=passage.title,
+                text=passage.text,
+                url=passage.url,
+                date=None if passage.date is None else _iso(passage.date),
+            ),
+            response_time_ms=reply.latency_ms,
+            timestamp=_iso(there),
+        ),
+    )
+
+
+def _report(reply: SourceReply) -> ServerReport:
+    return ServerReport(
+        server_name=reply.path,
+        status=reply.status,
+        response_time_ms=reply.latency_ms,
+        results=len(reply.passages),
+        error=reply.error,
+    )
+
+
+def _iso(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _invalid(query: AggregatorQuery, reason: str) -> InvalidQuery:
+    shown = query.query_text[:SHOWN].encode(errors="replace").decode()
+    return InvalidQuery(f"The query cannot be taken: {reason}.", query=shown, reason=reason)
+
+
+def _misconfigured(field: str, reason: str) -> ConfigError:
+    return ConfigError(f"{field}: {reason}.", field=field, reason=reason)
+
+
+def _late(elapsed_s: float, limit_s: float) -> TimedOut:
+    return _timed_out(f"None of the servers answered within {limit_s:.3g} s.", elapsed_s, limit_s)
+
+
+def _overworked(elapsed_s: float, limit_s: float) -> TimedOut:
+    why = "there is too much to do here at the moment"
+    return _timed_out(f"The results could not be put in order within {limit_s:.3g} s: {why}.", elapsed_s, limit_s)
+
+
+def _timed_out(message: str, elapsed_s: float, limit_s: float) -> TimedOut:
+    return TimedOut(message, elapsed_ms=round(elapsed_s * 1000), limit_ms=round(limit_s * 1000))

@@ -1,0 +1,103 @@
+"""What the names in a question mean: configured sources and models, collections, endpoints on the hub or by address."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import InvalidQuestion, UpstreamError
+from anabranch.domain.model import Endpoint
+from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.network.hub import HubClient
+from anabranch.network.outbound import parse
+
+# The model that needs no service: it answers in the documents' own sentences.
+EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
+COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
+
+Name = str | Endpoint
+
+
+class EndpointResolver:
+    def __init__(
+        self, settings: Settings, rooms: KnowledgeOpener, hub: HubClient, servers: Callable[[], Mapping[str, Endpoint]]
+    ) -> None:
+        self._settings = settings
+        self._servers = servers
+        self._rooms = rooms
+        self._hub = hub
+
+    @property
+    def model(self) -> Endpoint:
+        """Who writes when nobody is named."""
+        return self._settings.default_model or EXTRACTIVE
+
+    async def sources(self, names: Sequence[Name] | None, tokens: Mapping[str, str]) -> tuple[Endpoint, ...]:
+        """Those that are named; without any, every configured one and every collection."""
+        if names is None:
+            found = [*self._settings.sources.values(), *([COLLECTIONS] if await self._collections() else [])]
+        else:
+            found = [await self._resolved(name, await self._known(name), tokens) for name in names]
+        return _told_apart(found)
+
+    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
+        """Sources and MCP servers by the operator's names for them, and by no other."""
+        known = {**self._servers(), **self._settings.sources}
+        if missing := [name for name in names if name not in known]:
+            there = ", ".join(known) or "none"
+            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {there}.")
+        return _told_apart([known[name] for name in dict.fromkeys(names)])
+
+    async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
+        if name is None:
+            return self.model
+        return await self._resolved(name, {EXTRACTIVE.slug: EXTRACTIVE, **self._settings.models}, tokens)
+
+    async def _known(self, name: Name) -> Mapping[str, Endpoint]:
+        """What a name can mean without asking the hub: what is configured, and a collection."""
+        if not isinstance(name, str) or name in self._settings.sources:
+            return self._settings.sources
+        ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
+        return {**ours, **self._servers(), **self._settings.sources}
+
+    async def _collections(self) -> list[str]:
+        if not self._rooms.exists:
+            return []
+        room = await self._rooms()
+        return [one.collection.name for one in await room.collections(Caller(operator=True))]
+
+    async def _resolved(self, name: Name, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]) -> Endpoint:
+        """A configured name, `URL/slug` (the person who types it vouches for it), or `owner/slug` on the hub."""
+        if isinstance(name, Endpoint):
+            return name
+        if name in configured:
+            return configured[name]
+        if "://" in name:
+            owner, _, address = name.partition("@") if "@" in name.partition("://")[0] else ("", "", name)
+            url, _, slug = address.rstrip("/").rpartition("/")
+            if not slug or url.endswith(":/"):
+                raise InvalidQuestion(f"{name!r} names no endpoint: write URL/slug.")
+            try:
+                parse(url)
+            except UpstreamError as error:
+                raise InvalidQuestion(f"{name!r} cannot be asked. {error.message}") from None
+            return Endpoint(slug=slug, url=url, owner=owner or None, operator=True)
+        if name.count("/") == 1:
+            found = await self._hub.find(name)
+            guest = None if found.owner in tokens else await self._hub.guest_token(found.owner or "")
+            return msgspec.structs.replace(found, token=guest)
+        names = ", ".join(configured) or "none"
+        raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")
+
+
+def _told_apart(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Where two without an owner have the same slug, their hosts tell them apart in answers and citations."""
+    count = Counter(endpoint.path for endpoint in endpoints)
+    return tuple(
+        msgspec.structs.replace(endpoint, owner=endpoint.url.partition("://")[2])
+        if count[endpoint.path] > 1 and endpoint.owner is None
+        else endpoint
+        for endpoint in endpoints
+    )

@@ -1,0 +1,123 @@
+"""The knowledge room, opened when it is first needed."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Embedder, Outbound
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Query
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import facts
+from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.supervisor import Supervisor
+from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
+from anabranch.policies.resilience import Resilience
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.knowledge import Knowledge
+
+INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
+
+
+class KnowledgeOpener:
+    """Called, it gives the one Knowledge of this process. With `indexing`, it also sees to it that an indexer runs:
+    here, or in whichever other process has the data folder's lock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        outbound: Outbound,
+        *,
+        indexing: bool,
+        remembered: Callable[[Embedder], Embedder] = lambda embedder: embedder,
+        resilience: Resilience | None = None,
+        died: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._outbound = outbound
+        self._remembered = remembered
+        self._resilience = resilience
+        self._indexing = indexing
+        self._died = died
+        self._opening = asyncio.Lock()
+        self._open: Knowledge | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever kept here."""
+        return (folder_of(self._settings) / NAME).is_file()
+
+    async def __call__(self) -> "Knowledge":
+        if self._open is None:
+            async with self._opening:
+                if self._open is None:
+                    self._open = await self._opened()
+        return self._open
+
+    async def close(self) -> None:
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
+        await self._stack.aclose()
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    async def _opened(self) -> "Knowledge":
+        # numpy and what is built on it load here: a server that only forwards questions never needs them.
+        from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
+        from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+        from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
+        from anabranch.knowledge.search import Searcher  # noqa: PLC0415
+
+        folder = folder_of(self._settings)
+        database = await asyncio.to_thread(Database.open, folder)
+        inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
+        embedder = self._remembered(inner)
+        try:
+            await database.read(lambda db: facts.check_embedder(db, embedder.name))
+            reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
+        except BaseException:
+            database.close()
+            raise
+        reader = IndexReader(Generations(folder / "index"))
+        if self._indexing:
+            greeting = msgspec.json.encode(self._settings) + b"\n"
+            await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
+        searcher = Searcher(database, reader, embedder, reranker)
+        room = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        if self._indexing and self._settings.embedding_url is None:
+            self._warming = asyncio.create_task(_warm(room, inner))
+        return room
+
+
+async def _warm(room: "Knowledge", embedder: Embedder) -> None:
+    """Load the model and the index now, so that nobody's first question waits for them. The model is asked itself: what
+    is remembered would not load it."""
+    with suppress(AnabranchError):
+        await embedder.embed(["warm up"])
+        await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
+
+
+def check(settings: Settings) -> None:
+    """Before the start: records that cannot be used are a sentence, not a server that fails later."""
+    folder = folder_of(settings)
+    if not (folder / NAME).is_file():
+        return
+    database = Database.open(folder)
+    try:
+        database.reading(lambda db: facts.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+    finally:
+        database.close()
+
+
+def folder_of(settings: Settings) -> Path:
+    return Path(settings.data_dir).expanduser()

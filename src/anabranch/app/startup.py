@@ -1,0 +1,70 @@
+"""Before a server starts: what cannot work is a sentence now, and not a server that fails later."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anabranch.app import knowledge_opener
+from anabranch.configuration.settings import Settings
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
+from anabranch.telemetry.combined import CombinedTelemetry
+from anabranch.telemetry.log import Log
+from anabranch.telemetry.metrics import Metrics
+
+NO_STREAMS = (
+    "Several workers without a Redis can keep neither planner steps nor resumable answers: set AGGREGATOR_REDIS_URL "
+    "or serve with one worker."
+)
+
+TO_EVERYBODY = (
+    "Everybody who can reach the chat surface, also web pages of other origins, may have these addresses asked "
+    "(AGGREGATOR_ENDPOINT_ALLOWLIST_PUBLIC)."
+)
+
+
+def check(settings: Settings, log: Log) -> None:
+    knowledge_opener.check(settings)
+    if settings.redis_url is not None:
+        from anabranch.redis.client import Connections  # noqa: PLC0415  most have no Redis
+
+        Connections(settings.redis_url)
+    if settings.otlp_headers is not None:
+        from anabranch.telemetry.traces import headers  # noqa: PLC0415  most have no collector
+
+        headers(settings.otlp_headers)
+    if not settings.streams_kept:
+        log.warning("streams_refused", workers=settings.workers, hint=NO_STREAMS)
+    if settings.workers > 1 and settings.redis_url is None and settings.rate_limit:
+        log.warning("limits_not_shared", workers=settings.workers, hint="AGGREGATOR_REDIS_URL is not set")
+
+
+def announce(settings: Settings, log: Log) -> None:
+    """Once the server has started: who may have private addresses asked."""
+    if settings.endpoint_allowlist_public and settings.endpoint_allowlist:
+        log.warning(
+            "private_addresses_allowed", addresses=settings.endpoint_allowlist, to="everybody", hint=TO_EVERYBODY
+        )
+    elif settings.endpoint_allowlist:
+        log.info("private_addresses_allowed", addresses=settings.endpoint_allowlist, to="the operator, keys and tokens")
+
+
+MAX_REPLY_BYTES = 64 * 1024
+
+
+@asynccontextmanager
+async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterator[CombinedTelemetry]:
+    """Telemetry for as long as the server lives. Traces leave by connections of their own: a collector that hangs must
+    not hold up anything else."""
+    if settings.otlp_endpoint is None:
+        yield CombinedTelemetry(log, metrics, settings)
+        return
+    from anabranch.telemetry.traces import Traces  # noqa: PLC0415  most have no collector
+
+    outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
+    traces = Traces(settings, outbound, log, metrics.spans_dropped)
+    await traces.start()
+    try:
+        yield CombinedTelemetry(log, metrics, settings, traces)
+    finally:
+        await traces.close()
+        await outbound.close()

@@ -1,0 +1,254 @@
+"""The file's `mcpServers:`, in the form that every MCP client uses."""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anabranch.configuration.config_file import ConfigFile
+from anabranch.configuration.fields import BlockFields, expanded, listed, mapping, shown, text
+from anabranch.configuration.setting_types import Flag, Share, sort
+from anabranch.domain.errors import ConfigurationError, UpstreamError
+from anabranch.domain.mcp import McpServer
+from anabranch.domain.ranking import NEUTRAL
+from anabranch.network.outbound import parse
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.()-]{0,99}")
+HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+OF_COMMANDS, OF_URLS = ("command", "args", "env", "cwd"), ("url", "headers")
+TEXTS = {"tool": "tool", "queryArgument": "query_argument", "resultPath": "result_path"}
+KINDS = ("type", "transport")
+# What other clients' files have beside ours, and concerns their windows and their questions to the user only.
+IGNORED = (
+    *("alwaysAllow", "autoApprove", "autoStart", "chatMenu", "dev", "displayName", "gallery", "icon", "iconPath"),
+    *("iconUrl", "startup", "tags", "title", "trust", "version"),
+)
+OURS = (*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description")
+FIELDS = (*OURS, *IGNORED)
+ONE_TOOL = "one tool is asked, and `tool` names it"
+VARIABLES = "write env: {NAME: ${NAME}}"
+# What they have that would change something here, were it passed over: where that is said here.
+ELSEWHERE = {
+    "timeout": "how long each server may take is aggregator.serverTimeoutSecs, in seconds",
+    "initTimeout": "a server has 30 seconds to be ready",
+    "envFile": VARIABLES,
+    "env_file": VARIABLES,
+    "disabledTools": ONE_TOOL,
+    "excludeTools": ONE_TOOL,
+    "enabledTools": ONE_TOOL,
+    "includeTools": ONE_TOOL,
+}
+# Names that the collections, all together, and the model that quotes go by.
+TAKEN = ("collections", "extractive")
+# Words alone, in a place where a name should be: they can be shown.
+ONLY_WORDS = re.compile(r"(?!Bearer|Basic|Token)[A-Z][A-Za-z]{0,19}( [A-Z][A-Za-z]{0,19}){1,3}")
+TYPES = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
+MOST_ARGUMENTS, DEEPEST = 10_000, 20
+
+
+def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpServer]:
+    """By name, in the order of the file."""
+    where = f"{read.path}: mcpServers"
+    spelt, typed = mapping(read.spelt, where), mapping(read.file.mcpServers, where)
+    if len(spelt) != len(typed):
+        raise ConfigurationError(f"{where}: two names are one to YAML, as 1 and 01 or yes and true are; quote them.")
+    found: dict[str, McpServer] = {}
+    for (name, entry), values in zip(spelt.items(), typed.values(), strict=True):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigurationError(f"{where}: a name is 1 to 64 letters, digits, _ . or -, not {shown(name)}.")
+        if name in read.file.sources:
+            raise ConfigurationError(f"{where}.{name}: sources has this name, too; give one of them another.")
+        if name in TAKEN:
+            raise ConfigurationError(f"{where}.{name}: this name has a meaning of its own here; give it another.")
+        found[name] = _server(name, entry, mapping(values, f"{where}.{name}"), environment, f"{where}.{name}")
+    return found
+
+
+def _server(
+    name: str, spelt: object, typed: Mapping[object, Any], environment: Mapping[str, str], where: str
+) -> McpServer:
+    for field, instead in ELSEWHERE.items():
+        if field in mapping(spelt, where):
+            raise ConfigurationError(f"{where}.{field} is not taken: {instead}. Leave it out here.")
+    fields, values = BlockFields(spelt, where, FIELDS), BlockFields(typed, where, FIELDS)
+    enabled = _enabled(values)
+    _check_transport(fields)
+    # Of one that is switched off, variables need not be set.
+    known = environment if enabled else None
+    server = McpServer(
+        name=name,
+        command=_text(fields, "command", known),
+        args=_args(fields, known),
+        env=_named(fields, "env", VARIABLE, known),
+        cwd=_folder(_text(fields, "cwd", known), fields.at("cwd")),
+        url=_url(fields, known),
+        headers=_headers(fields, known),
+        arguments=_arguments(values),
+        reputation=values.value("reputation", Share, NEUTRAL),
+        enabled=enabled,
+        description=_description(fields),
+        **{attribute: _text(fields, field, None) for field, attribute in TEXTS.items()},
+    )
+    if enabled:
+        _check_program(server, environment, fields.at("command"))
+    return server
+
+
+def _description(fields: BlockFields) -> str | None:
+    """Other clients' files have empty ones, too."""
+    return text(fields["description"], fields.at("description")).strip() or None if "description" in fields else None
+
+
+def _check_program(server: McpServer, environment: Mapping[str, str], where: str) -> None:
+    """A whole line is no program, however clear it is what was meant: its words are not cut at spaces here."""
+    command = server.command or ""
+    program, *rest = command.split() or [""]
+    folders = server.env.get("PATH") or environment.get("PATH", "")
+    is_there = Path(server.cwd or "", command).is_file() or shutil.which(command, path=folders)
+    if rest and not is_there and shutil.which(program, path=folders):
+        raise ConfigurationError(
+            f"{where} takes the program alone, and this is a whole line; put what follows {shown(program)} into args, "
+            "a list."
+        )
+
+
+def _enabled(fields: BlockFields) -> bool:
+    enabled, disabled = fields.value("enabled", Flag), fields.value("disabled", Flag)
+    if enabled is not None and disabled is not None:
+        raise ConfigurationError(f"{fields.where} has both enabled and disabled; leave one of them out.")
+    return enabled is not False and not disabled
+
+
+def _check_transport(fields: BlockFields) -> None:
+    """A command that is run or a URL that is called, with what belongs to it."""
+    has = [field for field in ("command", "url") if field in fields]
+    if len(has) == 2:
+        raise ConfigurationError(f"{fields.where} has both command and url; leave one of them out.")
+    if not has:
+        raise ConfigurationError(f"{fields.where} needs command or url.")
+    for field in OF_URLS if has == ["command"] else OF_COMMANDS:
+        if field in fields and fields[field] not in ([], {}):
+            other = "url" if field == "headers" else "command"
+            raise ConfigurationError(f"{fields.at(field)} goes with {other}, and this server has {has[0]}.")
+    for name in KINDS:
+        if name in fields:
+            _check_kind(text(fields[name], fields.at(name)), has[0], fields.at(name))
+
+
+def _check_kind(kind: str, has: str, where: str) -> None:
+    if kind == "sse":
+        raise ConfigurationError(
+            f"{where}: servers with the old SSE transport cannot be asked. Many of them also have an address for "
+            "streamable HTTP, often the same with /mcp in place of /sse: give that as url, with type: http."
+        )
+    if kind not in TYPES:
+        raise ConfigurationError(f"{where} takes stdio or http, not {shown(kind)}.")
+    if TYPES[kind] != has:
+        raise ConfigurationError(f"{where} is {kind}, which goes with {TYPES[kind]}, not with {has}.")
+
+
+def _text(fields: BlockFields, name: str, environment: Mapping[str, str] | None) -> str | None:
+    """The text, or as it is written where there is no environment to take parts of it from."""
+    if name not in fields:
+        return None
+    found = text(fields[name], fields.at(name))
+    if environment is not None:
+        found = expanded(found, environment, fields.at(name))
+    if not found.strip():
+        raise ConfigurationError(f"{fields.at(name)} is empty.")
+    return found
+
+
+def _args(fields: BlockFields, environment: Mapping[str, str] | None) -> tuple[str, ...]:
+    if "args" not in fields:
+        return ()
+    where = fields.at("args")
+    given = [text(arg, f"{where}[{at}]") for at, arg in enumerate(listed(fields["args"], where, "texts"))]
+    if environment is None:
+        return tuple(given)
+    return tuple(expanded(arg, environment, f"{where}[{at}]") for at, arg in enumerate(given))
+
+
+def _named(
+    fields: BlockFields, name: str, names: re.Pattern[str], environment: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Texts by name. What is in the wrong place may be a secret, so only what is clearly a name is shown as one."""
+    if name not in fields:
+        return {}
+    where, found = fields.at(name), {}
+    for at, (key, value) in enumerate(mapping(fields[name], where).items(), 1):
+        if not isinstance(key, str) or not names.fullmatch(key):
+            clearly = isinstance(key, str) and value is not None and ONLY_WORDS.fullmatch(key)
+            named = f" ({key!r})" if clearly else ""
+            raise ConfigurationError(f"{where}: entry {at} has no usable name{named}; it takes NAME: value.")
+        if value is None:
+            raise ConfigurationError(f'{where}: entry {at} has no value; an empty one is written "".')
+        given = text(value, f"{where}.{key}")
+        found[key] = given if environment is None else expanded(given, environment, f"{where}.{key}")
+    return found
+
+
+def _headers(fields: BlockFields, environment: Mapping[str, str] | None) -> dict[str, str]:
+    found = _named(fields, "headers", HEADER, environment)
+    for name, value in found.items():
+        if NOT_IN_HEADERS.search(value):
+            raise ConfigurationError(f"{fields.at('headers')}.{name} has a line break or the like in it.")
+    return found
+
+
+def _url(fields: BlockFields, environment: Mapping[str, str] | None) -> str | None:
+    url = _text(fields, "url", environment)
+    if url is not None and not (environment is None and "${" in url):
+        try:
+            parse(url)
+        except UpstreamError:
+            raise ConfigurationError(
+                f"{fields.at('url')} takes a URL that begins with http:// or https:// and has no password in it; a "
+                "token goes into headers."
+            ) from None
+    return url
+
+
+def _folder(given: str | None, where: str) -> str | None:
+    try:
+        return None if given is None else str(Path(given).expanduser())
+    except RuntimeError:
+        raise ConfigurationError(f"{where} begins with the home of a user who is not known.") from None
+
+
+def _arguments(fields: BlockFields) -> dict[str, Any]:
+    if "arguments" not in fields:
+        return {}
+    where = fields.at("arguments")
+    found = _json(mapping(fields["arguments"], where), where, iter(range(MOST_ARGUMENTS)), DEEPEST)
+    assert isinstance(found, dict)
+    return found
+
+
+def _json(value: object, where: str, left: Iterator[int], deeper: int) -> Any:
+    """The value, if JSON has it; with YAML's references even a short file can have more of them than fit anywhere."""
+    if next(left, None) is None or not deeper:
+        raise ConfigurationError(f"{where}: the arguments have more in them than a tool can be given.")
+    match value:
+        case dict():
+            return {
+                text(key, f"{where}: a name"): _json(one, f"{where}.{key}", left, deeper - 1)
+                for key, one in value.items()
+            }
+        case list():
+            return [_json(one, f"{where}[{at}]", left, deeper - 1) for at, one in enumerate(value)]
+        case None | bool():
+            return value
+        case str():
+            return text(value, where)
+        case int() if abs(value) < 2**63:
+            return value
+        case float() if abs(value) < float("inf"):
+            return value
+        case _ if hasattr(value, "isoformat"):
+            return value.isoformat()
+        case _:
+            raise ConfigurationError(f"{where} takes what JSON has, not {sort(value)}.")

@@ -1,0 +1,244 @@
+"""Who calls a tool, and how it is told how far the call has come."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from anabranch.app import Anabranch
+from anabranch.app.endpoint_resolver import COLLECTIONS
+from anabranch.domain.errors import AnabranchError, NotFound
+from anabranch.domain.events import GenerationStarted, SourceReplied
+from anabranch.domain.model import (
+    Answer,
+    Citation,
+    Context,
+    Endpoint,
+    Filters,
+    Ground,
+    Passage,
+    Question,
+    SourceReply,
+    Status,
+    Until,
+)
+from anabranch.entrypoints.http.query_wire import sentence_by_sentence
+from anabranch.entrypoints.mcp.schemas import (
+    AskedSource,
+    AskResponse,
+    CitedPassage,
+    CitedSentence,
+    FoundPassage,
+    SearchResponse,
+)
+from anabranch.knowledge.model import Caller
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.model import Collection
+
+# How much of a call is done, of how much, and what that was.
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class McpCaller(NamedTuple):
+    """Who calls. Who is not `vouched` for may not use what the operator has configured and pays for."""
+
+    context: Context
+    caller: Caller
+    vouched: bool
+
+
+def progress_text(name: str, reply: SourceReply) -> str:
+    """A line of progress."""
+    if reply.status is not Status.SUCCESS:
+        return f"{name}: {reply.status} after {reply.latency_ms} ms"
+    count = len(reply.passages)
+    return f"{name}: {count} result{'' if count == 1 else 's'} in {reply.latency_ms} ms"
+
+
+PROFILE = "query"
+MAX_SHOWN = 50
+NOTHING_YET = "There are no documents here yet that you may see. Documents are taken in with: anabranch ingest."
+NO_DOCUMENTS = "There are no documents here yet that you may see. Name one of: {names} in `sources`."
+NOTHING_FOUND = "Nothing was found; try other words."
+
+
+class SearchFailed(AnabranchError):
+    """The collections could not be searched: the embedding model is not installed, the store is out of reach."""
+
+    code = "service_unavailable"
+
+
+async def search(
+    anabranch: Anabranch, query: str, collections: Sequence[str], limit: int, asker: McpCaller
+) -> SearchResponse:
+    """Passages, best first, of what the caller may see."""
+    searched = await _collections(anabranch, collections, asker)
+    if not searched:
+        return SearchResponse(results=(), time_ms=0, hint=NOTHING_YET)
+    question = Question(
+        text=query,
+        sources=(COLLECTIONS,),
+        top_k=limit,
+        similarity_threshold=0.0,
+        until=Until.MERGE,
+        profile=PROFILE,
+        filters=_filters(searched, collections),
+        diversity=anabranch.settings.mmr_lambda,
+    )
+    run, _ = await anabranch.begin(question, asker.context)
+    answer = await run.value()
+    if answer.ground is Ground.ALL_FAILED:
+        raise SearchFailed(answer.replies[0].error or "The search failed.")
+    results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
+    return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=None if results else NOTHING_FOUND)
+
+
+async def ask(
+    anabranch: Anabranch, question: str, names: Sequence[str], top_k: int, asker: McpCaller, progress: Progress
+) -> AskResponse:
+    """A cited answer; one that says what is missing where there is nothing to answer from."""
+    sources, filters = await _sources(anabranch, names, asker)
+    if not sources:
+        others = named(configured(anabranch)) if asker.vouched else ""
+        return _refused(NO_DOCUMENTS.format(names=others) if others else NOTHING_YET)
+    model = anabranch.model
+    asked = Question(
+        text=question,
+        sources=sources,
+        model=model,
+        top_k=top_k,
+        # Among our own, the ranking decides; what others hold to be worth sending is up to a threshold.
+        similarity_threshold=0.5 if any(one.kind == "space" for one in sources) else 0.0,
+        temperature=0.0,
+        profile=PROFILE,
+        refuse=True,
+        filters=filters,
+        rewrite=anabranch.rewrites(model) and COLLECTIONS in sources,
+        diversity=anabranch.settings.mmr_lambda,
+        threshold=anabranch.settings.guard_threshold,
+    )
+    run, _ = await anabranch.begin(asked, asker.context)
+    done, total = 0, len(sources) + 1
+    async with run.listen() as listener:
+        async for event in listener:
+            match event:
+                case SourceReplied(reply=reply):
+                    done += 1
+                    await progress(done, total, progress_text(_name(reply), reply))
+                case GenerationStarted():
+                    await progress(done + 0.5, total, "writing")
+                case _:
+                    pass
+        return _answered(await run.value())
+
+
+async def _sources(
+    anabranch: Anabranch, names: Sequence[str], asker: McpCaller
+) -> tuple[tuple[Endpoint, ...], Filters]:
+    """What the operator has configured goes by its name; any other name must be that of a collection."""
+    known = configured(anabranch) if asker.vouched else ()
+    ours = [name for name in names if name in known]
+    rest = [name for name in names if name not in known]
+    if not names or rest:
+        searched = await _collections(anabranch, rest, asker, others=known)
+        return (*((COLLECTIONS,) if searched else ()), *anabranch.configured(ours)), _filters(searched, rest)
+    return anabranch.configured(ours), Filters()
+
+
+def configured(anabranch: Anabranch) -> Sequence[str]:
+    """What can be named beside collections: sources and MCP servers."""
+    return [*(one.name for one in anabranch.servers() if one.state != "disabled"), *anabranch.settings.sources]
+
+
+def named(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_SHOWN])
+    return shown if len(names) <= MAX_SHOWN else f"{shown} and {len(names) - MAX_SHOWN} more"
+
+
+async def _collections(
+    anabranch: Anabranch, names: Sequence[str], asker: McpCaller, others: Sequence[str] | None = None
+) -> "Sequence[Collection]":
+    """Those that are named, or all that the caller may see. `others` are what could have been named as well."""
+    visible: Sequence[Collection] = ()
+    if anabranch.knowledge.exists:
+        room = await anabranch.knowledge()
+        try:
+            return await room.chosen(asker.caller, names or None)
+        except NotFound:
+            visible = await room.chosen(asker.caller, None)
+    if not names:
+        return ()
+    known = {key for one in visible for key in (one.id, one.name)}
+    missing = next((name for name in names if name not in known), names[0])
+    what = "collection" if others is None else "source"
+    there = named([*(one.name for one in visible), *(others or ())])
+    raise NotFound(f"There is no {what} {missing!r}; {f'there are: {there}' if there else 'nor is there any other'}.")
+
+
+def _filters(searched: "Sequence[Collection]", named: Sequence[str]) -> Filters:
+    return Filters(collections=tuple(one.id for one in searched)) if named else Filters()
+
+
+def _found(rank: int, passage: Passage) -> FoundPassage:
+    place = passage.place
+    assert place is not None, "a passage of a collection has its place"
+    return FoundPassage(
+        rank=rank,
+        title=passage.title,
+        text=passage.text,
+        score=passage.score,
+        collection=place.collection,
+        document_id=passage.document_id or "",
+        start_char=place.start,
+        end_char=place.end,
+        page=place.page,
+        headings=place.headers,
+        url=place.url,
+    )
+
+
+def _refused(why: str) -> AskResponse:
+    return AskResponse(answer=why, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
+
+
+def _answered(answer: Answer) -> AskResponse:
+    by_sentence = sentence_by_sentence(answer)
+    return AskResponse(
+        answer=answer.text,
+        refused=answer.refused,
+        sentences=tuple(CitedSentence(text=one.text, citations=tuple(one.citations)) for one in by_sentence.sentences),
+        citations=tuple(_cited(one, answer.passages[one.passage]) for one in answer.citations),
+        sources=tuple(map(_asked, answer.replies)),
+        model=answer.model,
+        time_ms=answer.timings.total_ms,
+    )
+
+
+def _cited(citation: Citation, passage: Passage) -> CitedPassage:
+    place = passage.place
+    begin = place.start if place is not None else 0
+    return CitedPassage(
+        number=citation.passage + 1,
+        source=place.collection if place is not None else passage.source,
+        title=passage.title,
+        url=place.url if place is not None else passage.url,
+        document_id=passage.document_id,
+        start_char=begin + citation.passage_start,
+        end_char=begin + citation.passage_end,
+        quoted_text=passage.text[citation.passage_start : citation.passage_end],
+        answer_start=citation.start,
+        answer_end=citation.end,
+    )
+
+
+def _asked(reply: SourceReply) -> AskedSource:
+    return AskedSource(
+        name=_name(reply),
+        status=reply.status,
+        results=len(reply.passages),
+        latency_ms=reply.latency_ms,
+        error=reply.error,
+    )
+
+
+def _name(reply: SourceReply) -> str:
+    return "collections" if reply.path == COLLECTIONS.path else reply.path

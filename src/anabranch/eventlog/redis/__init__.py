@@ -1,0 +1,1 @@
+"""The event log shared by workers through Redis."""

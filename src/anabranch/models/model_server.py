@@ -1,0 +1,82 @@
+"""One JSON call to a model server that the operator named, made again where that can help."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from anabranch.domain.contracts import Outbound
+from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.network import syft_wire
+from anabranch.policies import retries
+from anabranch.policies.retries import GuardedCalls
+
+RETRIES = 3
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 10.0
+# A server that asks for more patience than this is not waited for.
+LONGEST_ASKED_S = 30.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ModelServer:
+    """Where a model is served. Time-outs, broken connections, 429 and 5xx are tried again; all failures are an
+    UpstreamError."""
+
+    def __init__(
+        self,
+        url: str,
+        outbound: Outbound,
+        *,
+        api_key: str = "",
+        timeout_s: float = 30.0,
+        sleep: Sleep = asyncio.sleep,
+        attempts: GuardedCalls | None = None,
+    ) -> None:
+        self._url = url
+        self._outbound = outbound
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+        self._attempts = attempts
+
+    async def post(self, payload: Mapping[str, object]) -> bytes:
+        body = msgspec.json.encode(payload)
+        for attempt in range(RETRIES):
+            try:
+                return await self._attempted(body, first=attempt == 0)
+            except UpstreamError as error:
+                wait_s = _wait_s(error, attempt)
+                if wait_s is None or not (self._attempts is None or self._attempts.again()):
+                    raise
+                await self._sleep(wait_s)
+        return await self._attempted(body, first=False)
+
+    async def _attempted(self, body: bytes, *, first: bool) -> bytes:
+        if self._attempts is None:
+            return await self._post(body)
+        return await self._attempts.made(lambda: self._post(body), first=first)
+
+    async def _post(self, body: bytes) -> bytes:
+        call = self._outbound.request("POST", self._url, headers=self._headers, body=body, operator=True)
+        try:
+            async with asyncio.timeout(self._timeout_s), call as exchange:
+                if 200 <= exchange.status < 300:
+                    return await exchange.read()
+                _, sentence = await syft_wire.refusal(exchange)
+                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+        except TimeoutError as error:
+            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
+
+
+def _wait_s(error: UpstreamError, attempt: int) -> float | None:
+    """As long as the server asks, or twice as long each time; None if asking again cannot help, or not soon enough."""
+    if not error.trouble.may_pass:
+        return None
+    if error.wait_s is not None:
+        return error.wait_s if error.wait_s <= LONGEST_ASKED_S else None
+    return min(LONGEST_WAIT_S, retries.backed_off_s(FIRST_WAIT_S, attempt))

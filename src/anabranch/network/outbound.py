@@ -1,0 +1,280 @@
+"""The one HTTP client: guarded addresses, capped bodies, no redirects, no cookies, no proxies."""
+
+import errno
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
+from yarl import URL
+
+from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.network.addresses import AddressGuard
+
+ResolverFactory = Callable[[], AbstractResolver]
+AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
+
+# The same for an address that others may reach: what is on the allow-list is not for everybody to find out.
+REFUSED = (
+    "This address is not open to requests: it is not on the public internet, and the operator has not allowed it to "
+    "this caller."
+)
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+# Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
+IDLE_S = 4.0
+MAX_URL = 4096
+RESENDS = 2
+USED = "anabranch_used"
+DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+EXPECTED = (aiohttp.ClientError, OSError, ValueError, zlib.error)
+OWN_HEADERS = {
+    "User-Agent": "anabranch",
+    "Accept": "application/json, text/event-stream",
+    "Accept-Encoding": "gzip, deflate",
+}
+
+
+on_used_connection: ContextVar[bool] = ContextVar("on_used_connection", default=False)
+
+
+class AddressRefused(OSError):
+    """Raised inside the connector, before any packet is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSED)
+
+
+class GuardedResolver(AbstractResolver):
+    """Refuses a name if any of its addresses is not permitted."""
+
+    def __init__(self, guard: AddressGuard, inner: AbstractResolver) -> None:
+        self._guard = guard
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        if not all(self._guard.permits(entry["host"]) for entry in found):
+            raise AddressRefused
+        return found
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class AiohttpOutbound:
+    """Outbound over aiohttp. A pool for origins that the operator named, and two that are guarded: one with the private
+    addresses on the allow-list, and one without. So nobody can use a connection that they could not have opened."""
+
+    def __init__(
+        self,
+        *,
+        guard: AddressGuard,
+        allowed_origins: Iterable[str] = (),
+        max_reply_bytes: int,
+        resolver: ResolverFactory = aiohttp.AsyncResolver,
+    ) -> None:
+        self._allowed_origins = frozenset(allowed_origins)
+        self._max_reply_bytes = max_reply_bytes
+        self._public = _guarded(AddressGuard(), resolver())
+        self._allowed = _guarded(guard, resolver())
+        self._open = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
+
+    async def close(self) -> None:
+        for session in (self._public, self._allowed, self._open):
+            await session.close()
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        operator: bool = False,
+        public_only: bool = False,
+    ) -> "PendingRequest":
+        target, origin = parse(url)
+        if operator or (origin in self._allowed_origins and not public_only):
+            session = self._open
+        else:
+            session = self._public if public_only else self._allowed
+        sent = {**OWN_HEADERS, **headers}
+        return PendingRequest(
+            lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
+            self._max_reply_bytes,
+        )
+
+
+class Connector(aiohttp.TCPConnector):
+    """Notes whether the connection that a request was given had been used before."""
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        protocol = connection.protocol
+        on_used_connection.set(hasattr(protocol, USED))
+        setattr(protocol, USED, True)
+        return connection
+
+
+class PendingRequest:
+    """One request under way: entering it waits for the reply's head, leaving it closes what was not read."""
+
+    __slots__ = ("_ask", "_max_bytes", "_response")
+
+    def __init__(self, ask: Callable[[], Awaitable[aiohttp.ClientResponse]], max_bytes: int) -> None:
+        self._ask = ask
+        self._max_bytes = max_bytes
+
+    async def __aenter__(self) -> "AiohttpExchange":
+        """A connection that had been used before, and is closed without a byte in reply, was closed because it was
+        idle, at the moment when we wrote: the request has not been heard, and is sent again."""
+        for left in reversed(range(RESENDS + 1)):
+            on_used_connection.set(False)
+            try:
+                self._response = await self._ask()
+                break
+            except EXPECTED as error:
+                if not (left and on_used_connection.get() and isinstance(error, DROPPED)):
+                    raise _translated(error) from error
+        return AiohttpExchange(self._response, self._max_bytes)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+
+class AiohttpExchange:
+    """A reply whose body is read within a cap on its decompressed size."""
+
+    __slots__ = ("_max_bytes", "_response", "content_type", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, max_bytes: int) -> None:
+        self._response = response
+        self._max_bytes = max_bytes
+        self.status = response.status
+        self.content_type = response.content_type
+
+    def header(self, name: str) -> str:
+        return self._response.headers.get(name, "")
+
+    async def read(self) -> bytes:
+        if (self._response.content_length or 0) > self._max_bytes:
+            raise self._too_large()
+        parts = [chunk async for chunk in self.chunks()]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
+        size = 0
+        content = self._response.content
+        while True:
+            try:
+                chunk = await content.readany()
+            except EXPECTED as error:
+                raise _translated(error) from error
+            if not chunk:
+                return
+            size += len(chunk)
+            if size > self._max_bytes and not endless:
+                raise self._too_large()
+            yield chunk
+
+    def _too_large(self) -> UpstreamError:
+        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", Trouble.UNUSABLE)
+
+
+def parse(url: str) -> tuple[URL, str]:
+    """A URL that can be called, and its origin; anything else fails with a reason."""
+    if len(url) > MAX_URL:
+        raise UpstreamError("The endpoint's URL is not usable: it is too long.")
+    return _parsed(url)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> tuple[URL, str]:
+    if url.startswith("tunneling:"):
+        raise UpstreamError("Endpoints behind a tunnel (tunneling:) are not supported.")
+    try:
+        parsed = URL(url)
+        host, port = parsed.host, parsed.port
+    except ValueError:
+        raise UpstreamError("The endpoint's URL cannot be parsed.") from None
+    if parsed.scheme not in ("http", "https") or not host or port is None:
+        raise UpstreamError("The endpoint's URL is not usable: it must begin with http:// or https:// and name a host.")
+    if parsed.user is not None or parsed.password is not None:
+        raise UpstreamError("The endpoint's URL is not usable: it must not contain a user name or password.")
+    return parsed, str(parsed.origin())
+
+
+def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
+    def checked(info: AddrInfo) -> socket.socket:
+        """The last step before a connection, for names and literal addresses alike: the address itself is checked."""
+        family, kind, protocol, _, address = info
+        if not guard.permits(str(address[0])):
+            raise AddressRefused
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    resolver = GuardedResolver(guard, resolver)
+    return _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver, socket_factory=checked))
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        timeout=NO_TIMEOUT,
+    )
+
+
+def _translated(error: Exception) -> UpstreamError:
+    """What went wrong, for a person: no addresses, no library's words. And whose failure it was, for the policies."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    match error:
+        case _ if isinstance(cause, AddressRefused):
+            return UpstreamError(REFUSED)
+        case aiohttp.ClientConnectorDNSError():
+            return UpstreamError("The host name could not be resolved.", Trouble.DOWN)
+        case aiohttp.ClientConnectorCertificateError():
+            return UpstreamError(
+                f"The certificate could not be verified{_certificate_reason(cause)}.", Trouble.UNUSABLE
+            )
+        case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
+            return UpstreamError("A secure connection could not be made (TLS failed).", Trouble.UNUSABLE)
+        case TimeoutError():
+            return UpstreamTimedOut("The connection timed out.", Trouble.DOWN)
+        case aiohttp.ClientConnectorError() if error.os_error.errno in (errno.EMFILE, errno.ENFILE):
+            return UpstreamError("We have too many connections open at the moment.", Trouble.BUSY)
+        case aiohttp.ClientConnectorError():
+            return UpstreamError("No connection could be made.", Trouble.DOWN)
+        case aiohttp.InvalidURL() | aiohttp.InvalidUrlClientError():
+            return UpstreamError("The endpoint's URL is not usable.")
+        case aiohttp.ContentTypeError() | aiohttp.ClientPayloadError() | zlib.error():
+            return UpstreamError("The reply broke off or could not be decompressed.", Trouble.DOWN)
+        case aiohttp.ClientResponseError():
+            return UpstreamError("The reply was not valid HTTP.", Trouble.UNUSABLE)
+        case aiohttp.ClientError() | OSError():
+            return UpstreamError("The connection was closed before the reply was complete.", Trouble.DOWN)
+        case _:
+            return UpstreamError(
+                "The request could not be sent: the URL or a header holds characters that HTTP forbids."
+            )
+
+
+def _certificate_reason(cause: Exception) -> str:
+    reason = getattr(cause, "verify_message", "")
+    return f" ({reason})" if reason else ""

@@ -1,0 +1,204 @@
+"""Redaction: configured secrets and the caller's tokens are removed from every text that an upstream wrote."""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import cached_property
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+
+import msgspec
+
+from anabranch.domain.mcp import McpServer
+from anabranch.domain.model import Context, Delta, Passage, Question, SourceReply
+
+REMOVED = "[removed]"
+MAX_QUOTED = 300
+# Shorter ones are not searched for: they are no secrets, and would be found in the middle of words.
+SHORTEST = 6
+# In answers and documents only long ones are: a key such as "ollama" or "not-needed", which servers without keys are
+# given, is a word that people write.
+SHORTEST_IN_CONTENT = 16
+LONG_PART = 20
+CONFIDENTIAL = re.compile(
+    r"key|token|secret|passw|auth(?!or(?!i))|credential|bearer|dsn|connection|cookie|session", re.IGNORECASE
+)
+PASSWORDS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+SEPARATORS = re.compile(r"[\s=;,@]+")
+SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate", "token"})
+# What libraries leave as it is: none, Python's, JavaScript's encodeURIComponent and encodeURI.
+SAFE_IN_URLS = ("", "/", "!'()*", ";/?:@&=+$,#!'()*")
+URL_SAFE = str.maketrans("+/", "-_")
+
+
+class Secrets:
+    """Texts that must not be passed on. In which forms they could be quoted is worked out with the first error."""
+
+    def __init__(self, given: Iterable[str | None] = ()) -> None:
+        self.given = tuple({text for text in given if text is not None and len(text) >= SHORTEST})
+
+    @cached_property
+    def forms(self) -> tuple[str, ...]:
+        """Longest first: a whole header goes before the token in it."""
+        return tuple(sorted({form for text in self.given for form in _forms(text)}, key=len, reverse=True))
+
+    @cached_property
+    def long(self) -> tuple[str, ...]:
+        """Those to look for in answers and documents: as they are, and as they are in JSON."""
+        long = [text for text in self.given if len(text) >= SHORTEST_IN_CONTENT]
+        return tuple({form for text in long for form in (text, json.dumps(text)[1:-1])})
+
+
+NONE = Secrets()
+# Those of this process, by their owner, for as long as that needs them.
+_configured: dict[object, Secrets] = {}
+# Those that came with the question that is being worked on here.
+_callers: ContextVar[Secrets] = ContextVar("callers_secrets", default=NONE)
+
+
+def learn(owner: object, given: Iterable[str | None]) -> None:
+    """Remove these from now on, beside those that the owner has named before, until they are forgotten."""
+    _configured[owner] = Secrets((*_configured.get(owner, NONE).given, *given))
+
+
+def forget(owner: object) -> None:
+    _configured.pop(owner, None)
+
+
+def asked(question: Question, context: Context) -> None:
+    """Remove the tokens that go with this question, in this task and in those that it begins."""
+    endpoints = question.sources if question.model is None else (*question.sources, question.model)
+    tokens = (context.bearer, *context.tokens.values(), *context.transactions.values())
+    _callers.set(Secrets((*tokens, *(endpoint.token for endpoint in endpoints))))
+
+
+def removed(text: str, own: Secrets = NONE) -> str:
+    """The text without secrets, among them those that only its writer was given."""
+    for secrets in (own, *_known()):
+        text = _without(text, secrets.forms)
+    return text
+
+
+def quoted(text: str, own: Secrets = NONE, most: int = MAX_QUOTED) -> str:
+    """An upstream's own words, as they can be shown: one line, not too long, without secrets."""
+    start = text[: 4 * most]
+    said = removed(start, own)
+    if len(start) < len(text):
+        for secrets in (own, *_known()):
+            said = _without_end(said, secrets.forms)
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in said).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def reply_of(reply: SourceReply) -> SourceReply:
+    """A source's reply without secrets: neither in its error nor in what it found."""
+    if reply.error is not None:
+        reply = msgspec.structs.replace(reply, error=removed(reply.error))
+    if reply.passages and (long := in_content()):
+        # Nearly always there is none, and one long text is searched sooner than many short ones.
+        whole = "".join([f"{one.title}\0{one.text}\0{one.url}\0{one.document_id}\0" for one in reply.passages])
+        if any(text in whole for text in long):
+            passages = tuple(_cleared(one, long) for one in reply.passages)
+            reply = msgspec.structs.replace(reply, passages=passages)
+    return reply
+
+
+def content_of(text: str) -> str:
+    """What a subagent wrote."""
+    return _without(text, in_content())
+
+
+def delta_of(delta: Delta, long: tuple[str, ...]) -> Delta:
+    """A piece of an answer. A secret that comes in several pieces is not seen: to wait for the next piece each time
+    would slow every answer, and a server that wants to hide a key in its answer can do so in many ways."""
+    if len(delta.text) < SHORTEST_IN_CONTENT:
+        return delta
+    return msgspec.structs.replace(delta, text=_without(delta.text, long))
+
+
+def in_content() -> tuple[str, ...]:
+    """What is looked for in answers and documents: 10 KB take about 4 µs for each."""
+    return tuple(text for secrets in _known() for text in secrets.long)
+
+
+def of_server(server: McpServer, *, certain: bool = False) -> Iterator[str]:
+    """What a server was given in confidence: in variables, headers, options and its URL. For its own words, everything
+    that may be a secret; `certain` are those whose name says so, which are removed from all other texts as well."""
+    named = [*server.env.items(), *server.headers.items(), *_options(server.args)]
+    if server.url is not None:
+        address = urlsplit(server.url)
+        named += parse_qsl(address.query)
+        named += [("", part) for part in address.path.split("/") if len(part) >= LONG_PART]
+    for name, value in named:
+        yield from PASSWORDS.findall(value)
+        if not certain or CONFIDENTIAL.search(name):
+            yield from secret_parts(value)
+        if not certain:
+            yield from (part for part in SEPARATORS.split(value) if part.lower() not in SCHEMES)
+
+
+def _known() -> tuple[Secrets, ...]:
+    return (_callers.get(), *_configured.values())
+
+
+def _options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """`--name=value`, `--token value`, and what looks like an address with a password."""
+    for before, arg in zip(("", *args), args, strict=False):
+        if arg.startswith("-"):
+            name, _, value = arg.partition("=")
+            yield name, value
+        elif (before.startswith("-") and CONFIDENTIAL.search(before)) or ("://" in arg and "@" in arg):
+            yield before, arg
+
+
+def secret_parts(value: str) -> Iterator[str]:
+    """A header's value is a secret as a whole, and so is the token in it, and the password in that."""
+    for text in {value, unquote(value)}:
+        yield text
+        yield from (part for part in text.split() if part.lower() not in SCHEMES)
+        scheme, _, coded = text.partition(" ")
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
+                pair = b64decode(coded + "==").decode()
+                yield from (pair, pair.partition(":")[2])
+
+
+def _forms(text: str) -> Iterator[str]:
+    """As it is, in a URL, in JSON, and inside base64, where it may begin at any of three places."""
+    raw = text.encode(errors="replace")
+    yield text
+    for in_url in (quote_plus(raw), *(quote(raw, safe=safe) for safe in SAFE_IN_URLS)):
+        yield from (in_url, re.sub("%..", lambda found: found[0].lower(), in_url))
+    for ascii_only in (True, False):
+        in_json = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+        yield from (in_json, in_json.replace("/", "\\/"))
+    for before in range(3):
+        # Signs at both ends also hold bits of what stands beside it.
+        first, last = (8 * before + 5) // 6, 8 * (before + len(raw)) // 6
+        coded = b64encode(bytes(before) + raw).decode()[first:last]
+        yield from (coded, coded.translate(URL_SAFE))
+
+
+def _without(text: str, forms: tuple[str, ...]) -> str:
+    for form in forms:
+        if form in text:
+            text = text.replace(form, REMOVED)
+    return text
+
+
+def _without_end(text: str, forms: tuple[str, ...]) -> str:
+    """The text was cut off, perhaps in the middle of a secret."""
+    for form in forms:
+        at = text.find(form[:SHORTEST], max(0, len(text) - len(form)))
+        while at >= 0:
+            if form.startswith(text[at:]):
+                return text[:at] + REMOVED
+            at = text.find(form[:SHORTEST], at + 1)
+    return text
+
+
+def _cleared(passage: Passage, long: tuple[str, ...]) -> Passage:
+    texts = {name: getattr(passage, name) for name in ("title", "text", "url", "document_id")}
+    return msgspec.structs.replace(passage, **{name: text and _without(text, long) for name, text in texts.items()})

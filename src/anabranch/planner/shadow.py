@@ -1,0 +1,164 @@
+"""Shadow mode: where a step's results differ from the single answer of the old way, never what stands there."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+import msgspec
+
+from anabranch.domain.contracts import Subagent, Telemetry
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Value
+from anabranch.domain.signals import Compared
+from anabranch.planner.step_writer import Alarm, Later
+
+MOST = 50
+LONGEST_PATH = 200
+Kind = Literal["missing", "extra", "different"]
+
+
+class Difference(Value, gc=False):
+    """`missing` is what only the old way has, `extra` what only the step has. The path is a JSON pointer that begins
+    with the result key."""
+
+    path: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.path}"
+
+
+def differences(legacy: Mapping[str, msgspec.Raw], results: Mapping[str, msgspec.Raw]) -> tuple[Difference, ...]:
+    """The first of them, in the order of their paths."""
+    found: list[Difference] = []
+    for key in sorted({*legacy, *results}):
+        for difference in _under(key, legacy.get(key), results.get(key)):
+            if len(found) == MOST:
+                return tuple(found)
+            found.append(difference)
+    return tuple(found)
+
+
+def _under(key: str, old: msgspec.Raw | None, new: msgspec.Raw | None) -> Iterator[Difference]:
+    path = _below("", key)
+    if old is None or new is None:
+        yield Difference(path=path, kind="missing" if new is None else "extra")
+        return
+    if bytes(old) == bytes(new):
+        return
+    try:
+        pair = msgspec.json.decode(old), msgspec.json.decode(new)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        yield Difference(path=path, kind="different")
+        return
+    yield from _between(path, *pair)
+
+
+def _between(path: str, old: Any, new: Any) -> Iterator[Difference]:
+    """Depth first and without recursion: how deep they go is up to whoever sent them."""
+    todo: list[tuple[str, Any, Any]] = [(path, old, new)]
+    while todo:
+        at, left, right = todo.pop()
+        if isinstance(left, dict) and isinstance(right, dict):
+            below = sorted({*left, *right}, reverse=True)
+            todo += [(_below(at, key), left.get(key, ABSENT), right.get(key, ABSENT)) for key in below]
+        elif isinstance(left, list) and isinstance(right, list):
+            for index in reversed(range(max(len(left), len(right)))):
+                one = left[index] if index < len(left) else ABSENT
+                other = right[index] if index < len(right) else ABSENT
+                todo.append((_below(at, str(index)), one, other))
+        elif left is ABSENT or right is ABSENT:
+            yield Difference(path=at, kind="missing" if right is ABSENT else "extra")
+        elif isinstance(left, bool) != isinstance(right, bool) or left != right:
+            yield Difference(path=at, kind="different")
+
+
+# Not None, which JSON has too.
+ABSENT = object()
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"[:LONGEST_PATH]
+
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class Shadow(Value):
+    """What a comparison needs."""
+
+    session_id: str
+    plan_step_id: str
+    status: str
+    results: Mapping[str, msgspec.Raw]
+    subagents: Mapping[str, Subagent] = {}
+
+    @property
+    def size(self) -> int:
+        return 1024 + sum(len(bytes(payload)) for payload in self.results.values())
+
+
+class Shadows:
+    """The oldest go first when there are too many."""
+
+    def __init__(self, *, telemetry: Telemetry, ttl_s: float, later: Later) -> None:
+        self._telemetry = telemetry
+        self._ttl_s = ttl_s
+        self._later = later
+        self._kept: OrderedDict[str, tuple[Shadow, Alarm]] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, stream: str) -> bool:
+        return stream in self._kept
+
+    def keep(self, stream: str, shadow: Shadow) -> None:
+        self.drop(stream)
+        self._kept[stream] = shadow, self._later(self._ttl_s, lambda: self.drop(stream))
+        self._bytes += shadow.size
+        while self._bytes > MAX_BYTES:
+            self.drop(next(iter(self._kept)))
+
+    def find(self, stream: str) -> Shadow | None:
+        kept = self._kept.get(stream)
+        return None if kept is None else kept[0]
+
+    def drop(self, stream: str) -> None:
+        kept = self._kept.pop(stream, None)
+        if kept is not None:
+            self._bytes -= kept[0].size
+            kept[1].cancel()
+
+    def clear(self) -> None:
+        for stream in list(self._kept):
+            self.drop(stream)
+
+    async def compare(self, shadow: Shadow, legacy: Mapping[str, msgspec.Raw]) -> None:
+        """Result by result, so that nobody else has to wait for all of them."""
+        found: list[str] = []
+        for key in sorted({*legacy, *shadow.results}):
+            if len(found) < MOST:
+                other = {key: shadow.results[key]} if key in shadow.results else {}
+                found += [str(each) for each in _fewest(key, legacy.get(key), other, shadow.subagents.get(key))]
+                await asyncio.sleep(0)
+        told = tuple(found[:MOST])
+        self._telemetry.noted(
+            Compared(session_id=shadow.session_id, plan_step_id=shadow.plan_step_id, equal=not told, differences=told)
+        )
+
+
+def _fewest(
+    key: str, old: msgspec.Raw | None, results: Mapping[str, msgspec.Raw], subagent: Subagent | None
+) -> tuple[Difference, ...]:
+    """The old way may have its answer in the form in which subagents push, or in the one that the stream has."""
+    if old is None:
+        return differences({}, results)
+    found = differences({key: old}, results)
+    if found and subagent is not None:
+        with suppress(AnabranchError):
+            found = min(found, differences({key: subagent.taken(bytes(old), "success").payload}, results), key=len)
+    return found

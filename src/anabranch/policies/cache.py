@@ -1,0 +1,137 @@
+"""Caches: bytes for a while, in this process, in a Redis, or in both."""
+
+import asyncio
+import sys
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+from anabranch.domain.contracts import Cache, Clock
+from anabranch.redis.client import RedisGone
+
+if TYPE_CHECKING:
+    from anabranch.redis.client import Redis
+
+# What an entry takes besides its key and its value: the places in the table, the pair, the number.
+ENTRY_BYTES = 250
+LARGEST_SHARE = 4
+MAX_WRITES = 256
+MAX_SHARED_BYTES = 1024 * 1024
+
+# In one step, so that the time left is that of this very value.
+LOOK = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}"
+
+
+class MemoryCache:
+    """Bounded in bytes; what has not been asked for the longest goes first, and no item takes more than a quarter."""
+
+    def __init__(self, max_bytes: int, clock: Clock) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._bytes = 0
+        self._items: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+
+    async def get(self, key: str) -> bytes | None:
+        found = self._items.get(key)
+        if found is None:
+            return None
+        value, until = found
+        if until <= self._clock.monotonic():
+            self._drop(key)
+            return None
+        self._items.move_to_end(key)
+        return value
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        self._drop(key)
+        size = _size(key, value)
+        if ttl_s <= 0 or size > self._max_bytes / LARGEST_SHARE:
+            return
+        self._items[key] = value, self._clock.monotonic() + ttl_s
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._items)))
+
+    def _drop(self, key: str) -> None:
+        if (found := self._items.pop(key, None)) is not None:
+            self._bytes -= _size(key, found[0])
+
+
+class RedisCache:
+    """A read costs `wait_s` at the most, a write nothing: it goes on behind the caller's back, and is dropped when too
+    many already do. A Redis that is gone, or has something other than bytes under the key, is a miss."""
+
+    def __init__(self, redis: "Redis", wait_s: float) -> None:
+        self._redis = redis
+        self._wait_s = wait_s
+        self._writes: set[asyncio.Task[None]] = set()
+
+    async def get(self, key: str) -> bytes | None:
+        try:
+            value = await self._redis.execute("GET", key, wait_s=self._wait_s)
+        except RedisGone:
+            return None
+        return value if isinstance(value, bytes) else None
+
+    async def look(self, key: str) -> tuple[bytes, float] | None:
+        """A value, and for how many seconds it is still good; 0 is unknown."""
+        try:
+            found = await self._redis.execute("EVAL", LOOK, 1, key, wait_s=self._wait_s)
+        except RedisGone:
+            return None
+        match found:
+            case [bytes(value), int(left_ms)]:
+                return value, max(left_ms, 0) / 1000
+        return None
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        if not self._redis.reachable or len(self._writes) >= MAX_WRITES or len(value) > MAX_SHARED_BYTES:
+            return
+        write = asyncio.create_task(self._write(key, value, ttl_s))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+
+    async def settled(self) -> None:
+        """Every write that is under way has ended, one way or the other."""
+        while self._writes:
+            await asyncio.wait(self._writes)
+
+    async def _write(self, key: str, value: bytes, ttl_s: float) -> None:
+        ttl_ms = int(ttl_s * 1000)
+        try:
+            if ttl_ms > 0:
+                await self._redis.execute("SET", key, value, "PX", ttl_ms)
+            else:
+                await self._redis.execute("DEL", key)
+        except RedisGone:
+            pass
+
+
+class Far(Cache, Protocol):
+    """A cache that says how long a value is still good."""
+
+    async def look(self, key: str) -> tuple[bytes, float] | None: ...
+
+
+class TieredCache:
+    """What is near is asked first; what only the far one had is near afterwards, for no longer than it lasts there."""
+
+    def __init__(self, near: Cache, far: Far) -> None:
+        self._near = near
+        self._far = far
+
+    async def get(self, key: str) -> bytes | None:
+        if (value := await self._near.get(key)) is not None:
+            return value
+        if (found := await self._far.look(key)) is None:
+            return None
+        value, left_s = found
+        await self._near.put(key, value, left_s)
+        return value
+
+    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        await self._near.put(key, value, ttl_s)
+        await self._far.put(key, value, ttl_s)
+
+
+def _size(key: str, value: bytes) -> int:
+    return sys.getsizeof(key) + sys.getsizeof(value) + ENTRY_BYTES

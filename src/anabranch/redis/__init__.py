@@ -1,0 +1,1 @@
+"""The Redis client and request/reply between workers over Redis pub/sub."""

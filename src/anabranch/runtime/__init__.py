@@ -1,1 +1,0 @@
-"""What the river runs on: settings, the way out, telemetry."""

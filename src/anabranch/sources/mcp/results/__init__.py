@@ -1,0 +1,1 @@
+"""Finding results in the replies of MCP servers."""

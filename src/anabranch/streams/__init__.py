@@ -1,1 +1,0 @@
-"""Many producers, one ordered stream: the log, its readers and the coordinator of planner steps."""

@@ -1,0 +1,1 @@
+"""Language processing shared by search, answers and ranking: words, sentences, support scores, translations."""

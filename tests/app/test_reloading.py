@@ -1,0 +1,134 @@
+"""The file is read again: what is handed on, what stays as it was, and what the log says."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.app.config_reload import ConfigReload
+from anabranch.configuration.settings import load
+from anabranch.domain.mcp import Aggregation, McpServer
+
+BEFORE = """
+mcpServers:
+  memory: {command: memory, env: {KEY: hush}}
+  docs: {url: "https://docs.example/mcp", headers: {Authorization: hush}}
+  old: {command: old}
+sources:
+  shelf: {url: "https://space.example", slug: shelf}
+"""
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **said: Any) -> None:
+        self.lines.append((event, said))
+
+    warning = error = info
+
+
+class Node:
+    """What a running service is to Reloading."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write(BEFORE)
+        self.log = Log()
+        self.taken: list[tuple[Mapping[str, McpServer], Aggregation]] = []
+        self.broken: Exception | None = None
+        self.reloading = ConfigReload(load({}, path), self._take, self.log, lambda: load({}, path))
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text, encoding="utf-8")
+
+    async def _take(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.taken.append((servers, aggregation))
+
+    async def again(self, text: str) -> tuple[str, dict[str, Any]]:
+        """What is said about a text that stands in the file now."""
+        self.write(text)
+        self.log.lines.clear()
+        await self.reloading.again()
+        [line] = self.log.lines
+        assert "hush" not in str(line)
+        return line
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "anabranch.yaml")
+
+
+def reloaded(**differences: Any) -> tuple[str, dict[str, Any]]:
+    nothing = {"added": [], "removed": [], "changed": [], "aggregator_changed": False, "restart_needed": []}
+    return "configuration_reloaded", {**nothing, **differences}
+
+
+async def test_what_has_changed_is_handed_on_and_named(node: Node) -> None:
+    line = await node.again(
+        BEFORE.replace("KEY: hush", "KEY: hush-hush").replace("old: {command: old}", "new: {command: new}")
+        + "aggregator: {defaultMaxResults: 50}"
+    )
+    assert line == reloaded(added=["new"], removed=["old"], changed=["memory"], aggregator_changed=True)
+    [(servers, aggregation)] = node.taken
+    assert list(servers) == ["memory", "docs", "new"]
+    assert servers["memory"].env == {"KEY": "hush-hush"}
+    assert aggregation.default_max_results == 50
+
+
+async def test_each_is_compared_with_the_one_before(node: Node) -> None:
+    assert await node.again(BEFORE) == reloaded()
+    changed = BEFORE.replace("command: old", "command: older")
+    assert await node.again(changed) == reloaded(changed=["old"])
+    assert await node.again(changed) == reloaded()
+    assert await node.again(BEFORE) == reloaded(changed=["old"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda text: text.replace("command: old", "comand: old"), "mcpServers.old has no field 'comand'"),
+        (lambda text: text + "aggregator: {dedupThreshold: 80}", "aggregator.dedupThreshold takes"),
+        (lambda text: text + "settings: {port: x}", "settings.port takes"),
+        (lambda text: text.replace("KEY: hush", "KEY: '${NOT_SET}'"), "NOT_SET"),
+        (lambda text: text + "]", "this is not YAML"),
+        (lambda text: text.replace("  shelf:", "  sheaf:").replace("old:", "shelf:"), "mcpServers.shelf: a source"),
+    ],
+)
+async def test_a_wrong_file_changes_nothing(node: Node, spoil: Callable[[str], str], said: str) -> None:
+    event, reason = await node.again(spoil(BEFORE))
+    assert event == "configuration_refused"
+    assert said in reason["reason"]
+    assert node.taken == []
+    assert await node.again(BEFORE) == reloaded()
+
+
+async def test_a_file_that_has_gone_changes_nothing(node: Node) -> None:
+    node.path.unlink()
+    await node.reloading.again()
+    assert node.log.lines[0][0] == "configuration_refused"
+    assert "cannot be read" in node.log.lines[0][1]["reason"]
+    assert node.taken == []
+
+
+async def test_what_needs_a_restart_is_named_until_it_is_as_it_was(node: Node) -> None:
+    port = BEFORE + "settings: {port: 4711}"
+    assert await node.again(port) == reloaded(restart_needed=["settings"])
+    assert await node.again(port) == reloaded(restart_needed=["settings"])
+    assert await node.again(BEFORE) == reloaded()
+    more = BEFORE.replace("slug: shelf", "slug: rack") + "models: {m: {url: 'http://h', slug: s, publish: a/m}}"
+    assert await node.again(more) == reloaded(restart_needed=["sources", "models"])
+
+
+async def test_our_own_mistake_is_not_the_end_of_it(node: Node) -> None:
+    node.broken = RuntimeError("No.")
+    event, said = await node.again(BEFORE)
+    assert event == "configuration_refused"
+    assert said["exc_info"] is node.broken
+    node.broken = None
+    assert await node.again(BEFORE) == reloaded()

@@ -1,0 +1,90 @@
+"""The file as a whole: blocks that there are not, names that stand twice, and the variables that it needs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anabranch.configuration.settings import load, taken
+from anabranch.domain.errors import ConfigurationError
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "anabranch.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def said(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, path)
+    return str(caught.value).partition("anabranch.yaml: ")[2]
+
+
+BLOCKS = "settings, sources, models, mcpServers, aggregator"
+WRONG = {
+    "mcp_servers: {}": f"there is no block 'mcp_servers' (did you mean mcpServers?); there are: {BLOCKS}.",
+    "1: {}": f"there is no block a number; there are: {BLOCKS}.",
+    "- a": f"the file takes blocks ({BLOCKS}), not a list.",
+    "sources: [a]": "sources takes fields (name: value), not a list.",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_block_that_there_is_not(written: Write, text: str) -> None:
+    assert said(written(text)) == WRONG[text]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "settings:\nsources:\nmodels:\nmcpServers:\naggregator:\n"])
+def test_a_block_with_nothing_in_it_is_none(written: Write, text: str) -> None:
+    assert load({}, written(text)) == load({}, written("{}"))
+
+
+TWICE = {
+    "mcpServers:\n  a: {command: x}\n  a: {command: y}": "mcpServers.a is there twice (lines 2 and 3).",
+    "settings: {port: 1}\nmodels:\nsettings: {port: 2}": "settings is there twice (lines 1 and 3).",
+    "settings: {port: 1, 'port': 2}": "settings.port is there twice (both times on line 1).",
+    "mcpServers: {1: {command: x}, '1': {command: y}}": "mcpServers.1 is there twice (both times on line 1).",
+    "aggregator:\n  serverRules:\n  - {pattern: a, servers: [a]}\n  - pattern: b\n    pattern: c": (
+        "aggregator.serverRules[1].pattern is there twice (lines 4 and 5)."
+    ),
+    "mcpServers: {a: {command: x, arguments: {b: &b {c: 1, c: 2}, d: *b}}}": (
+        "mcpServers.a.arguments.b.c is there twice (both times on line 1)."
+    ),
+    "mcpServers: {a: {command: x, env: {hush_hush, hush_hush}}}": (
+        "mcpServers.a.env.… is there twice (both times on line 1)."
+    ),
+    "mcpServers: {a: {command: x, env: {hush hush: 1, hush hush: 2}}}": (
+        "mcpServers.a.env.… is there twice (both times on line 1)."
+    ),
+}
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_name_that_stands_twice(written: Write, text: str) -> None:
+    assert said(written(text)) == TWICE[text]
+
+
+def test_what_is_merged_may_be_written_again(written: Write) -> None:
+    text = "mcpServers: {a: &a {command: x, tool: t}, b: {<<: *a, tool: u}}"
+    assert load({}, written(text)).mcp_servers["b"].tool == "u"
+
+
+def test_the_variables_that_something_was_taken_from(written: Write) -> None:
+    path = written(
+        """
+        sources: {handbook: {url: "https://h", slug: s, token: "${ALICE}"}}
+        mcpServers:
+          a: {command: x, args: ["${env:KEY}", "${UNSET:-text}", "${SET:-text}", "$${ESCAPED}"]}
+          b: {command: x, env: {A: "${OFF}"}, enabled: false}
+        """
+    )
+    given = ("ALICE", "KEY", "SET", "ESCAPED", "OFF", "OTHER", "PATH", "AGGREGATOR_LOG_LEVEL", "AGGREGATOR_CONFIG")
+    environment = {**dict.fromkeys(given, "INFO"), "AGGREGATOR_PORT": ""}
+    assert taken(environment, path) == ["AGGREGATOR_LOG_LEVEL", "ALICE", "KEY", "SET"]

@@ -1,0 +1,70 @@
+"""Entries of `mcpServers:` as they stand in other clients' files, and lines as they stand in their instructions."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anabranch.configuration.settings import load
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.mcp import McpServer
+
+Load = Callable[..., McpServer]
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Load:
+    """What the fields of one entry become, with these variables in the environment."""
+
+    def read(fields: str, **environment: str) -> McpServer:
+        path = tmp_path / "anabranch.yaml"
+        path.write_text(f"mcpServers: {{a: {{{fields}}}}}", encoding="utf-8")
+        return load(environment, path).mcp_servers["a"]
+
+    return read
+
+
+def said(entry: Load, fields: str, **environment: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        entry(fields, **environment)
+    return str(caught.value).partition("anabranch.yaml: mcpServers.a")[2]
+
+
+def test_what_concerns_another_clients_windows_is_passed_over(entry: Load) -> None:
+    windows = "icon: a.png, autoStart: true, trust: yes, gallery: {}, description: ''"
+    assert entry(f"command: x, transport: stdio, {windows}") == McpServer(name="a", command="x")
+    assert entry("url: 'http://h', type: http, transport: streamable-http").url == "http://h"
+
+
+WRONG = {
+    "url: 'http://h/sse', type: sse": ".type: servers with the old SSE transport cannot be asked. Many of them also "
+    "have an address for streamable HTTP, often the same with /mcp in place of /sse: give that as url, with "
+    "type: http.",
+    "url: 'http://h', transport: stdio": ".transport is stdio, which goes with command, not with url.",
+    "command: x, timeout: 60": ".timeout is not taken: how long each server may take is aggregator.serverTimeoutSecs, "
+    "in seconds. Leave it out here.",
+    "command: x, env_file: .env": ".env_file is not taken: write env: {NAME: ${NAME}}. Leave it out here.",
+    "command: x, disabledTools: [y]": ".disabledTools is not taken: one tool is asked, and `tool` names it. Leave it "
+    "out here.",
+}
+
+
+@pytest.mark.parametrize("fields", WRONG)
+def test_what_would_change_something_is_not(entry: Load, fields: str) -> None:
+    assert said(entry, fields) == WRONG[fields]
+
+
+def test_a_whole_line_is_no_program(entry: Load, tmp_path: Path) -> None:
+    program = tmp_path / "npx"
+    program.touch(mode=0o755)
+    where = {"PATH": str(tmp_path)}
+    line = "command: npx -y server --key=hush"
+    sentence = ".command takes the program alone, and this is a whole line; put what follows 'npx' into args, a list."
+    assert said(entry, line, **where) == sentence
+    assert "a whole line" in said(entry, f"command: {program} -y")
+    assert not entry(f"{line}, enabled: false", **where).enabled
+    # Where it is not clear what was meant, starting it will tell.
+    assert entry("command: another one", **where).command == "another one"
+    program.with_name("npx -y").touch(mode=0o755)
+    assert entry("command: npx -y", **where).command == "npx -y"
+    assert entry(f"command: ./npx -y, cwd: '{tmp_path}'", **where).command == "./npx -y"

@@ -1,0 +1,277 @@
+"""`mcpServers:` of the file: what it becomes, and what is said about a mistake."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from anabranch.configuration.settings import load
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.mcp import McpServer
+
+Load = Callable[..., dict[str, McpServer]]
+NOT_SET = (
+    "mcpServers.a.{} is taken from KEY, which is not set. Set it, or write ${{KEY:-…}} with what to take otherwise, or "
+    "switch the server off with enabled: false."
+)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Load:
+    """What a text becomes, with these variables in the environment."""
+
+    def read(text: str, **environment: str) -> dict[str, McpServer]:
+        path = tmp_path / "anabranch.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load(environment, path).mcp_servers
+
+    return read
+
+
+def said(servers: Load, text: str, **environment: str) -> str:
+    """What is wrong with a text: one sentence, after the file's name."""
+    with pytest.raises(ConfigurationError) as caught:
+        servers(text, **environment)
+    path, _, sentence = str(caught.value).partition("anabranch.yaml: ")
+    assert path
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+def test_servers_as_other_clients_have_them(servers: Load) -> None:
+    found = servers(
+        """
+        mcpServers:
+          memory:
+            type: stdio
+            command: npx
+            args: [-y, "@modelcontextprotocol/server-memory"]
+            env: {MEMORY_FILE_PATH: /var/memory.json}
+            cwd: /srv
+            disabled: false
+            autoApprove: [search_nodes]
+            alwaysAllow: []
+            description: What I know.
+          docs:
+            type: streamable-http
+            url: https://docs.example/mcp?team=a
+            headers: {Authorization: "Bearer ${DOCS_TOKEN}"}
+            tool: search
+            queryArgument: q
+            arguments: {limit: 20, deep: yes, since: 2026-01-01, kinds: [a, 1.5, null]}
+            resultPath: data.items
+            reputation: 0.9
+            enabled: no
+        """,
+        DOCS_TOKEN="hush",
+    )
+    assert found == {
+        "memory": McpServer(
+            name="memory",
+            command="npx",
+            args=("-y", "@modelcontextprotocol/server-memory"),
+            env={"MEMORY_FILE_PATH": "/var/memory.json"},
+            cwd="/srv",
+            description="What I know.",
+        ),
+        "docs": McpServer(
+            name="docs",
+            url="https://docs.example/mcp?team=a",
+            headers={"Authorization": "Bearer ${DOCS_TOKEN}"},
+            tool="search",
+            query_argument="q",
+            arguments={"limit": 20, "deep": True, "since": "2026-01-01", "kinds": ["a", 1.5, None]},
+            result_path="data.items",
+            reputation=0.9,
+            enabled=False,
+        ),
+    }
+    assert list(found) == ["memory", "docs"]
+
+
+@pytest.mark.parametrize("text", ["", "mcpServers:", "mcpServers: {}", "aggregator:"])
+def test_none(servers: Load, text: str) -> None:
+    assert servers(text) == {}
+
+
+def test_texts_are_as_they_were_written(servers: Load) -> None:
+    """YAML takes these for numbers, times of day, truth values and dates."""
+    spelt = [
+        "8080",
+        "22:22",
+        "0755",
+        "3.10",
+        "1_000",
+        "0x1F",
+        "yes",
+        "True",
+        "off",
+        "2026-01-01",
+        ".5",
+        "1e3",
+        "-y",
+    ]
+    found = servers(f"mcpServers: {{a: {{command: x, args: [{', '.join(spelt)}], env: {{NO: on, PORT: 8080}}}}}}")
+    assert found["a"].args == tuple(spelt)
+    assert found["a"].env == {"NO": "on", "PORT": "8080"}
+
+
+def test_numbers_by_tag_are_texts_as_well(servers: Load) -> None:
+    assert servers("mcpServers: {a: {command: x, args: [!!int 8, !!bool yes]}}")["a"].args == ("8", "true")
+
+
+def test_what_is_written_once_and_merged(servers: Load) -> None:
+    found = servers("mcpServers: {a: &a {command: x, env: {V: 07}}, b: {<<: *a, tool: t}}")
+    assert (found["b"].command, found["b"].env, found["b"].tool) == ("x", {"V": "07"}, "t")
+
+
+# --- variables
+
+
+def test_variables_are_put_in_wherever_they_stand(servers: Load) -> None:
+    command = servers(
+        "mcpServers: {a: {command: '${BIN}/x', cwd: '${BIN}', args: ['--key=${KEY}', '${env:KEY}', '${OTHER:-none}',"
+        " '$${KEY}', '$KEY', '${EMPTY:-}'], env: {K: '${KEY}${KEY}'}}}",
+        BIN="/bin",
+        KEY="k$1",
+        EMPTY="",
+    )["a"]
+    assert (command.command, command.cwd) == ("/bin/x", "/bin")
+    assert command.args == ("--key=k$1", "k$1", "none", "${KEY}", "$KEY", "")
+    assert command.env == {"K": "k$1k$1"}
+    url = servers("mcpServers: {a: {url: 'https://${H}/mcp', headers: {X-Key: '${KEY}'}}}", H="h.example", KEY="k")["a"]
+    assert (url.url, url.headers) == ("https://h.example/mcp", {"X-Key": "k"})
+
+
+@pytest.mark.parametrize("field", ["command: '${KEY}'", "cwd: '${KEY}', command: x"])
+def test_a_variable_that_is_not_set_is_named(servers: Load, field: str) -> None:
+    name = field.partition(":")[0]
+    assert said(servers, f"mcpServers: {{a: {{{field}}}}}") == NOT_SET.format(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ("command: x, args: [a, '${KEY}']", "args[1]"),
+        ("command: x, env: {TOKEN: '${KEY}'}", "env.TOKEN"),
+        ("url: 'https://h/${KEY}'", "url"),
+        ("url: 'https://h', headers: {Authorization: 'Bearer ${KEY}'}", "headers.Authorization"),
+    ],
+)
+def test_it_is_not_set_when_it_is_empty_either(servers: Load, fields: str, where: str) -> None:
+    assert said(servers, f"mcpServers: {{a: {{{fields}}}}}", KEY="") == NOT_SET.format(where)
+    assert not servers(f"mcpServers: {{a: {{{fields}, enabled: false}}}}")["a"].enabled
+
+
+# --- mistakes
+
+WRONG = {
+    "[a]": "mcpServers takes fields (name: value), not a list.",
+    "{a: x}": "mcpServers.a takes fields (name: value), not a text.",
+    "{a: }": "mcpServers.a needs command or url.",
+    "{a: {command: x, url: 'http://h'}}": "mcpServers.a has both command and url; leave one of them out.",
+    "{a: {comand: x}}": "mcpServers.a has no field 'comand' (did you mean command?).",
+    "{a: {command: x, query_argument: q}}": "mcpServers.a has no field 'query_argument' (did you mean queryArgument?).",
+    "{a: {httpUrl: x}}": "mcpServers.a has no field 'httpUrl' (did you mean url?).",
+    "{a: {command: x, 5: 6}}": "mcpServers.a has no field '5'.",
+    "{a: {command: x, enabled: true, disabled: true}}": "mcpServers.a has both enabled and disabled; leave one of them "
+    "out.",
+    "{a: {command: x, enabled: perhaps}}": "mcpServers.a.enabled takes true or false, not 'perhaps'.",
+    "{a: {command: ''}}": "mcpServers.a.command is empty.",
+    "{a: {command: '${NOT_SET:-}'}}": "mcpServers.a.command is empty.",
+    '{a: {url: "http://h", headers: {A: "b\\nc"}}}': "mcpServers.a.headers.A has a line break or the like in it.",
+    "{a: {command: [x]}}": "mcpServers.a.command takes a text, not a list.",
+    "{a: {command: x, args: y}}": "mcpServers.a.args takes a list of texts, not a text.",
+    "{a: {command: x, args: [y, [z]]}}": "mcpServers.a.args[1] takes a text, not a list.",
+    "{a: {command: x, args: [y, null]}}": "mcpServers.a.args[1] takes a text, not nothing.",
+    '{a: {command: x, args: ["\\0"]}}': "mcpServers.a.args[0] has a character that no text has.",
+    '{a: {command: x, args: ["\\ud800"]}}': "mcpServers.a.args[0] has a character that no text has.",
+    "{a: {command: x, args: ['${input:key}']}}": "mcpServers.a.args[0] has a ${ with no variable's name after it; "
+    "written $${, it stays as it is.",
+    "{a: {command: x, env: [y]}}": "mcpServers.a.env takes fields (name: value), not a list.",
+    "{a: {command: x, env: {A: 1, B: [y]}}}": "mcpServers.a.env.B takes a text, not a list.",
+    "{a: {command: x, headers: {A: b}}}": "mcpServers.a.headers goes with url, and this server has command.",
+    "{a: {url: 'http://h', env: {A: b}}}": "mcpServers.a.env goes with command, and this server has url.",
+    "{collections: {command: x}}": "mcpServers.collections: this name has a meaning of its own here; give it another.",
+    "{extractive: {command: x}}": "mcpServers.extractive: this name has a meaning of its own here; give it another.",
+    "{" + "n" * 65 + ": {command: x}}": f"mcpServers: a name is 1 to 64 letters, digits, _ . or -, not '{'n' * 59}…'.",
+    "{a: {url: 'http://h', type: stdio}}": "mcpServers.a.type is stdio, which goes with command, not with url.",
+    "{a: {url: 'http://h', type: soap}}": "mcpServers.a.type takes stdio or http, not 'soap'.",
+    "{a: {url: 'http://h', headers: {'Bad Header': c}}}": "mcpServers.a.headers: entry 1 has no usable name ('Bad "
+    "Header'); it takes NAME: value.",
+    "{a: {url: 'http://h', headers: {'Bad Header': }}}": "mcpServers.a.headers: entry 1 has no usable name; it takes "
+    "NAME: value.",
+    "{a: {command: x, reputation: 1.5}}": "mcpServers.a.reputation takes a number from 0 to 1, not 1.5.",
+    "{a: {command: x, reputation: .nan}}": "mcpServers.a.reputation takes a number from 0 to 1, not nan.",
+    "{a: {command: x, tool: {}}}": "mcpServers.a.tool takes a text, not fields.",
+    "{a: {command: x, arguments: [y]}}": "mcpServers.a.arguments takes fields (name: value), not a list.",
+    "{a: {command: x, arguments: {y: [1, .inf]}}}": "mcpServers.a.arguments.y[1] takes what JSON has, not a number.",
+    "{a: {command: x, cwd: ~no-such-user/x}}": "mcpServers.a.cwd begins with the home of a user who is not known.",
+    "{my server: {command: x}}": "mcpServers: a name is 1 to 64 letters, digits, _ . or -, not 'my server'.",
+    "{yes: {command: x}, true: {command: y}}": "mcpServers: two names are one to YAML, as 1 and 01 or yes and true "
+    "are; quote them.",
+}
+
+
+@pytest.mark.parametrize("block", WRONG)
+def test_a_mistake_is_one_sentence_that_names_the_field(servers: Load, block: str) -> None:
+    assert said(servers, f"mcpServers: {block}") == WRONG[block]
+
+
+def test_names_are_not_those_of_sources(servers: Load) -> None:
+    text = "mcpServers: {shelf: {command: x}}\nsources: {shelf: {url: 'http://h', slug: s}}"
+    assert said(servers, text) == "mcpServers.shelf: sources has this name, too; give one of them another."
+
+
+@pytest.mark.parametrize("arguments", ["&a {b: *a}", "&a [*a]", "{a: " + "[" * 30 + "]" * 30 + "}"])
+def test_arguments_without_end_are_refused(servers: Load, arguments: str) -> None:
+    said(servers, f"mcpServers: {{a: {{command: x, arguments: {arguments}}}}}")
+
+
+def test_arguments_that_double_at_every_line_are_refused(servers: Load) -> None:
+    lines = "\n".join(f"      a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 18))
+    text = f"mcpServers:\n  a:\n    command: x\n    arguments:\n      a0: &a0 [1, 2]\n{lines}"
+    assert "more in them than a tool can be given" in said(servers, text)
+
+
+@pytest.mark.parametrize("text", ["2026-99-99", "!!bool perhaps", "!!int ''", "!!timestamp x", "[" * 2_000])
+def test_what_yaml_stumbles_over_is_a_sentence_too(servers: Load, text: str) -> None:
+    assert "this is not YAML" in said(servers, f"mcpServers: {{a: {text}}}")
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "command: x, env: {sk-hush-hush}",
+        "command: x, env: {hush_hush}",
+        "command: x, env: {'sk hush-hush': 1}",
+        "command: x, env: {KEY: [hush-hush]}",
+        "command: x, env: hush-hush",
+        "command: x, args: --key=hush-hush",
+        "command: x, args: [--key, [hush-hush]]",
+        "command: x, args: ['${hush-hush}']",
+        "url: 'https://user:hush-hush@host/mcp'",
+        "url: 'hush-hush'",
+        "url: 'ftp://host?key=hush-hush'",
+        "url: 'https://host?key=hush-hush', args: [a]",
+        'url: https://host, headers: {Authorization: "hush-hush\\n"}',
+        "url: https://host, headers: {Bearer hush-hush}",
+        "url: https://host, headers: [hush-hush]",
+        "command: x, env: {KEY: hush-hush",
+    ],
+)
+def test_secrets_do_not_show_in_an_error(servers: Load, fields: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        servers(f"mcpServers: {{a: {{{fields}}}}}")
+    assert "hush" not in str(caught.value)
+
+
+def test_secrets_do_not_show_in_a_repr(servers: Load) -> None:
+    found = servers("mcpServers: {a: {url: 'https://h?key=hush', headers: {A: hush}}, b: {command: x, env: {K: hush}}}")
+    assert "hush" not in repr(found) + str(found)
+    assert b"hush" in msgspec.json.encode(found)

@@ -1,0 +1,898 @@
+"""Every AGGREGATOR_ variable: its default, what it does as seen from outside, and what is said about a wrong value."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch import Anabranch, Endpoint, Settings, Status
+from anabranch.configuration.settings import NEEDS, PREFIX, VARIABLES, load, unknown
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.mcp import Aggregation
+from anabranch.testing import Document, Hub, Space
+from conftest import parse_sse, ref
+from support.environment import LOCAL, loaded, opened, served
+
+PROMPT = "What is an anabranch?"
+TESTS = Path(__file__).parents[1]
+
+DEFAULTS: dict[str, object] = {
+    "debug": False,
+    "host": "0.0.0.0",
+    "port": 8001,
+    "workers": 1,
+    "log_level": "INFO",
+    "log_format": "json",
+    "retrieval_timeout": 30.0,
+    "generation_timeout": 120.0,
+    "total_timeout": 180.0,
+    "default_top_k": 5,
+    "max_top_k": 20,
+    "max_data_sources": 10,
+    "max_context_tokens": 32_000,
+    "max_request_bytes": 4 * 1024 * 1024,
+    "max_reply_bytes": 4 * 1024 * 1024,
+    "model_streaming_enabled": False,
+    "heartbeat_interval": 15.0,
+    "drain_timeout": 30.0,
+    "cors_origins": ("*",),
+    "syfthub_url": "http://localhost:8000",
+    "auth": "auto",
+    "endpoint_allowlist": (),
+    "endpoint_allowlist_public": False,
+    "trusted_proxies": (),
+    "syfthub_jwks_cache_ttl": 3600.0,
+    "jwt_audience": None,
+    "data_dir": "~/.local/share/anabranch",
+    "models_dir": "~/.cache/anabranch/models",
+    "max_document_bytes": 50 * 1024 * 1024,
+    "max_document_pages": 2_000,
+    "max_document_expansion": 200 * 1024 * 1024,
+    "parse_timeout": 120.0,
+    "query_context_tokens": 4_000,
+    "query_rewriting": True,
+    "query_log_days": 30,
+    "embedding_url": None,
+    "embedding_model": None,
+    "embedding_api_key": None,
+    "embedding_window": 8_000,
+    "embedding_threads": 2,
+    "reranker_path": None,
+    "reranker_url": None,
+    "reranker_model": None,
+    "reranker_api_key": None,
+    "reranker_form": "cohere",
+    "model_url": None,
+    "model_name": None,
+    "model_api_key": None,
+    "redis_url": None,
+    "redis_timeout": 0.2,
+    "rate_limit": 20,
+    "rate_limit_window": 300.0,
+    "rate_limit_surfaces": ("rag_stream",),
+    "answer_cache_ttl": 3_600.0,
+    "embedding_cache_ttl": 604_800.0,
+    "cache_bytes": 67_108_864,
+    "max_running": 8_192,
+    "max_waiting": 0,
+    "model_retries": 2,
+    "retry_budget": 0.2,
+    "breaker_window": 30.0,
+    "breaker_calls": 10,
+    "breaker_rate": 0.5,
+    "breaker_pause": 10.0,
+    "stream_ttl": 1_800.0,
+    "stream_lease": 10.0,
+    "stream_events": 20_000,
+    "stream_bytes": 16_777_216,
+    "stream_memory": 268_435_456,
+    "stream_client_bytes": 1_048_576,
+    "planner_streaming": True,
+    "planner_timeout": 180.0,
+    "planner_retries": 2,
+    "planner_steps": 10_000,
+    "planner_subagents": ("documentation", "row_selection", "action", "voice", "safety", "other"),
+    "analytics_file": None,
+    "analytics_otlp": False,
+    "mmr_lambda": None,
+    "guard_threshold": None,
+    "metrics_public": False,
+    "otlp_endpoint": None,
+    "otlp_headers": None,
+    "trace_share": 1.0,
+    "log_queries": False,
+    "sources": {},
+    "models": {},
+    "published_models": {},
+    "mcp_servers": {},
+    "aggregation": Aggregation(),
+}
+
+POLICIES = "configuration/test_policy_settings.py::"
+RESILIENCE = "configuration/test_resilience_settings.py::"
+STREAMS = "configuration/test_stream_settings.py::"
+TELEMETRY = "configuration/test_telemetry_settings.py::"
+
+# Which test shows what a setting does; one of another file as folder/file.py::test.
+EFFECTS = {
+    "debug": "test_debug_serves_the_docs",
+    "host": "entrypoints/http/test_process.py::test_host_and_port_from_the_environment",
+    "port": "entrypoints/http/test_process.py::test_host_and_port_from_the_environment",
+    "log_level": "telemetry/test_logs.py::test_log_level_leaves_out_what_is_below_it",
+    "log_format": "telemetry/test_logs.py::test_console_format_is_for_eyes",
+    "retrieval_timeout": "test_retrieval_timeout_costs_only_the_slow_source",
+    "generation_timeout": "test_generation_timeout_is_504_generation_failed",
+    "total_timeout": "test_total_timeout_is_504_deadline_exceeded",
+    "default_top_k": "test_default_top_k_is_the_limit_sent",
+    "max_top_k": "test_max_top_k",
+    "max_data_sources": "test_max_data_sources",
+    "max_context_tokens": "test_max_context_tokens_leaves_out_the_lowest",
+    "max_request_bytes": "test_max_request_bytes",
+    "max_reply_bytes": "test_max_reply_bytes",
+    "model_streaming_enabled": "test_model_streaming_enabled_is_what_the_model_is_asked",
+    "heartbeat_interval": "test_heartbeat_while_a_model_is_silent",
+    "drain_timeout": "entrypoints/http/test_process.py::test_a_stream_past_the_drain_time_ends_in_an_error_that_says_why",  # noqa: E501
+    "cors_origins": "test_cors_origins",
+    "syfthub_url": "test_syfthub_url_is_where_paths_are_looked_up",
+    "auth": "test_who_may_use_a_configured_model",
+    "endpoint_allowlist": "test_endpoint_allowlist_opens_private_addresses",
+    "endpoint_allowlist_public": "test_endpoint_allowlist_public_opens_them_to_everybody",
+    "trusted_proxies": "test_client_in_the_log",
+    "syfthub_jwks_cache_ttl": "configuration/test_room_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept",  # noqa: E501
+    "jwt_audience": "configuration/test_room_settings.py::test_jwt_audience_is_whom_a_token_must_be_meant_for",
+    "data_dir": "configuration/test_room_settings.py::test_data_dir_is_where_collections_are_kept",
+    "models_dir": "configuration/test_room_settings.py::test_models_dir_is_where_the_embedding_model_is",
+    "max_document_bytes": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "max_document_pages": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "max_document_expansion": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "parse_timeout": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
+    "query_context_tokens": "configuration/test_room_settings.py::test_query_context_tokens_leaves_out_the_lowest",
+    "query_rewriting": "configuration/test_room_settings.py::test_query_rewriting_asks_the_model_for_other_words",
+    "query_log_days": "configuration/test_room_settings.py::test_query_log_days",
+    "embedding_url": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_model": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_api_key": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
+    "embedding_window": "configuration/test_room_settings.py::test_embedding_window_is_the_largest_chunk",
+    "embedding_threads": "configuration/test_room_settings.py::test_embedding_threads_are_the_indexers",
+    "reranker_path": "configuration/test_room_settings.py::test_reranker_path_decides_the_order",
+    "reranker_url": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_model": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_api_key": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "reranker_form": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "model_url": "test_configured_model_answers_when_none_is_named",
+    "model_name": "test_configured_model_answers_when_none_is_named",
+    "model_api_key": "test_configured_model_answers_when_none_is_named",
+    "redis_url": f"{POLICIES}test_redis_url_is_where_servers_share_answers_and_limits",
+    "redis_timeout": f"{POLICIES}test_redis_timeout_is_what_a_silent_redis_costs",
+    "rate_limit": f"{POLICIES}test_rate_limit_is_the_most_of_one_caller",
+    "rate_limit_window": f"{POLICIES}test_rate_limit_window_is_how_long_they_count",
+    "rate_limit_surfaces": f"{POLICIES}test_rate_limit_surfaces_is_where_they_count",
+    "answer_cache_ttl": f"{POLICIES}test_answer_cache_ttl",
+    "embedding_cache_ttl": f"{POLICIES}test_embedding_cache_ttl",
+    "cache_bytes": f"{POLICIES}test_cache_bytes_is_what_is_kept_in_memory",
+    "max_running": f"{POLICIES}test_max_running_and_max_waiting",
+    "max_waiting": f"{POLICIES}test_max_running_and_max_waiting",
+    "mmr_lambda": f"{POLICIES}test_mmr_lambda_is_for_every_surface",
+    "guard_threshold": f"{POLICIES}test_guard_threshold_is_for_every_surface",
+    "model_retries": f"{RESILIENCE}test_model_retries_is_how_often_a_model_is_asked_again",
+    "retry_budget": f"{RESILIENCE}test_retry_budget_is_the_share_that_is_asked_again",
+    "breaker_window": f"{RESILIENCE}test_breaker_window_is_how_long_failures_count",
+    "breaker_calls": f"{RESILIENCE}test_breaker_calls_are_the_fewest_that_say_anything",
+    "breaker_rate": f"{RESILIENCE}test_breaker_rate_is_the_share_of_failures",
+    "breaker_pause": f"{RESILIENCE}test_breaker_pause_is_how_long_an_upstream_is_left_alone",
+    "workers": f"{STREAMS}test_several_workers_without_a_redis_keep_no_streams",
+    "stream_ttl": f"{STREAMS}test_stream_ttl_is_how_long_a_stream_can_be_read_after_its_end",
+    "stream_lease": f"{STREAMS}test_stream_lease_is_after_which_silence_a_worker_counts_as_lost",
+    "stream_events": f"{STREAMS}test_stream_events_is_how_many_a_stream_holds",
+    "stream_bytes": f"{STREAMS}test_stream_bytes_is_how_large_a_stream_may_be",
+    "stream_memory": f"{STREAMS}test_stream_memory_is_what_all_streams_may_take",
+    "stream_client_bytes": f"{STREAMS}test_stream_client_bytes_is_how_far_a_reader_may_fall_behind",
+    "planner_streaming": f"{STREAMS}test_planner_streaming_off_answers_once_at_the_end",
+    "planner_timeout": f"{STREAMS}test_planner_timeout_is_for_subagents_without_a_deadline",
+    "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_asked_again",
+    "planner_steps": f"{STREAMS}test_planner_steps_is_how_many_run_at_once",
+    "planner_subagents": f"{STREAMS}test_planner_subagents_are_those_that_are_switched_on",
+    "analytics_file": f"{STREAMS}test_analytics_file_gets_a_line_for_each_event",
+    "analytics_otlp": f"{STREAMS}test_analytics_otlp_sends_them_to_the_collector",
+    "metrics_public": f"{TELEMETRY}test_metrics_public_lets_everybody_read",
+    "otlp_endpoint": f"{TELEMETRY}test_otlp_endpoint_is_where_traces_go",
+    "otlp_headers": f"{TELEMETRY}test_otlp_headers_are_sent_along",
+    "trace_share": f"{TELEMETRY}test_trace_share_is_how_many_questions_are_traced",
+    "log_queries": f"{TELEMETRY}test_log_queries_logs_the_beginning_of_a_question",
+    "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
+    "models": "test_sources_and_models_of_the_file_are_asked_by_name",
+    "published_models": "configuration/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",
+    "mcp_servers": "sources/mcp/test_real_servers.py::test_all_are_found_and_asked_in_both_eras_of_the_protocol",
+    "aggregation": "app/test_aggregator.py::test_the_first_rule_that_matches_decides",
+}
+
+# What spec 1 lists.
+DOCUMENTED = [
+    "DEBUG",
+    "HOST",
+    "PORT",
+    "LOG_LEVEL",
+    "LOG_FORMAT",
+    "RETRIEVAL_TIMEOUT",
+    "GENERATION_TIMEOUT",
+    "TOTAL_TIMEOUT",
+    "DEFAULT_TOP_K",
+    "MAX_TOP_K",
+    "MAX_DATA_SOURCES",
+    "MODEL_STREAMING_ENABLED",
+    "CORS_ORIGINS",
+    "SYFTHUB_URL",
+]
+
+NO_SECONDS = ["garbage", "-1", "0", "nan", "inf", "-inf", "1e400", "999999999", "[1]", "null"]
+NO_COUNT = ["garbage", "-1", "0", "nan", "inf", "1e400", "1.5", "9999999999", "0x10", "[1]", "null"]
+NO_FLAG = ["garbage", "-1", "2", "nan", "inf", "[true]", "null"]
+NO_URL = ["garbage", "-1", "nan", "ftp://host", "http://", "//host", "http://host:99999", "http://[::1"]
+NO_BLOCKS = ["garbage", "-1", "nan", "300.1.1.1", "10.0.0.0/99", "10.0.0.0/-1", "[1]", "[", '["10.0.0.0/8"']
+ANY_TEXT = {
+    "host",
+    "data_dir",
+    "models_dir",
+    "jwt_audience",
+    "model_name",
+    "model_api_key",
+    "embedding_model",
+    "embedding_api_key",
+    "reranker_path",
+    "reranker_model",
+    "reranker_api_key",
+    "otlp_headers",
+    "analytics_file",
+}
+NO_SHARE = ["garbage", "-0.1", "1.1", "nan", "inf", "[1]", "null"]
+NO_REMEMBERING = ["garbage", "-1", "nan", "inf", "1e400", "99999999", "[1]", "null"]
+NO_NUMBER = ["garbage", "-1", "nan", "inf", "1e400", "1.5", "9999999999", "0x10", "[1]", "null"]
+WRONG = {
+    "debug": NO_FLAG,
+    "port": ["garbage", "-1", "65536", "nan", "inf", "1.5", "99999999999999999999", "[1]"],
+    "log_level": ["garbage", "-1", "0", "nan", "TRACE", '["INFO"]'],
+    "log_format": ["garbage", "-1", "0", "nan", "xml"],
+    "retrieval_timeout": NO_SECONDS,
+    "generation_timeout": NO_SECONDS,
+    "total_timeout": NO_SECONDS,
+    "default_top_k": NO_COUNT,
+    "max_top_k": NO_COUNT,
+    "max_data_sources": NO_COUNT,
+    "max_context_tokens": NO_COUNT,
+    "max_request_bytes": NO_COUNT,
+    "max_reply_bytes": NO_COUNT,
+    "model_streaming_enabled": NO_FLAG,
+    "heartbeat_interval": NO_SECONDS,
+    "drain_timeout": NO_SECONDS,
+    "cors_origins": ["[", "[1]", '["https://a"', "garbage", "https://a.example/path", "javascript:alert(1)"],
+    "syfthub_url": NO_URL,
+    "auth": ["garbage", "-1", "0", "nan"],
+    "endpoint_allowlist": [*NO_BLOCKS, "http://", "ftp://host"],
+    "endpoint_allowlist_public": NO_FLAG,
+    "trusted_proxies": [*NO_BLOCKS, "http://10.0.0.1"],
+    "model_url": NO_URL,
+    "syfthub_jwks_cache_ttl": NO_SECONDS,
+    "max_document_bytes": NO_COUNT,
+    "max_document_pages": NO_COUNT,
+    "max_document_expansion": NO_COUNT,
+    "parse_timeout": NO_SECONDS,
+    "query_context_tokens": [*NO_COUNT, "1999"],
+    "query_rewriting": NO_FLAG,
+    "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
+    "embedding_url": NO_URL,
+    "embedding_window": NO_COUNT,
+    "embedding_threads": NO_COUNT,
+    "reranker_url": NO_URL,
+    "reranker_form": ["garbage", "-1", "0", "nan", "Cohere"],
+    "redis_url": ["garbage", "-1", "nan", "http://host", "redis://", "//host"],
+    "redis_timeout": NO_SECONDS,
+    "rate_limit": NO_NUMBER,
+    "rate_limit_window": NO_SECONDS,
+    "rate_limit_surfaces": ["garbage", "[", '["rag"]', "[1]"],
+    "answer_cache_ttl": NO_REMEMBERING,
+    "embedding_cache_ttl": NO_REMEMBERING,
+    "cache_bytes": NO_COUNT,
+    "max_running": NO_COUNT,
+    "max_waiting": NO_NUMBER,
+    "model_retries": [*NO_NUMBER, "11"],
+    "retry_budget": NO_SHARE,
+    "breaker_window": NO_SECONDS,
+    "breaker_calls": NO_COUNT,
+    "breaker_rate": NO_SHARE,
+    "breaker_pause": NO_SECONDS,
+    "mmr_lambda": NO_SHARE,
+    "guard_threshold": NO_SHARE,
+    "workers": [*NO_COUNT, "1001"],
+    "stream_ttl": NO_SECONDS,
+    "stream_lease": NO_SECONDS,
+    "stream_events": NO_COUNT,
+    "stream_bytes": NO_COUNT,
+    "stream_memory": NO_COUNT,
+    "stream_client_bytes": NO_COUNT,
+    "planner_streaming": NO_FLAG,
+    "planner_timeout": NO_SECONDS,
+    "planner_retries": [*NO_NUMBER, "11"],
+    "planner_steps": NO_COUNT,
+    "planner_subagents": ["garbage", "[", '["docs"]', "[1]"],
+    "analytics_otlp": NO_FLAG,
+    "metrics_public": NO_FLAG,
+    "otlp_endpoint": NO_URL,
+    "trace_share": NO_SHARE,
+    "log_queries": NO_FLAG,
+}
+
+Config = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    def write(text: str) -> Path:
+        path = tmp_path / "conf.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """What has been logged so far."""
+    written: list[str] = []
+
+    def read() -> str:
+        written.append(capsys.readouterr().err)
+        return "".join(written)
+
+    yield read
+    logging.root.handlers.clear()
+
+
+def body(space: Space, *slugs: str, model: str = "scribe", **more: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, "model": ref(space, model), "data_sources": [ref(space, slug) for slug in slugs], **more}
+
+
+def says_what_it_takes(error: ConfigurationError, where: str) -> bool:
+    """One sentence, which begins with where the value stands."""
+    text = str(error)
+    return text.startswith(f"{where} takes ") and text.endswith(".") and "\n" not in text
+
+
+# --- the table
+
+
+def test_every_setting_has_a_test_that_shows_what_it_does() -> None:
+    assert set(EFFECTS) == set(Settings.__struct_fields__)
+    for test in EFFECTS.values():
+        place, _, name = test.rpartition("::")
+        source = (TESTS / place if place else Path(__file__)).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), test
+
+
+def test_every_variable_has_wrong_values_to_refuse() -> None:
+    assert set(WRONG) | ANY_TEXT == set(VARIABLES.values())
+
+
+def test_defaults() -> None:
+    settings = load({})
+    assert {name: getattr(settings, name) for name in Settings.__struct_fields__} == DEFAULTS
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_an_empty_variable_is_the_default(variable: str) -> None:
+    assert load({variable: ""}) == load({})
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_blank_variable_is_the_default_or_refused(variable: str) -> None:
+    try:
+        settings = load({variable: "  "})
+    except ConfigurationError:
+        settings = load({})
+    assert settings == load({})
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_documented_variable_is_known(name: str) -> None:
+    assert unknown({PREFIX + name: "1"}) == []
+
+
+@pytest.mark.parametrize("variable", [*VARIABLES, PREFIX + "CONFIG"])
+def test_the_documentation_has_every_variable_and_its_default(variable: str) -> None:
+    table = (TESTS.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{variable}` \| (.+?) \| .+ \|$", table, re.MULTILINE)
+    assert len(rows) == 1
+    if variable not in (PREFIX + "CONFIG", PREFIX + "MODEL_NAME"):  # these have one in words
+        assert rows[0].strip("`") == _shown(DEFAULTS[VARIABLES[variable]])
+
+
+def _shown(default: object) -> str:
+    match default:
+        case None | ():
+            return "none"
+        case bool():
+            return str(default).lower()
+        case tuple():
+            return json.dumps(default)
+        case float():
+            return f"{default:g}"
+        case _:
+            return str(default)
+
+
+# --- wrong values
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_variable_is_one_sentence(name: str, value: str) -> None:
+    variable = next(variable for variable, setting in VARIABLES.items() if setting == name)
+    with pytest.raises(ConfigurationError) as caught:
+        load({variable: value})
+    assert says_what_it_takes(caught.value, variable), caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values if value != "null"]
+)
+def test_a_wrong_value_in_the_file_is_one_sentence(config: Config, name: str, value: str) -> None:
+    path = config(json.dumps({"settings": {name: value}}))
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, path)
+    text = str(caught.value)
+    assert name in text.lower()
+    assert " takes " in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "largest"),
+    [
+        ("AGGREGATOR_TOTAL_TIMEOUT", "999999999", "86400"),
+        ("AGGREGATOR_MAX_DATA_SOURCES", "9999999999", "1000000000"),
+        ("AGGREGATOR_PORT", "65536", "65535"),
+    ],
+)
+def test_a_value_that_is_too_large_is_told_the_largest(variable: str, value: str, largest: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load({variable: value})
+    assert largest in re.sub(r"[,_]", "", str(caught.value))
+
+
+def test_default_top_k_cannot_be_over_the_maximum() -> None:
+    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_DEFAULT_TOP_K takes at most 3 \(MAX_TOP_K\), not 5\.$"):
+        loaded(MAX_TOP_K="3")
+
+
+@pytest.mark.parametrize(("name", "needed"), NEEDS.items())
+def test_what_goes_only_with_something_else_says_so(name: str, needed: str) -> None:
+    value = "http://host" if name.endswith("_url") else "some-text"
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(**{name.upper(): value})
+    assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."
+
+
+def test_two_rerankers_are_one_too_many() -> None:
+    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_RERANKER_PATH and AGGREGATOR_RERANKER_URL are both set"):
+        loaded(RERANKER_PATH="/models/reranker", RERANKER_URL="http://host")
+
+
+@pytest.mark.parametrize("name", ["DATA_DIR", "MODELS_DIR"])
+def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert getattr(loaded(**{name: str(tmp_path / "not yet there")}), name.lower()) == str(tmp_path / "not yet there")
+    with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .* is a file\.$"):
+        loaded(**{name: str(file)})
+
+
+def test_an_unknown_variable_is_named() -> None:
+    assert unknown({"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "PATH": "/"}) == [
+        "AGGREGATOR_PROT"
+    ]
+
+
+# --- the file
+
+
+def test_the_file_is_read_from_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "anabranch.yaml").write_text("settings: {port: 4711}", encoding="utf-8")
+    assert load({}).port == 4711
+
+
+def test_config_names_the_file_and_the_environment_wins(config: Config) -> None:
+    path = config("settings: {port: 4711, max_top_k: 9, cors_origins: [https://a.example]}")
+    settings = loaded(CONFIG=str(path), PORT="4712")
+    assert (settings.port, settings.max_top_k, settings.cors_origins) == (4712, 9, ("https://a.example",))
+
+
+def test_an_argument_wins_over_config(config: Config, tmp_path: Path) -> None:
+    path = config("settings: {port: 4711}")
+    assert load({"AGGREGATOR_CONFIG": str(tmp_path / "missing.yaml")}, path).port == 4711
+
+
+def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -> None:
+    path = config("settings: {endpoint_allowlist: [10.0.0.0/8]}")
+    assert loaded(CONFIG=str(path)).endpoint_allowlist == ("10.0.0.0/8",)
+    assert loaded(CONFIG=str(path), ENDPOINT_ALLOWLIST="").endpoint_allowlist == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("settings: {prot: 1}", "'prot'"),
+        ("setings: {port: 1}", "'setings'"),
+        ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "`tokn`"),
+        ("models: {a: {url: 'http://h'}}", "`slug`"),
+        ("models: {a: {url: 'http://h', slug: s, kind: soap}}", "'soap'"),
+        ("sources: {a: {url: 'http://h', slug: s, token: '${NOT_SET}'}}", "NOT_SET"),
+        ("sources: {a: {url: 'no url', slug: s}}", "url"),
+        ("sources: {a: {url: 'http://h', slug: s, publish: mia/a}}", "sources.a.publish"),
+        ("models: {a: {url: 'http://h', slug: s, publish: mia}}", "models.a.publish takes owner/slug"),
+        ("models: {a: {url: 'http://h', slug: s, publish: Mia/A}}", "models.a.publish takes owner/slug"),
+        (
+            "models: {a: {url: 'http://h', slug: s, publish: mia/a}, b: {url: 'http://h', slug: s, publish: mia/a}}",
+            "models.b.publish",
+        ),
+        ("- 1", "takes blocks"),
+        ("settings: [", "YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence_that_names_both(config: Config, text: str, said: str) -> None:
+    path = config(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, path)
+    assert said in str(caught.value)
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="the file cannot be read") as caught:
+        loaded(CONFIG=str(tmp_path / name))
+    assert str(tmp_path / name) in str(caught.value)
+
+
+async def test_sources_and_models_of_the_file_are_asked_by_name(space: Space, config: Config) -> None:
+    space.source("guarded", documents=[Document(title="Doc", content="A guarded word.")], token="sat-1")
+    path = config(
+        f"sources: {{shelf: {{url: '{space.url}', slug: guarded, owner: alice, tenant: acme, token: '${{SHELF}}'}}}}\n"
+        f"models: {{writer: {{url: '{space.url}', slug: scribe, kind: openai}}}}"
+    )
+    settings = load({"AGGREGATOR_CONFIG": str(path), "SHELF": "sat-1"})
+    async with Anabranch.open(settings=settings) as anabranch:
+        assert (await anabranch.ask(PROMPT)).text == "A guarded word [alice/guarded]."
+        assert (await anabranch.ask(PROMPT, sources=["shelf"], model="writer")).replies[0].status is Status.SUCCESS
+    asked, written = space.requests[:2]
+    assert (asked.headers["Authorization"], asked.headers["X-Tenant-Name"]) == ("Bearer sat-1", "acme")
+    assert written.path == "/v1/chat/completions"
+
+
+# --- secrets
+
+
+def test_secrets_do_not_show_in_a_repr(config: Config) -> None:
+    path = config("models: {m: {url: 'http://h', slug: s, token: sat-hush-hush}}")
+    settings = loaded(CONFIG=str(path), MODEL_API_KEY="sk-hush-hush", MODEL_URL="http://h")
+    shown = repr(settings) + str(settings) + repr(settings.models) + repr(settings.default_model) + f"{settings}"
+    assert "hush-hush" not in shown
+    assert "hush-hush" not in repr(Endpoint(slug="s", url="http://h", token="sat-hush-hush"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "settings: {model_api_key: [sk-hush-hush]}",
+        "settings: {embedding_api_key: [sk-hush-hush]}",
+        "settings: {reranker_api_key: [sk-hush-hush]}",
+        "settings: {model_url: 'http://user:hush-hush@host'}",
+        "settings: {endpoint_allowlist: ['http://user:hush-hush@host']}",
+        "models: {m: {url: 'http://h', slug: s, token: [sk-hush-hush]}}",
+        "settings: {model_api_key: sk-hush-hush",
+    ],
+)
+def test_secrets_do_not_show_in_an_error(config: Config, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, config(text))
+    assert "hush-hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["MODEL_URL", "SYFTHUB_URL", "EMBEDDING_URL", "RERANKER_URL", "ENDPOINT_ALLOWLIST"])
+def test_a_password_in_a_url_does_not_show_in_the_error(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{PREFIX}{name} ") as caught:
+        loaded(**{name: "http://user:hush-hush@host"})
+    assert "hush-hush" not in str(caught.value)
+
+
+# --- what each of them does
+
+
+@pytest.mark.parametrize(("debug", "status"), [("false", 404), ("true", 200), ("1", 200), ("0", 404)])
+async def test_debug_serves_the_docs(debug: str, status: int) -> None:
+    async with served(DEBUG=debug) as server, server.session.get(f"{server.url}/docs") as response:
+        assert response.status == status
+
+
+async def test_retrieval_timeout_costs_only_the_slow_source(space: Space) -> None:
+    async with served(RETRIEVAL_TIMEOUT="0.1") as server:
+        answer = await server.chat(**body(space, "hang", "docs"))
+    assert [info["status"] for info in answer["retrieval_info"]] == ["timeout", "success"]
+    assert "0.1 seconds" in answer["retrieval_info"][0]["error_message"]
+    assert "[docs]" in answer["response"]
+
+
+async def test_generation_timeout_is_504_generation_failed(space: Space) -> None:
+    async with served(GENERATION_TIMEOUT="0.1") as server:
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", model="hang"))
+        assert (status, error["error"], error["details"]["model_path"]) == (504, "generation_failed", "hang")
+        events = await server.stream(**body(space, "docs", model="hang"))
+    assert (events[-1].name, events[-1].data["error"]) == ("error", "generation_failed")
+
+
+async def test_total_timeout_is_504_deadline_exceeded(space: Space) -> None:
+    async with served(TOTAL_TIMEOUT="0.3") as server:
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", model="hang"))
+        assert (status, error["error"]) == (504, "deadline_exceeded")
+        events = await server.stream(**body(space, "docs", model="hang"))
+    assert (events[-1].name, events[-1].data["error"]) == ("error", "deadline_exceeded")
+
+
+async def test_default_top_k_is_the_limit_sent(space: Space) -> None:
+    async with served(DEFAULT_TOP_K="2") as server:
+        answer = await server.chat(**body(space, "docs"))
+    assert space.requests[0].body["limit"] == 2
+    assert len(answer["sources"]) == 2
+
+
+async def test_max_top_k(space: Space) -> None:
+    async with served(MAX_TOP_K="7") as server:
+        await server.chat(**body(space, "docs", top_k=7))
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", top_k=8))
+    assert (status, error["error"]) == (422, "invalid_request")
+    assert "7" in error["message"]
+
+
+async def test_max_data_sources(space: Space) -> None:
+    async with served(MAX_DATA_SOURCES="2") as server:
+        await server.chat(**body(space, "docs", "docs"))
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", "docs", "docs"))
+    assert (status, error["error"]) == (422, "invalid_request")
+    assert "at most 2" in error["message"]
+
+
+async def test_max_context_tokens_leaves_out_the_lowest(space: Space) -> None:
+    shelf = [
+        Document(title=f"T{score}", content=f"{score}" + " river" * 60, score=score / 10) for score in (6, 9, 7, 8)
+    ]
+    space.source("shelf", documents=shelf)
+    async with served(MAX_CONTEXT_TOKENS="300") as server:
+        answer = await server.chat(**body(space, "shelf"))
+    prompt = space.requests[-1].body["messages"][-1]["content"]
+    kept = re.findall(r"<title>(\w+)</title>", prompt)
+    assert kept == ["T9", "T8"]
+    assert answer["metadata"]["documents_omitted"] == 2
+    assert len(answer["sources"]) == 4
+
+
+async def test_max_request_bytes(space: Space) -> None:
+    async with served(MAX_REQUEST_BYTES="1000") as server:
+        await server.chat(**body(space, "docs"))
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", custom_system_prompt="x" * 1000))
+    assert (status, error["error"]) == (413, "request_too_large")
+    assert "1,000 bytes" in error["message"]
+
+
+async def test_max_reply_bytes(space: Space) -> None:
+    space.source("long", documents=[Document(title="Long", content="x" * 5000)])
+    space.model("chatterbox", reply="y" * 5000)
+    async with served(MAX_REPLY_BYTES="4000") as server:
+        answer = await server.chat(**body(space, "long", "docs"))
+        status, error, _ = await server.post("/api/v1/chat", body(space, "docs", model="chatterbox"))
+    assert [info["status"] for info in answer["retrieval_info"]] == ["error", "success"]
+    assert "4,000 bytes" in answer["retrieval_info"][0]["error_message"]
+    assert (status, error["error"]) == (502, "generation_failed")
+    assert "4,000 bytes" in error["message"]
+
+
+@pytest.mark.parametrize(("value", "sent"), [("true", True), ("false", False), ("", False)])
+async def test_model_streaming_enabled_is_what_the_model_is_asked(space: Space, value: str, sent: bool) -> None:
+    async with served(MODEL_STREAMING_ENABLED=value) as server:
+        await server.chat(**body(space, "docs"))
+        await server.stream(**body(space, "docs"))
+    assert [request.body["stream"] for request in space.requests if request.slug == "scribe"] == [sent, sent]
+
+
+async def test_heartbeat_while_a_model_is_silent(space: Space) -> None:
+    space.model("slow", reply="At last.", delay_s=0.4)
+    async with (
+        served(HEARTBEAT_INTERVAL="0.05") as server,
+        server.session.post(f"{server.url}/api/v1/chat/stream", json=body(space, "docs", model="slow")) as response,
+    ):
+        text = await response.text()
+    assert "\n\n: keep-alive\n\n" in text
+    assert parse_sse(text)[-1].name == "done"
+
+
+async def test_no_heartbeat_while_nothing_is_slow(space: Space) -> None:
+    async with (
+        served() as server,
+        server.session.post(f"{server.url}/api/v1/chat/stream", json=body(space, "docs")) as response,
+    ):
+        assert "keep-alive" not in await response.text()
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ("", "https://anyone.example", "*"),
+        ('["*"]', "https://anyone.example", "*"),
+        ('["https://app.example"]', "https://app.example", "https://app.example"),
+        ("https://app.example, https://b.example", "https://b.example", "https://b.example"),
+        ('["https://app.example"]', "https://evil.example", None),
+        ('["https://app.example"]', "https://app.example.evil.example", None),
+        ("[]", "https://app.example", None),
+    ],
+)
+async def test_cors_origins(space: Space, origins: str, origin: str, allowed: str | None) -> None:
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type,x-correlation-id",
+    }
+    async with served(CORS_ORIGINS=origins, ENDPOINT_ALLOWLIST_PUBLIC="true") as server:
+        async with server.session.options(f"{server.url}/api/v1/chat", headers=asks) as preflight:
+            assert preflight.headers.get("Access-Control-Allow-Origin") == allowed
+            assert preflight.status == (400 if allowed is None else 200)
+        status, _, headers = await server.post("/api/v1/chat", body(space, "docs"), headers={"Origin": origin})
+    assert status == 200
+    assert headers.get("Access-Control-Allow-Origin") == allowed
+
+
+async def test_syfthub_url_is_where_paths_are_looked_up(space: Space) -> None:
+    async with Hub() as hub:
+        hub.publish(owner="alice", slug="docs", url=space.url, type="data_source", tenant="acme")
+        hub.publish(owner="mia", slug="scribe", url=space.url, type="model")
+        async with opened(SYFTHUB_URL=hub.url) as anabranch:
+            answer = await anabranch.ask(PROMPT, sources=["alice/docs"], model="mia/scribe")
+    assert "[alice/docs]" in answer.text
+    assert space.requests[0].headers["X-Tenant-Name"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("allowlist", "open_"), [("", False), ("10.0.0.0/8", False), (LOCAL, True), ("URL", True), ("::1, URL", True)]
+)
+async def test_endpoint_allowlist_opens_private_addresses(space: Space, allowlist: str, open_: bool) -> None:
+    async with served(ENDPOINT_ALLOWLIST=allowlist.replace("URL", space.url)) as server:
+        answer = await server.chat(**body(space, "docs", model="", retrieval_only=True))
+    info = answer["retrieval_info"][0]
+    assert info["status"] == ("success" if open_ else "error")
+    assert len(space.requests) == open_
+    assert open_ or "operator has not allowed it" in info["error_message"]
+
+
+@pytest.mark.parametrize(("public", "open_"), [("true", True), ("false", False), ("", False)])
+@pytest.mark.parametrize("headers", [{"Origin": "https://anyone.example"}, {"X-Forwarded-For": "203.0.113.9"}])
+async def test_endpoint_allowlist_public_opens_them_to_everybody(
+    space: Space, public: str, open_: bool, headers: dict[str, str]
+) -> None:
+    request = body(space, "docs", model="", retrieval_only=True)
+    async with served(ENDPOINT_ALLOWLIST_PUBLIC=public) as server:
+        _, answer, replied = await server.post("/api/v1/chat", request, headers=headers)
+    assert answer["retrieval_info"][0]["status"] == ("success" if open_ else "error")
+    assert len(space.requests) == open_
+    assert "Origin" not in headers or replied["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_what_the_operator_configured_needs_no_allowlist(space: Space, config: Config) -> None:
+    path = config(f"sources: {{shelf: {{url: '{space.url}', slug: docs}}}}")
+    async with opened(CONFIG=str(path), ENDPOINT_ALLOWLIST="", MODEL_URL=space.url, MODEL_NAME="scribe") as anabranch:
+        assert (await anabranch.ask(PROMPT)).replies[0].status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/chat/completions"])
+async def test_configured_model_answers_when_none_is_named(space: Space, suffix: str) -> None:
+    space.model("gpt", reply="From the configured model.", token="sk-1")
+    model = {"MODEL_URL": space.url + suffix, "MODEL_NAME": "gpt", "MODEL_API_KEY": "sk-1"}
+    async with opened(**model) as anabranch:
+        answer = await anabranch.ask(PROMPT, sources=[f"{space.url}/docs"])
+    assert (answer.text, answer.model) == ("From the configured model.", "gpt")
+    assert space.requests[-1].headers["Authorization"] == "Bearer sk-1"
+    assert "Authorization" not in space.requests[0].headers
+
+
+# --- who may use what the operator configured
+
+
+REMOTE = "203.0.113.9"
+PROXY = "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "headers", "may"),
+    [
+        pytest.param({}, {}, True, id="somebody at this machine"),
+        pytest.param({}, {"Origin": "SELF"}, True, id="a page that this server serves"),
+        pytest.param({}, {"Host": "localhost:8001"}, True, id="under another local name"),
+        pytest.param({}, {"X-Forwarded-For": "127.0.0.1"}, False, id="behind a proxy nobody trusts"),
+        pytest.param({}, {"Forwarded": "for=127.0.0.1"}, False, id="behind another proxy nobody trusts"),
+        pytest.param({}, {"X-Real-IP": "127.0.0.1"}, False, id="behind a third proxy nobody trusts"),
+        pytest.param({}, {"Origin": "https://evil.example"}, False, id="a foreign page"),
+        pytest.param({}, {"Origin": "null"}, False, id="a page without an origin"),
+        pytest.param({}, {"Origin": "http://[::1"}, False, id="an origin that cannot be parsed"),
+        pytest.param({}, {"Host": "evil.example"}, False, id="a name that was made to point here"),
+        pytest.param({"TRUSTED_PROXIES": PROXY}, {}, False, id="the proxy itself"),
+        pytest.param({"TRUSTED_PROXIES": PROXY}, {"X-Forwarded-For": "127.0.0.2"}, False, id="local, by a proxy"),
+        pytest.param({"TRUSTED_PROXIES": PROXY}, {"X-Forwarded-For": REMOTE}, False, id="remote, by a proxy"),
+        pytest.param(
+            {"TRUSTED_PROXIES": PROXY},
+            {"X-Forwarded-For": f"127.0.0.1, {REMOTE}"},
+            False,
+            id="remote, pretending to be local",
+        ),
+        pytest.param(
+            {"TRUSTED_PROXIES": PROXY},
+            {"X-Forwarded-For": f"{REMOTE}, 127.0.0.1"},
+            False,
+            id="remote, by two proxies",
+        ),
+        pytest.param(
+            {"TRUSTED_PROXIES": PROXY}, {"X-Real-IP": REMOTE}, False, id="remote, by a proxy that says X-Real-IP"
+        ),
+        pytest.param(
+            {"TRUSTED_PROXIES": PROXY}, {"Forwarded": f"for={REMOTE}"}, False, id="remote, by one that says Forwarded"
+        ),
+        pytest.param({"AUTH": "none"}, {"X-Forwarded-For": REMOTE}, True, id="anybody, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "SELF"}, True, id="our own page, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, False, id="a foreign page even then"),
+    ],
+)
+async def test_who_may_use_a_configured_model(
+    space: Space, config: Config, variables: dict[str, str], headers: dict[str, str], may: bool
+) -> None:
+    space.source("paid", documents=[Document(title="Doc", content="Paid for.")], token="sat-1")
+    path = config(
+        f"models: {{writer: {{url: '{space.url}', slug: scribe}}}}\n"
+        f"sources: {{shelf: {{url: '{space.url}', slug: paid, token: sat-1}}}}"
+    )
+    named = {"prompt": PROMPT, "model": {"url": "", "slug": "writer"}, "data_sources": [{"url": "", "slug": "shelf"}]}
+    async with served(CONFIG=str(path), ENDPOINT_ALLOWLIST="", **variables) as server:
+        sent = {name: value.replace("SELF", server.url) for name, value in headers.items()}
+        status, answer, _ = await server.post("/api/v1/chat", named, headers=sent)
+    if may:
+        assert (status, answer.get("response")) == (200, "Paid for [paid].")
+    else:
+        assert (status, answer["error"]) == (422, "invalid_request")
+        assert not space.requests
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "client"),
+    [
+        ("", None, "127.0.0.1"),
+        ("", REMOTE, "127.0.0.1"),
+        ("10.0.0.0/8", REMOTE, "127.0.0.1"),
+        (PROXY, REMOTE, REMOTE),
+        (LOCAL, f"198.51.100.7, {REMOTE}, 127.0.0.5", REMOTE),
+        ('["::1", "127.0.0.1"]', "2001:db8::1", "2001:db8::1"),
+    ],
+)
+async def test_client_in_the_log(
+    space: Space, log: Callable[[], str], proxies: str, forwarded: str | None, client: str
+) -> None:
+    headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
+    async with served(TRUSTED_PROXIES=proxies, LOG_LEVEL="INFO", ENDPOINT_ALLOWLIST_PUBLIC="true") as server:
+        status, _, _ = await server.post("/api/v1/chat", body(space, "docs"), headers=headers)
+        assert status == 200
+        await space.wait_for(lambda: "chat_request_completed" in log())
+    lines = [json.loads(line) for line in log().splitlines()]
+    assert [line["client"] for line in lines if line["event"] == "chat_request_started"] == [client]

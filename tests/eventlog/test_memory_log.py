@@ -1,0 +1,241 @@
+"""What only a log in memory can be asked: what it costs, what it forgets, and whom it wakes."""
+
+import asyncio
+import gc
+import sys
+import tracemalloc
+
+import pytest
+from test_log_contract import memory_log
+
+from anabranch.domain.errors import NotFound, StreamFull
+from anabranch.eventlog.memory import STREAM_BYTES, MemoryLog, MemorySessions
+from anabranch.eventlog.tape import ENTRY_BYTES
+from anabranch.testing import ManualClock
+from support.event_log_contract import LogSettings, entry
+
+USUAL = LogSettings()
+
+
+async def ended(log: MemoryLog, name: str, events: int = 10, size: int = 300) -> None:
+    token = await log.open(name, identity="user:a", about=b"about")
+    """One of its entries is a partial that the next one replaces."""
+    entries = [entry(f"{name}:{number // 2}", number, bytes(size), partial=number == 0) for number in range(events - 1)]
+    await log.append(name, token, [*entries, entry("end", final=True)])
+
+
+class Shelf:
+    """Streams that come and go, with their sessions."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = memory_log(self.clock, USUAL)
+        self.sessions = MemorySessions(self.clock)
+
+    async def fill(self, count: int) -> None:
+        for number in range(count):
+            await self.sessions.claim(f"session {number}", "user:a", USUAL.ttl_s)
+            await ended(self.log, f"stream {number}")
+            self.clock.advance(0.1)
+
+    def empty(self) -> None:
+        self.clock.advance(USUAL.ttl_s)
+        self.log.tend()
+        self.sessions.tend()
+        gc.collect()
+        assert (len(self.log), len(self.sessions), self.log.bytes_held) == (0, 0, 0)
+
+
+async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
+    shelf = Shelf()
+    await shelf.fill(10)
+    shelf.empty()
+    before = sys.getallocatedblocks()
+    await shelf.fill(10_000)
+    held = sys.getallocatedblocks() - before
+    shelf.empty()
+    assert held > 100_000
+    assert sys.getallocatedblocks() - before < held / 1_000
+
+
+async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() -> None:
+    shelf = Shelf()
+    tracemalloc.start()
+    try:
+        await shelf.fill(10)
+        shelf.empty()
+        before, _ = tracemalloc.get_traced_memory()
+        await shelf.fill(1_000)
+        held = tracemalloc.get_traced_memory()[0] - before
+        assert 0.75 < shelf.log.bytes_held / held < 1.5
+        shelf.empty()
+        assert tracemalloc.get_traced_memory()[0] - before < held / 500
+    finally:
+        tracemalloc.stop()
+
+
+async def test_tending_looks_only_at_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    log = memory_log(clock, USUAL)
+    for number in range(200):
+        await ended(log, f"ended {number}", events=1)
+        await log.open(f"live {number}", identity="")
+        clock.advance(1.0)
+    clock.advance(USUAL.ttl_s - 195.0)
+    forgotten: list[str] = []
+    forget = log._forget
+
+    def noted(stream: str) -> None:
+        forgotten.append(stream)
+        forget(stream)
+
+    monkeypatch.setattr(log, "_forget", noted)
+    looks = 0
+
+    class Looked(ManualClock):
+        def monotonic(self) -> float:
+            nonlocal looks
+            looks += 1
+            return clock.monotonic()
+
+    log._clock = Looked()
+    log.tend()
+    assert forgotten == [f"ended {number}" for number in range(6)]
+    assert looks == 1
+    log.tend()
+    assert len(forgotten) == 6
+
+
+async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten() -> None:
+    clock = ManualClock()
+    log = memory_log(clock, USUAL)
+    token = await log.open("first", identity="")
+    await log.open("second", identity="")
+    clock.advance(USUAL.lease_s)
+    await log.append("first", token, [])
+    clock.advance(USUAL.ttl_s)
+    log.tend()
+    assert len(log) == 1
+    assert (await log.read("first", 0, 1)).abandoned
+
+
+async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> None:
+    each = STREAM_BYTES + 10_000
+    log = memory_log(ManualClock(), LogSettings(memory_bytes=4 * each))
+    for number in range(3):
+        await ended(log, str(number), events=10, size=900)
+    token = await log.open("live", identity="")
+    await log.append("live", token, [entry("a", body=bytes(9_000))])
+    await log.append("live", token, [entry("b", body=bytes(9_000))])
+    with pytest.raises(NotFound):
+        await log.read("0", 0, 1)
+    assert (await log.read("1", 0, 1)).ended
+    assert log.bytes_held <= 4 * each
+
+
+async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
+    log = memory_log(ManualClock(), LogSettings(memory_bytes=30_000))
+    await ended(log, "ended", events=1)
+    token = await log.open("live", identity="")
+    await log.append("live", token, [entry("a", body=bytes(20_000))])
+    with pytest.raises(StreamFull):
+        await log.append("live", token, [entry("b", body=bytes(20_000))])
+    with pytest.raises(StreamFull):
+        await log.open("other", identity="", about=bytes(20_000))
+    assert (await log.read("live", 0, 10)).head == 1
+    assert (await log.read("ended", 0, 10)).ended, "nothing is given up for what would still have no room"
+    assert await log.append("live", token, [entry("a")]) == [0]
+    assert await log.append("live", token, [entry("end", body=bytes(40_000), final=True)]) == [2]
+
+
+async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> None:
+    log = memory_log(ManualClock(), LogSettings(memory_bytes=60_000))
+    await ended(log, "ended", events=1)
+    tokens = {name: await log.open(name, identity="") for name in "ab"}
+    for revision in range(1, 101):
+        for name, token in tokens.items():
+            await log.append(name, token, [entry("k", revision, bytes(5_000), partial=True)])
+    assert log.bytes_held <= 60_000
+    assert (await log.read("ended", 0, 1)).ended
+    for name in tokens:
+        page = await log.read(name, 3, 1_000)
+        assert (page.reset, page.entries[-1].revision) == (False, 100)
+
+
+async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() -> None:
+    clock = ManualClock()
+    log = memory_log(clock, LogSettings(max_events=8, memory_bytes=20 * (STREAM_BYTES + 8 * ENTRY_BYTES)))
+    for number in range(60):
+        token = await log.open(str(number), identity="")
+        for revision in range(20):
+            await log.append(str(number), token, [entry("k", revision, bytes(50), partial=revision % 3 == 0)])
+        await log.append(str(number), token, [entry("end", final=True)])
+    assert 0 < len(log) < 60
+    clock.advance(USUAL.ttl_s)
+    log.tend()
+    assert (len(log), log.bytes_held) == (0, 0)
+
+
+async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behind() -> None:
+    log = memory_log(ManualClock(), USUAL)
+    token = await log.open("s", identity="")
+    woken = asyncio.Semaphore(0)
+    waiting = asyncio.Semaphore(0)
+
+    async def wait() -> None:
+        async with log.watch("s") as watch:
+            waiting.release()
+            await watch.changed()
+            woken.release()
+            await watch.changed()
+
+    tasks = [asyncio.create_task(wait()) for _ in range(2_000)]
+    for _ in tasks:
+        await waiting.acquire()
+    for task in tasks[:500]:
+        task.cancel()
+    await asyncio.wait(tasks[:500])
+    assert len(log._bells._bells["s"].waiting) == 1_500
+    await log.append("s", token, [entry("a")])
+    await log.append("s", token, [entry("a")])
+    for _ in tasks[500:]:
+        await woken.acquire()
+    await asyncio.sleep(0)
+    assert woken.locked()
+    assert not any(task.done() for task in tasks[500:])
+    await log.append("s", token, [entry("b")])
+    await asyncio.gather(*tasks[500:])
+    assert len(log._bells) == 0
+
+
+async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> None:
+    clock = ManualClock()
+    log = memory_log(clock, USUAL)
+    async with log.watch("s") as watch, asyncio.timeout(20):
+        await log.open("s", identity="")
+        await watch.changed()
+        clock.advance(USUAL.lease_s + USUAL.ttl_s)
+        log.tend()
+        await watch.changed()
+        with pytest.raises(NotFound):
+            await log.read("s", 0, 1)
+
+
+async def test_a_session_is_held_until_it_was_not_claimed_for_its_time() -> None:
+    clock = ManualClock()
+    sessions = MemorySessions(clock)
+    assert await sessions.claim("s", "user:a", 10.0)
+    assert not await sessions.claim("s", "user:b", 10.0)
+    clock.advance(8.0)
+    sessions.tend()
+    assert await sessions.claim("s", "user:a", 10.0)
+    clock.advance(8.0)
+    sessions.tend()
+    assert not await sessions.claim("s", "user:b", 10.0)
+    clock.advance(2.0)
+    assert await sessions.claim("s", "user:b", 10.0)
+    assert not await sessions.claim("s", "user:a", 10.0)
+    clock.advance(10.0)
+    sessions.tend()
+    assert len(sessions) == 0
+    assert await sessions.claim("s", "user:a", 10.0)

@@ -1,0 +1,132 @@
+"""The log in Redis keeps what every log promises, between two workers, and costs what it should."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import msgspec
+import pytest
+
+from anabranch.domain.errors import NotFound, StreamFull
+from anabranch.planner.sessions import RedisSessions
+from anabranch.testing import ManualClock
+from support.event_log_contract import PLENTY, Bench, Benches, LogContract, LogSettings, entry
+from support.shared_log import travel, worker
+from support.valkey_server import Valkey, running_valkey
+
+USUAL = LogSettings()
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as started:
+        yield started
+
+
+@pytest.fixture
+def benches(server: Valkey) -> Benches:
+    @asynccontextmanager
+    async def bench(settings: LogSettings = USUAL) -> AsyncIterator[Bench]:
+        clock = ManualClock(1_000.0)
+        given = msgspec.structs.asdict(settings)
+        async with AsyncExitStack() as stack:
+            writer, reader = [
+                await stack.enter_async_context(worker(server.url, name=name, clock=clock, timeout_s=LONG_S, **given))
+                for name in ("one", "two")
+            ]
+            await writer.redis.execute("FLUSHALL")
+
+            async def advance(seconds: float) -> None:
+                await travel(writer.redis, seconds)
+                clock.advance(seconds)
+
+            yield Bench(writer=writer.log, reader=reader.log, advance=advance, settings=settings)
+
+    return bench
+
+
+class TestRedisLog(LogContract):
+    pass
+
+
+async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> None:
+    async with worker(server.url, name="one", memory_bytes=300_000) as one:
+        await one.redis.execute("FLUSHALL")
+        for number in range(20):
+            token = await one.log.open(str(number), identity="")
+            await one.log.append(
+                str(number), token, [entry("a", body=bytes(50_000)), entry("end", body=b"over", final=True)]
+            )
+            assert one.log.bytes_held <= 310_000
+        for number in range(20):
+            page = await one.log.read(str(number), 0, PLENTY)
+            assert (page.ended, page.head, page.entries[-1].body) == (True, 2, b"over")
+        tokens = [await one.log.open(f"live {number}", identity="") for number in range(2)]
+        await one.log.append("live 0", tokens[0], [entry("a", body=bytes(200_000))])
+        with pytest.raises(StreamFull):
+            await one.log.append("live 1", tokens[1], [entry("a", body=bytes(200_000))])
+        assert await one.log.append("live 1", tokens[1], [entry("end", body=bytes(200_000), final=True)]) == [1]
+
+
+async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
+    clock = ManualClock()
+    async with worker(server.url, name="one", clock=clock, ttl_s=60, lease_s=5) as one:
+        await one.redis.execute("FLUSHALL")
+        for number in range(50):
+            token = await one.log.open(str(number), identity="")
+            await one.log.append(str(number), token, [entry("end", final=number % 2 == 0)])
+        clock.advance(61)
+        one.log.tend()
+        assert len(one.log) == 25
+        clock.advance(5)
+        one.log.tend()
+        assert (len(one.log), one.log.bytes_held) == (0, 0)
+
+
+async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
+    async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
+        await one.redis.execute("FLUSHALL")
+        token = await one.log.open("s", identity="")
+        await one.log.append("s", token, [entry("a", body=bytes(10_000))])
+        async with two.log.watch("s"), two.log.watch("s"):
+            assert (await two.log.read("s", 0, PLENTY)).head == 1
+            assert (len(two.log), two.log.bytes_held > 10_000) == (1, True)
+        assert (len(two.log), two.log.bytes_held) == (0, 0)
+        assert (await two.log.read("s", 0, PLENTY)).head == 1
+
+
+async def test_who_waits_for_a_stream_hears_that_it_was_opened(server: Valkey) -> None:
+    async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
+        await one.redis.execute("FLUSHALL")
+        async with one.log.watch("s") as here, two.log.watch("s") as elsewhere:
+            for log in (one.log, two.log):
+                with pytest.raises(NotFound):
+                    await log.read("s", 0, 1)
+            for watch in (here, elsewhere):
+                with suppress(TimeoutError):  # It may have been rung for what was missing.
+                    async with asyncio.timeout(0.05):
+                        await watch.changed()
+            await one.log.open("s", identity="")
+            async with asyncio.timeout(LONG_S):
+                await here.changed()
+                await elsewhere.changed()
+            for log in (one.log, two.log):
+                assert (await log.read("s", 0, 1)).keeper == "one"
+
+
+async def test_a_session_is_its_first_ones_until_its_time_is_over(server: Valkey) -> None:
+    async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
+        await one.redis.execute("FLUSHALL")
+        first, second = RedisSessions(one.redis), RedisSessions(two.redis)
+        assert await first.claim("s", "user:a", 60) is True
+        assert await second.claim("s", "user:a", 60) is True
+        assert await second.claim("s", "user:b", 60) is False
+        assert await second.claim("t", "user:b", 60) is True
+        await travel(one.redis, 59)
+        assert await second.claim("s", "user:b", 60) is False
+        assert await first.claim("s", "user:a", 60) is True
+        await travel(one.redis, 59)
+        assert await second.claim("s", "user:b", 60) is False
+        await travel(one.redis, 2)
+        assert await second.claim("s", "user:b", 60) is True

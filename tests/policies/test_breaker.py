@@ -1,0 +1,354 @@
+"""The breaker opens at a rate of failures, tries with one call, and knows a bounded number of upstreams."""
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.domain.model import Endpoint, SourceReply, Status
+from anabranch.domain.signals import BreakerMoved, BreakerState
+from anabranch.policies.breaker import BUCKETS, Breaker
+from anabranch.policies.upstreams import STRANGERS, Policy, Upstreams
+from anabranch.testing import FakeSource, ManualClock, Recorder
+from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
+
+WINDOW_S, MIN_CALLS, RATE, PAUSE_S = 30.0, 4, 0.5, 10.0
+
+
+def breaker(clock: ManualClock, telemetry: Recorder | None = None) -> Breaker:
+    return Breaker(
+        "alice/docs",
+        window_s=WINDOW_S,
+        min_calls=MIN_CALLS,
+        rate=RATE,
+        pause_s=PAUSE_S,
+        clock=clock,
+        telemetry=telemetry or Recorder(),
+    )
+
+
+def opened(clock: ManualClock, telemetry: Recorder | None = None) -> Breaker:
+    made = breaker(clock, telemetry)
+    for _ in range(MIN_CALLS):
+        made.leave(made.enter(), good=False)
+    assert made.state == "open"
+    return made
+
+
+class Naive:
+    """The same, written down as it is described: every outcome is kept, and counted anew each time."""
+
+    def __init__(self) -> None:
+        self.state: BreakerState = "closed"
+        self.outcomes: list[tuple[int, bool]] = []
+        self.opened_at = 0.0
+        self.period = 0
+        self.probe = False
+
+    def enter(self, now: float) -> tuple[int, bool]:
+        if self.state == "open" and now - self.opened_at >= PAUSE_S:
+            self.move("half_open")
+        if self.state == "half_open" and not self.probe:
+            self.probe = True
+            return self.period, True
+        return self.period, self.state == "closed"
+
+    def leave(self, period: int, good: bool | None, now: float) -> None:
+        if period != self.period:
+            return
+        if self.state == "half_open":
+            self.probe = False
+            if good is not None:
+                self.outcomes = []
+                self.opened_at = now
+                self.move("closed" if good else "open")
+        elif good is not None:
+            bucket = int(now * (BUCKETS / WINDOW_S))
+            self.outcomes.append((bucket, good))
+            recent = [ok for when, ok in self.outcomes if when > bucket - BUCKETS]
+            if not good and len(recent) >= MIN_CALLS and recent.count(False) / len(recent) >= RATE:
+                self.opened_at = now
+                self.move("open")
+
+    def move(self, state: BreakerState) -> None:
+        self.state = state
+        self.period += 1
+        self.probe = False
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.sampled_from([0.0, 0.3, 1.0, 2.9, 3.0, 5.0, 10.0, 31.0, 400.0])),
+        st.tuples(st.just("enter"), st.none()),
+        st.tuples(st.just("leave"), st.tuples(st.integers(0, 5), st.sampled_from([True, False, False, None]))),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+@settings(max_examples=300, deadline=None)
+def test_it_does_what_the_naive_one_does(steps: list[tuple[str, object]]) -> None:
+    clock, naive = ManualClock(1_000.0), Naive()
+    tested = breaker(clock)
+    under_way: list[tuple[int, int]] = []
+    for step, given_ in steps:
+        now = clock.monotonic()
+        if step == "wait" and isinstance(given_, float):
+            clock.advance(given_)
+        elif step == "enter":
+            turn = tested.enter()
+            period, admitted = naive.enter(now)
+            assert bool(turn) == admitted
+            if admitted:
+                under_way.append((turn, period))
+        elif isinstance(given_, tuple) and under_way:
+            place, good = given_
+            turn, period = under_way.pop(place % len(under_way))
+            tested.leave(turn, good)
+            naive.leave(period, good, now)
+        assert tested.state == naive.state
+
+
+def test_it_says_each_change() -> None:
+    clock, telemetry = ManualClock(), Recorder()
+    made = opened(clock, telemetry)
+    clock.advance(PAUSE_S)
+    made.leave(made.enter(), good=False)
+    clock.advance(PAUSE_S)
+    made.leave(made.enter(), good=True)
+    states = [signal.state for signal in telemetry.signals if isinstance(signal, BreakerMoved)]
+    assert states == ["open", "half_open", "open", "half_open", "closed"]
+
+
+def test_too_few_calls_say_nothing_and_old_ones_are_forgotten() -> None:
+    clock = ManualClock()
+    made = breaker(clock)
+    for _ in range(MIN_CALLS - 1):
+        made.leave(made.enter(), good=False)
+    clock.advance(WINDOW_S)
+    made.leave(made.enter(), good=False)
+    assert made.state == "closed"
+
+
+def test_its_counts_are_cleared_when_it_closes() -> None:
+    clock = ManualClock()
+    made = opened(clock)
+    clock.advance(PAUSE_S)
+    made.leave(made.enter(), good=True)
+    for _ in range(MIN_CALLS - 1):
+        made.leave(made.enter(), good=False)
+    assert made.state == "closed"
+
+
+def test_a_call_from_before_the_pause_is_not_the_one_that_tries() -> None:
+    clock = ManualClock()
+    made = breaker(clock)
+    early = made.enter()
+    for _ in range(MIN_CALLS):
+        made.leave(made.enter(), good=False)
+    clock.advance(PAUSE_S)
+    assert made.enter()
+    made.leave(early, good=True)
+    assert made.state == "half_open"
+    assert not made.enter()
+
+
+def test_one_that_begins_to_answer_closes_at_once() -> None:
+    clock = ManualClock()
+    made = opened(clock)
+    clock.advance(PAUSE_S)
+    turn = made.answered(made.enter())
+    assert made.state == "closed"
+    made.leave(turn, good=False)
+    assert made.state == "closed"
+
+
+@pytest.mark.parametrize(("left_s", "says"), [(7.2, "for 8 more seconds"), (0.4, "for 1 more second")])
+def test_it_says_how_long(left_s: float, says: str) -> None:
+    clock = ManualClock()
+    made = opened(clock)
+    clock.advance(PAUSE_S - left_s)
+    assert made.patience.endswith(says)
+    assert made.blocked
+
+
+# --- through a source
+
+
+async def tripped(bench: Bench) -> None:
+    failing = bench.resilience.source(ENDPOINT, lambda _: FakeSource(BROKEN))
+    for _ in range(10):
+        assert await failing.search(QUERY, bench.context()) == BROKEN
+
+
+async def test_a_source_that_fails_is_skipped_with_a_sentence() -> None:
+    bench = Bench()
+    await tripped(bench)
+    inner = FakeSource(GOOD)
+    reply = await bench.resilience.source(ENDPOINT, lambda _: inner).search(QUERY, bench.context())
+    assert reply.status is Status.SKIPPED
+    assert reply.error == "The source has failed too often lately and is left alone for 10 more seconds."
+    assert (reply.path, inner.queries, reply.fault) == ("alice/docs", [], False)
+    assert bench.resilience.states() == {"alice/docs": "open"}
+    bench.clock.advance(10)
+    assert await bench.resilience.source(ENDPOINT, lambda _: inner).search(QUERY, bench.context()) == GOOD
+    assert bench.resilience.states() == {"alice/docs": "closed"}
+
+
+@pytest.mark.parametrize("reply", [REFUSED, SourceReply(path="alice/docs", status=Status.ERROR, error="404")])
+async def test_refusals_are_nobodys_failure(reply: SourceReply) -> None:
+    bench = Bench()
+    source = bench.resilience.source(ENDPOINT, lambda _: FakeSource(reply))
+    for _ in range(50):
+        assert await source.search(QUERY, bench.context()) == reply
+    assert bench.resilience.states() == {"alice/docs": "closed"}
+
+
+async def test_one_call_tries_and_the_others_are_refused_meanwhile() -> None:
+    bench = Bench()
+    await tripped(bench)
+    bench.clock.advance(10)
+    held = Held()
+    source = bench.resilience.source(ENDPOINT, lambda _: held)
+    calls = [asyncio.create_task(source.search(QUERY, bench.context())) for _ in range(20)]
+    await until(lambda: sum(call.done() for call in calls) == 19)
+    assert held.asked == 1
+    held.reply(GOOD)
+    replies = await asyncio.gather(*calls)
+    assert [reply.status for reply in replies].count(Status.SKIPPED) == 19
+    assert bench.resilience.states() == {"alice/docs": "closed"}
+
+
+@pytest.mark.parametrize(("passes_s", "state"), [(1.0, "half_open"), (30.0, "open")])
+async def test_one_that_tries_and_is_cancelled_makes_room_and_one_that_times_out_opens(
+    passes_s: float, state: str
+) -> None:
+    bench = Bench()
+    await tripped(bench)
+    bench.clock.advance(10)
+    held = Held()
+    source = bench.resilience.source(ENDPOINT, lambda _: held)
+    call = asyncio.create_task(source.search(QUERY, bench.context(left_s=30)))
+    await until(lambda: held.asked == 1)
+    bench.clock.advance(passes_s)
+    call.cancel()
+    await asyncio.wait([call])
+    assert bench.resilience.states() == {"alice/docs": state}
+    bench.clock.advance(10)
+    again = asyncio.create_task(source.search(QUERY, bench.context()))
+    await until(lambda: held.asked == 2)
+    held.reply(GOOD)
+    assert (await again).status is Status.SUCCESS
+
+
+async def test_time_outs_count_and_clients_that_go_do_not() -> None:
+    for passes_s, state in ((0.0, "closed"), (30.0, "open")):
+        bench = Bench()
+        held = Held()
+        source = bench.resilience.source(ENDPOINT, lambda _, held=held: held)  # type: ignore[misc]
+        calls = [asyncio.create_task(source.search(QUERY, bench.context(left_s=30))) for _ in range(10)]
+        await until(lambda held=held: held.asked == 10)  # type: ignore[misc]
+        bench.clock.advance(passes_s)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert bench.resilience.states() == {"alice/docs": state}
+
+
+async def test_each_call_has_a_span_whose_context_goes_along() -> None:
+    bench = Bench()
+    source = bench.resilience.source(ENDPOINT, lambda _: FakeSource(GOOD))
+    await source.search(QUERY, bench.context())
+    (span,) = bench.telemetry.spans
+    assert span.name == "upstream"
+    assert span.attributes == {"server.address": "first.example", "anabranch.upstream": "alice/docs"}
+    assert span.ended
+
+
+# --- many upstreams
+
+
+def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
+    clock = ManualClock()
+    known = Upstreams(Policy(), clock, Recorder(), most=100)
+    named = msgspec.structs.replace(ENDPOINT, operator=False)
+    kept, vouched = known.of(named), known.of(ENDPOINT)
+    for number in range(1_000):
+        known.of(Endpoint(slug=f"s{number}", url="http://any.example"))
+        assert known.of(named) is kept
+    assert len(known) == 101
+    assert known.of(ENDPOINT) is vouched, "those whom strangers name do not push out the operator's"
+    assert set(known.states()) == {
+        "alice/docs",
+        f"alice/docs{STRANGERS}",
+        *(f"s{number}{STRANGERS}" for number in range(901, 1_000)),
+    }
+
+
+def test_a_caller_cannot_fill_the_memory_with_long_addresses() -> None:
+    known = Upstreams(Policy(), ManualClock(), Recorder())
+    for endpoint in (
+        Endpoint(slug="s", url="http://any.example/" + "x" * 10_000),
+        Endpoint(slug="x" * 10_000, url="http://any.example"),
+        Endpoint(slug="s", url="http://any.example", owner="x" * 10_000),
+    ):
+        assert known.of(endpoint).breaker.enter()
+    assert len(known) == 0
+
+
+def test_what_was_not_asked_for_long_shows_only_while_it_is_in_trouble() -> None:
+    clock = ManualClock()
+    known = Upstreams(Policy(), clock, Recorder())
+    known.of(Endpoint(slug="fine", url="http://any.example"))
+    bad = known.of(Endpoint(slug="bad", url="http://any.example")).breaker
+    for _ in range(10):
+        bad.leave(bad.enter(), good=False)
+    clock.advance(91)
+    assert known.states() == {f"bad{STRANGERS}": "open"}
+
+
+def test_of_two_with_the_same_name_the_worse_one_shows() -> None:
+    known = Upstreams(Policy(), ManualClock(), Recorder())
+    bad = known.of(Endpoint(slug="docs", url="http://one.example")).breaker
+    for _ in range(10):
+        bad.leave(bad.enter(), good=False)
+    known.of(Endpoint(slug="docs", url="http://two.example"))
+    known.of(Endpoint(slug="odd", url="http://[::1"))
+    assert known.states() == {f"docs{STRANGERS}": "open", f"odd{STRANGERS}": "closed"}
+
+
+def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
+    clock, telemetry = ManualClock(), Recorder()
+    known = Upstreams(Policy(min_calls=1), clock, telemetry)
+    for name in ("bad", "fine"):
+        breaker = known.of(Endpoint(slug=name, url="http://any.example")).breaker
+        breaker.leave(breaker.enter(), name == "fine")
+    clock.advance(99)
+    known.tend()
+    assert len(known) == 2
+    clock.advance(2)
+    busy = known.of(Endpoint(slug="busy", url="http://any.example"))
+    busy.busy, busy.used = 1, 0.0
+    known.tend()
+    assert len(known) == 1, "one that is being asked is not forgotten"
+    assert telemetry.signals == [
+        BreakerMoved(upstream=f"bad{STRANGERS}", state="open"),
+        BreakerMoved(upstream=f"bad{STRANGERS}", state="closed"),
+    ]
+
+
+def test_what_strangers_find_out_in_their_own_way_is_not_held_against_the_operators() -> None:
+    known = Upstreams(Policy(min_calls=1), ManualClock(), Recorder())
+    mine = Endpoint(slug="gpt", url="http://models.example", kind="openai", operator=True)
+    for named in (
+        msgspec.structs.replace(mine, operator=False),
+        msgspec.structs.replace(mine, operator=False, kind="space"),
+    ):
+        breaker = known.of(named, role="model").breaker
+        breaker.leave(breaker.enter(), False)
+        assert breaker.state == "open"
+    assert known.of(mine, role="model").breaker.state == "closed"
+    assert known.of(mine, role="embeddings") is not known.of(mine, role="model")

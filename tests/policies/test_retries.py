@@ -1,0 +1,307 @@
+"""A model is asked again where that can help: in time, within a budget, and never once it has begun to speak."""
+
+import asyncio
+import random
+from contextlib import aclosing
+from email.utils import formatdate
+from functools import partial
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.domain.contracts import Generator
+from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Trouble, UpstreamError
+from anabranch.domain.model import Context, Endpoint
+from anabranch.domain.signals import Retried
+from anabranch.models.model_server import ModelServer
+from anabranch.models.openai import OpenAIModel
+from anabranch.models.space import SpaceModel
+from anabranch.policies.retries import asked_s, backed_off_s
+from anabranch.policies.upstreams import Budget, Policy
+from anabranch.testing import Failure, Space
+from support.scripted_source import PROMPT, Bench, Scripted, Step, answering, down, reaching_out, until
+
+MODEL = Endpoint(slug="writer", owner="mia", url="http://first.example", operator=True)
+
+
+async def said(generator: Generator, context: Context, heard: list[str] | None = None) -> str:
+    heard = [] if heard is None else heard
+    async with aclosing(generator.generate(PROMPT, context)) as deltas:
+        async for delta in deltas:
+            heard.append(delta.text)
+    return "".join(heard)
+
+
+async def test_what_may_pass_is_asked_again_after_one_and_two_seconds() -> None:
+    bench = Bench()
+    inner = Scripted([down()], [down()], ["Because."])
+    assert await said(bench.resilience.generator(MODEL, inner), bench.context()) == "Because."
+    assert bench.slept == [1.0, 2.0]
+    assert bench.telemetry.signals == [Retried(upstream="mia/writer")] * 2
+    assert [span.ended for span in bench.telemetry.spans] == [True] * 3
+
+
+async def test_it_gives_up_with_the_failure_itself() -> None:
+    bench = Bench()
+    inner = Scripted([down()])
+    with pytest.raises(GenerationFailed, match="503") as failed:
+        await said(bench.resilience.generator(MODEL, inner), bench.context())
+    assert len(inner.contexts) == 3
+    assert failed.value.details == {"upstream_status": 503}
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 9))
+def test_jitter_stays_between_the_half_and_the_whole(chance: float, attempt: int) -> None:
+    assert 0.5 * 2**attempt <= backed_off_s(1.0, attempt, lambda: chance) <= 2**attempt
+
+
+async def test_waits_have_jitter() -> None:
+    bench = Bench(chance=0.0)
+    await said(bench.resilience.generator(MODEL, Scripted([down()], [down()], ["x"])), bench.context())
+    assert bench.slept == [0.5, 1.0]
+    assert 0.5 <= backed_off_s(1.0, 0, random.random) <= 1.0
+
+
+@pytest.mark.parametrize("script", [["One ", down()], ["", "One ", down()]], ids=["at once", "after a blank"])
+async def test_one_that_has_spoken_is_not_asked_again(script: list[Step]) -> None:
+    bench = Bench()
+    inner = Scripted(script)
+    heard: list[str] = []
+    with pytest.raises(GenerationFailed):
+        await said(bench.resilience.generator(MODEL, inner), bench.context(), heard)
+    assert "".join(heard) == "One "
+    assert len(inner.contexts) == 1
+
+
+async def test_a_blank_beginning_is_not_speaking() -> None:
+    bench = Bench()
+    assert await said(bench.resilience.generator(MODEL, Scripted(["", down()], ["x"])), bench.context()) == "x"
+
+
+@pytest.mark.parametrize("trouble", [Trouble.REQUEST, Trouble.UNUSABLE])
+async def test_what_will_not_pass_is_not_asked_again(trouble: Trouble) -> None:
+    bench = Bench()
+    inner = Scripted([GenerationFailed("No.", trouble)])
+    with pytest.raises(GenerationFailed):
+        await said(bench.resilience.generator(MODEL, inner), bench.context())
+    assert len(inner.contexts) == 1
+
+
+async def test_retry_after_is_honoured_or_too_long() -> None:
+    bench = Bench()
+    busy = GenerationFailed("Too often.", Trouble.BUSY, 7.0)
+    assert await said(bench.resilience.generator(MODEL, Scripted([busy], ["x"])), bench.context()) == "x"
+    assert bench.slept == [7.0]
+    inner = Scripted([busy], ["x"])
+    with pytest.raises(GenerationFailed):
+        await said(bench.resilience.generator(MODEL, inner), bench.context(left_s=7.0))
+    assert (len(inner.contexts), bench.slept) == (1, [7.0])
+
+
+@given(st.floats(0.1, 4.0), st.floats(0, 0.999))
+@settings(max_examples=50, deadline=None)
+def test_no_wait_goes_past_the_deadline(left_s: float, chance: float) -> None:
+    async def asked() -> None:
+        bench = Bench(chance=chance)
+        context = bench.context(left_s)
+        with pytest.raises(GenerationFailed):
+            await said(bench.resilience.generator(MODEL, Scripted([down()])), context)
+        assert bench.clock.monotonic() < context.deadline
+
+    asyncio.run(asked())
+
+
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [("7", 7.0), (" 0 ", 0.0), (formatdate(1_030, usegmt=True), 30.0), (formatdate(900, usegmt=True), 0.0)]
+    + [(junk, None) for junk in ("", "soon", "-3", "1.5", "٣", "Mon, 99 Foo 2020", "9" * 5 + "x")],
+)
+def test_retry_after_in_seconds_or_as_a_date(header: str, wait_s: float | None) -> None:
+    assert asked_s(header, lambda: 1_000.0) == wait_s
+
+
+# --- the breaker
+
+
+async def test_a_model_that_fails_is_left_alone_and_says_so() -> None:
+    bench = Bench(Policy(min_calls=3, model_retries=2))
+    with pytest.raises(GenerationFailed, match="503"):
+        await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
+    inner = Scripted(["x"])
+    with pytest.raises(GenerationFailed, match="failed too often lately and is left alone for 10 more seconds"):
+        await said(bench.resilience.generator(MODEL, inner), bench.context())
+    assert inner.contexts == []
+    bench.clock.advance(10)
+    assert await said(bench.resilience.generator(MODEL, inner), bench.context()) == "x"
+    assert bench.resilience.states() == {"mia/writer": "closed"}
+
+
+async def test_a_failure_that_opens_the_breaker_stands_without_a_wait() -> None:
+    bench = Bench(Policy(min_calls=1))
+    with pytest.raises(GenerationFailed, match="503"):
+        await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
+    assert bench.slept == []
+
+
+async def test_refusals_do_not_shut_a_model_for_everybody() -> None:
+    bench = Bench(Policy(min_calls=1, model_retries=0))
+    for trouble in (Trouble.REQUEST, Trouble.BUSY):
+        with pytest.raises(GenerationFailed):
+            await said(bench.resilience.generator(MODEL, Scripted([GenerationFailed("No.", trouble)])), bench.context())
+    assert bench.resilience.states() == {"mia/writer": "closed"}
+
+
+async def test_the_one_that_tries_closes_with_its_first_words_and_an_abandoned_one_makes_room() -> None:
+    bench = Bench(Policy(min_calls=1, model_retries=0))
+    with pytest.raises(GenerationFailed):
+        await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
+    bench.clock.advance(10)
+    async with aclosing(bench.resilience.generator(MODEL, Scripted(["", "x"])).generate(PROMPT, bench.context())) as it:
+        assert (await anext(it)).text == ""
+        assert bench.resilience.states() == {"mia/writer": "half_open"}
+        with pytest.raises(GenerationFailed, match="until the call that tries it is over"):
+            await said(bench.resilience.generator(MODEL, Scripted(["y"])), bench.context())
+    async with aclosing(
+        bench.resilience.generator(MODEL, Scripted(["x", "y"])).generate(PROMPT, bench.context())
+    ) as it:
+        assert (await anext(it)).text == "x"
+        assert bench.resilience.states() == {"mia/writer": "closed"}
+
+
+@pytest.mark.parametrize(("passes_s", "state"), [(0.0, "closed"), (30.0, "open")])
+async def test_a_model_that_times_out_fails_and_one_whose_reader_goes_does_not(passes_s: float, state: str) -> None:
+    bench = Bench(Policy(min_calls=1))
+    async with Space() as space, reaching_out() as outbound:
+        space.fails("hang", Failure.HANG)
+        endpoint = Endpoint(slug="hang", url=space.url, operator=True)
+        inner = SpaceModel(endpoint, outbound, streaming=False)
+        task = asyncio.create_task(said(bench.resilience.generator(endpoint, inner), bench.context(left_s=30)))
+        await until(lambda: space.requests)
+        bench.clock.advance(passes_s)
+        task.cancel()
+        await asyncio.wait([task])
+        assert bench.resilience.states() == {"hang": state}
+        await until(lambda: space.requests[0].disconnected)
+
+
+# --- the budget
+
+
+async def test_a_hundred_failing_calls_see_twenty_more() -> None:
+    bench = Bench(Policy(min_calls=1_000))
+    inner = Scripted([down(wait_s=0.0)])
+    for _ in range(100):
+        with pytest.raises(GenerationFailed):
+            await said(bench.resilience.generator(MODEL, inner), bench.context())
+    assert len(inner.contexts) <= 120
+    assert len(inner.contexts) >= 119
+    assert bench.count(Retried) == len(inner.contexts) - 100
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.booleans()), max_size=200),
+    st.sampled_from([0.0, 0.1, 0.2, 1.0]),
+)
+@settings(deadline=None)
+def test_no_window_has_more_than_its_share(steps: list[tuple[float, bool]], share: float) -> None:
+    budget, now = Budget(share, 30.0), 500.0
+    calls: list[float] = []
+    spent: list[float] = []
+    for passes_s, again in steps:
+        now += passes_s
+        if again and budget.take(now):
+            spent.append(now)
+            recent = [when for when in spent if when > now - 30.0]
+            assert len(recent) <= max(2, share * sum(when > now - 30.0 for when in calls))
+        elif not again:
+            budget.called(now)
+            calls.append(now)
+
+
+# --- which failures of a real model are which
+
+
+@pytest.mark.parametrize(
+    ("failure", "trouble"),
+    [
+        (Failure.STATUS_401, Trouble.REQUEST),
+        (Failure.STATUS_404, Trouble.REQUEST),
+        (Failure.POLICY_VIOLATION, Trouble.REQUEST),
+        (Failure.REDIRECT, Trouble.REQUEST),
+        (Failure.STATUS_429, Trouble.BUSY),
+        (Failure.STATUS_503, Trouble.DOWN),
+        (Failure.HTML_500, Trouble.DOWN),
+        (Failure.RESET, Trouble.DOWN),
+        (Failure.CUT, Trouble.DOWN),
+        (Failure.HTML, Trouble.UNUSABLE),
+        (Failure.BAD_JSON, Trouble.UNUSABLE),
+        (Failure.WRONG_SHAPE, Trouble.UNUSABLE),
+        (Failure.HUGE, Trouble.UNUSABLE),
+    ],
+)
+async def test_each_failure_says_whose_it_was(failure: Failure, trouble: Trouble) -> None:
+    async with Space(everything=True) as space, reaching_out() as outbound:
+        endpoint = Endpoint(slug=failure.value, url=space.url, operator=True)
+        with pytest.raises(GenerationFailed) as failed:
+            await said(SpaceModel(endpoint, outbound, streaming=False), Bench().context())
+    assert failed.value.trouble is trouble
+    assert failed.value.wait_s == (1.0 if failure is Failure.STATUS_429 else None)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://10.0.0.1:1", "http://127.0.0.1:9/?q"])
+async def test_an_address_that_may_not_be_asked_is_the_requests_fault(url: str) -> None:
+    async with reaching_out() as outbound:
+        endpoint = Endpoint(slug="m", url=url)
+        for model in (SpaceModel(endpoint, outbound, streaming=False), OpenAIModel(endpoint, outbound)):
+            with pytest.raises(GenerationFailed) as failed:
+                await said(model, Bench().context())
+            assert failed.value.trouble is Trouble.REQUEST
+
+
+async def test_nobody_listens_is_a_failure_that_may_pass() -> None:
+    async with reaching_out() as outbound:
+        endpoint = Endpoint(slug="m", url="http://127.0.0.1:9", operator=True)
+        with pytest.raises(GenerationFailed) as failed:
+            await said(OpenAIModel(endpoint, outbound), Bench().context())
+    assert failed.value.trouble is Trouble.DOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"), [("500", Trouble.DOWN), ("400", Trouble.REQUEST), ("null", Trouble.REQUEST)]
+)
+async def test_an_error_in_a_stream_is_taken_at_its_code(code: str, trouble: Trouble) -> None:
+    body = f'data: {{"error": {{"message": "No", "code": {code}}}}}\n\n'.encode()
+    reply = partial(web.Response, body=body, content_type="text/event-stream")
+    async with answering(reply) as url, reaching_out() as outbound:
+        with pytest.raises(GenerationFailed) as failed:
+            await said(OpenAIModel(Endpoint(slug="m", url=url, operator=True), outbound), Bench().context())
+    assert failed.value.trouble is trouble
+
+
+@pytest.mark.parametrize(
+    ("failure", "waits"),
+    [(Failure.HUGE, 0), (Failure.STATUS_404, 0), (Failure.STATUS_503, 3), (Failure.RESET, 3), (Failure.STATUS_429, 3)],
+)
+async def test_embedding_and_reranking_servers_are_asked_again_only_for_what_may_pass(
+    failure: Failure, waits: int
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async with Space(everything=True) as space, reaching_out() as outbound:
+        server = ModelServer(f"{space.url}/api/v1/endpoints/{failure.value}/query", outbound, sleep=sleep)
+        with pytest.raises(UpstreamError):
+            await server.post({})
+        assert len(space.requests) == waits + 1
+    assert len(slept) == waits
+    if failure is Failure.STATUS_429:
+        assert slept == [1.0] * 3, "as long as it asks"
+
+
+def test_a_time_out_keeps_its_kind() -> None:
+    assert GenerationTimedOut("Slow.", Trouble.DOWN).trouble.may_pass
+    assert GenerationFailed("Why?").trouble is Trouble.REQUEST

@@ -1,0 +1,163 @@
+"""Letters between workers over a real Redis that is killed and frozen."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from anabranch.domain.clock import SystemClock
+from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
+from anabranch.redis import client as redis_module
+from anabranch.redis import rpc as post_module
+from anabranch.redis.client import Redis
+from anabranch.redis.rpc import MAX_BYTES, Handler, WorkerRpc
+from anabranch.testing.fakes import Recorder
+from support.shared_log import WAIT_S, eventually, until
+from support.valkey_server import Valkey, running_valkey
+
+NOISE_S = 0.8
+
+Posts = Callable[..., AbstractAsyncContextManager[WorkerRpc]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as started:
+        yield started
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
+    monkeypatch.setattr(redis_module, "PROBE_EVERY_S", 0.02)
+    monkeypatch.setattr(post_module, "PING_EVERY_S", 0.05)
+    monkeypatch.setattr(post_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(post_module, "AGAIN_S", 0.02)
+    with running_valkey(tmp_path) as started:
+        yield started
+
+
+async def echo(body: bytes) -> bytes:
+    return b"heard " + body
+
+
+@asynccontextmanager
+async def open_post(url: str, name: str, handler: Handler = echo) -> AsyncIterator[WorkerRpc]:
+    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
+    post = WorkerRpc(url, redis, worker=name, clock=SystemClock())
+    post.start(handler)
+    try:
+        await until(lambda: post.up)
+        yield post
+    finally:
+        await post.close()
+        await redis.close()
+
+
+async def test_each_gets_the_answer_to_its_own_question(server: Valkey) -> None:
+    async with open_post(server.url, "a") as a, open_post(server.url, "b") as b:
+        questions = [str(number).encode() for number in range(100)]
+        asked = [post.ask(worker, body) for body in questions for post, worker in ((a, "b"), (b, "a"))]
+        answers = await asyncio.gather(*asked)
+        assert answers == [b"heard " + body for body in questions for _ in range(2)]
+        assert await a.ask("a", b"\x00\xff") == b"heard \x00\xff"
+        assert await a.ask("b", bytes(MAX_BYTES - 10)) == b"heard " + bytes(MAX_BYTES - 10)
+
+
+async def test_where_nobody_is_nobody_waits(server: Valkey) -> None:
+    async with open_post(server.url, "a") as a:
+        began = time.monotonic()
+        with pytest.raises(StreamUnavailable):
+            await a.ask("nobody", b"hello", wait_s=WAIT_S)
+        with pytest.raises(InvalidQuestion):
+            await a.ask("a", bytes(MAX_BYTES + 1))
+        assert time.monotonic() - began < NOISE_S
+
+
+async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
+    never = asyncio.Event()
+
+    async def moody(body: bytes) -> bytes:
+        if body == b"sleep":
+            await never.wait()
+        if body == b"too much":
+            return bytes(MAX_BYTES + 1)
+        if body == b"fail":
+            raise Conflict("no")
+        return body
+
+    async with open_post(server.url, "a") as a, open_post(server.url, "b", moody):
+        for body in (b"fail", b"too much"):
+            began = time.monotonic()
+            with pytest.raises(StreamUnavailable):
+                await a.ask("b", body, wait_s=WAIT_S)
+            assert time.monotonic() - began < WAIT_S / 2
+        with pytest.raises(StreamUnavailable):
+            await a.ask("b", b"sleep", wait_s=0.05)
+        assert await a.ask("b", b"awake") == b"awake"
+
+
+async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
+    redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
+    async with open_post(server.url, "a") as a:
+        for body in (b"", b"\xff\xff", b"{}", b"\x94\xa1x\xc0\xc0\xc0", b"\x91\xa1x"):
+            assert await redis.execute("PUBLISH", "anabranch:post:a", body) == 1
+        assert await a.ask("a", b"still here") == b"heard still here"
+    await redis.close()
+
+
+async def test_a_chime_rings_for_its_channel_and_when_something_may_be_missed(server: Valkey) -> None:
+    redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
+    async with open_post(server.url, "a") as a:
+        with a.listen("news") as one, a.listen("news") as two, a.listen("other") as other:
+            for chime in (one, two, other):
+                assert await chime.wait(WAIT_S)  # it really listens now
+            assert not await one.wait(0)
+            assert await redis.execute("PUBLISH", "news", "") == 1
+            assert await one.wait(WAIT_S)
+            assert await two.wait(WAIT_S)
+            assert not await other.wait(0.02)
+            await redis.execute("CLIENT", "KILL", "TYPE", "pubsub")
+            for chime in (one, two, other):
+                assert await chime.wait(WAIT_S)
+        await eventually(lambda: _silent(redis, "news"))
+        with a.listen("news") as again:
+            assert await again.wait(WAIT_S)
+    await redis.close()
+
+
+async def _silent(redis: Redis, channel: str) -> bool:
+    return await redis.execute("PUBLISH", channel, "") == 0
+
+
+async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) -> None:
+    async with open_post(mortal.url, "a") as a, open_post(mortal.url, "b"):
+        with a.listen("news") as chime:
+            assert await chime.wait(WAIT_S)
+            mortal.kill()
+            await until(lambda: not a.up)
+            began = time.monotonic()
+            with pytest.raises(StreamUnavailable):
+                await a.ask("b", b"hello", wait_s=WAIT_S)
+            assert time.monotonic() - began < NOISE_S
+            mortal.start()
+            await until(lambda: a.up)
+            assert await chime.wait(WAIT_S)
+
+            async def heard() -> bool:
+                return await a.ask("b", b"back") == b"heard back"
+
+            await eventually(heard)
+
+
+async def test_it_notices_that_redis_has_frozen(mortal: Valkey) -> None:
+    async with open_post(mortal.url, "a") as a:
+        shaken_at = a.shaken_at
+        mortal.freeze()
+        await until(lambda: not a.up)
+        assert a.shaken_at > shaken_at
+        mortal.thaw()
+        await until(lambda: a.up)
+        await eventually(lambda: a.ask("a", b"back"))

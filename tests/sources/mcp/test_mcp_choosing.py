@@ -1,0 +1,288 @@
+"""Which tool of a server is asked, and with what."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp_types import Tool
+
+from anabranch.domain.mcp import McpServer
+from anabranch.sources.mcp.tool_selection import NoTool, ToolChoice, arguments, choose
+from support import mcp_tool_lists
+from support.mcp_tool_lists import LIST, WHOLE, WORDS, tool
+
+
+def server(**given: Any) -> McpServer:
+    return McpServer(name="one", command="true", **given)
+
+
+@pytest.mark.parametrize(
+    ("tools", "chosen", "question", "limit"),
+    [
+        ("MEMORY", "search_nodes", "query", None),
+        ("BRAVE", "brave_web_search", "query", "count"),
+        ("GITHUB", "search_code", "query", "perPage"),
+        ("NOTION", "API-post-search", "query", "page_size"),
+        ("TAVILY", "tavily_search", "query", "max_results"),
+        ("EXA", "web_search_exa", "query", "numResults"),
+        ("MEM0", "search_memory", "query", None),
+    ],
+)
+def test_the_tool_that_takes_a_question_is_found(tools: str, chosen: str, question: str, limit: str | None) -> None:
+    choice = choose(server(), getattr(mcp_tool_lists, tools))
+    assert choice[:3] == (chosen, question, limit)
+
+
+@pytest.mark.parametrize("tools", ["EVERYTHING", "TIME", "GIT", "FETCH", "SLACK", "POSTGRES", "SQLITE"])
+def test_nothing_is_chosen_where_nothing_takes_a_question(tools: str) -> None:
+    listed: Sequence[Tool] = getattr(mcp_tool_lists, tools)
+    with pytest.raises(NoTool) as raised:
+        choose(server(), listed)
+    for word in ("`tool`", "`queryArgument`", "`arguments`", "`enabled: false`", listed[0].name):
+        assert word in raised.value.message
+
+
+def test_the_choice_says_why() -> None:
+    assert choose(server(), mcp_tool_lists.MEMORY).why == "search_nodes: read-only, takes query"
+    assert choose(server(), mcp_tool_lists.BRAVE).why == "brave_web_search: takes query and count"
+    told = choose(server(tool="echo"), mcp_tool_lists.EVERYTHING)
+    assert told.why == "echo: as configured, takes message"
+
+
+@pytest.mark.parametrize("argument", ["message", "text", "input", "prompt", "pattern", "term"])
+def test_a_word_that_may_be_anything_is_a_question_only_where_the_tools_name_asks(argument: str) -> None:
+    takes: dict[str, Any] = {argument: WORDS}
+    with pytest.raises(NoTool, match="None of its tools clearly takes a question"):
+        choose(server(), [tool("process", argument, reads=True, **takes)])
+    assert choose(server(), [tool("find_notes", argument, **takes)]).query_argument == argument
+    with pytest.raises(NoTool):
+        choose(server(), [tool("echo_query", "query", reads=True, query=WORDS)])
+    assert choose(server(query_argument="message"), mcp_tool_lists.EVERYTHING).tool == "echo"
+
+
+def test_the_operator_is_offered_what_changes_nothing_if_there_is_any() -> None:
+    with pytest.raises(NoTool) as raised:
+        choose(server(), mcp_tool_lists.GIT)
+    assert "to one of: git_status, git_diff, git_log, git_show; and" in raised.value.message
+    with pytest.raises(NoTool, match=r"to another of: read_file, .*, search_files, get_file_info") as raised:
+        choose(server(), mcp_tool_lists.FILESYSTEM)
+    assert "write_file" not in raised.value.message
+    with pytest.raises(NoTool, match="to one of: write_a, write_b; and"):
+        choose(server(), [tool("write_a", text=WORDS), tool("write_b", text=WORDS)])
+
+
+def test_a_tool_that_changes_things_is_asked_if_configured_and_the_choice_says_so() -> None:
+    told = choose(server(tool="git_commit", arguments={"repo_path": "."}), mcp_tool_lists.GIT)
+    assert told.why == "git_commit: as configured; this tool may change things; takes message"
+
+
+def test_an_argument_that_no_tool_has_is_named() -> None:
+    with pytest.raises(NoTool) as raised:
+        choose(server(query_argument="nosuch"), mcp_tool_lists.MEMORY)
+    expected = "No tool has an argument 'nosuch'; search_nodes takes: query. Set `queryArgument` to one of these."
+    assert raised.value.message == expected
+    with pytest.raises(NoTool, match="Only write_file takes content, and may change things: set `tool`"):
+        choose(server(query_argument="content"), mcp_tool_lists.FILESYSTEM)
+    with pytest.raises(NoTool, match="takes a question or has an argument 'nosuch'"):
+        choose(server(query_argument="nosuch"), mcp_tool_lists.TIME)
+
+
+def test_arguments_that_the_tool_does_not_know_are_named() -> None:
+    given = {"lang": "en", "nosuch": 1}
+    open_tool = tool("search", "query", query=WORDS, lang=WORDS)
+    closed = tool("search", "query", schema={"additionalProperties": False}, query=WORDS, lang=WORDS)
+    bare = tool("search", schema={"properties": {}})
+    for named in (None, "search"):
+        choice = choose(server(tool=named, arguments=given), [open_tool])
+        assert choice.why.endswith("takes query; `arguments` gives nosuch, which it does not list")
+        with pytest.raises(NoTool) as raised:
+            choose(server(tool=named, arguments=given), [closed])
+        expected = "`arguments` gives nosuch, which the tool search does not take; it takes: query, lang."
+        assert raised.value.message == expected
+    assert "nosuch" not in choose(server(tool="search", query_argument="q", arguments=given), [bare]).why
+    # Of two, the one that knows what it is given is meant.
+    other = tool("search_other", "query", schema={"additionalProperties": False}, query=WORDS, nosuch=WHOLE, lang=WORDS)
+    assert choose(server(arguments=given), [open_tool, closed, other]).tool == "search_other"
+
+
+def test_arguments_that_stand_where_the_question_goes_are_named() -> None:
+    for named in (None, "search_nodes"):
+        with pytest.raises(NoTool, match="`arguments` gives query, where the tool search_nodes takes the question"):
+            choose(server(tool=named, arguments={"query": "x"}), mcp_tool_lists.MEMORY)
+    both = server(query_argument="query", arguments={"query": "x"})
+    choice = choose(both, mcp_tool_lists.MEMORY)
+    assert choice.why.endswith("; the question goes in place of the query in `arguments`")
+    assert arguments(choice, both, "tea", 5) == {"query": "tea"}
+
+
+def test_what_else_a_tool_needs_can_be_given() -> None:
+    with pytest.raises(NoTool, match="search_files takes a question, but also needs path: give that under `arguments`"):
+        choose(server(), mcp_tool_lists.FILESYSTEM)
+    configured = server(arguments={"path": "/srv"})
+    choice = choose(configured, mcp_tool_lists.FILESYSTEM)
+    assert choice[:3] == ("search_files", "pattern", None)
+    assert arguments(choice, configured, "*.md", 5) == {"path": "/srv", "pattern": "*.md"}
+    assert choose(server(arguments={"libraryId": "/a/b"}), mcp_tool_lists.CONTEXT7).tool == "query-docs"
+
+
+def test_what_changes_things_is_not_chosen_even_where_all_it_needs_is_given() -> None:
+    with pytest.raises(NoTool):
+        choose(server(arguments={"repo_path": "."}), mcp_tool_lists.GIT)
+    with pytest.raises(NoTool):
+        choose(server(arguments={"channel_id": "C1", "thread_ts": "1"}), mcp_tool_lists.SLACK)
+
+
+@pytest.mark.parametrize(
+    "risky",
+    [
+        tool("find_and_replace", "query", query=WORDS),
+        tool("search", "query", destroys=True, query=WORDS),
+        tool("research", "query", task="required", query=WORDS),
+        tool("process", "query", reads=False, query=WORDS),
+        tool("createQuery", "query", query=WORDS),
+        tool("run_query", "query", query=WORDS),
+        tool("translate", "text", says="Translate, then search for it", text=WORDS),
+        tool("order", "q", q=WORDS),
+    ],
+    ids=lambda found: found.name,
+)
+def test_risky_tools_are_asked_only_when_the_operator_says_so(risky: Tool) -> None:
+    with pytest.raises(NoTool):
+        choose(server(), [risky])
+    assert choose(server(tool=risky.name), [risky]).tool == risky.name
+
+
+def test_a_tool_that_only_reads_is_preferred_then_one_whose_name_asks_then_the_first() -> None:
+    asks, reads, plain = (
+        tool("search_all", "query", query=WORDS),
+        tool("search_some", "query", reads=True, query=WORDS),
+        tool("things", "query", query=WORDS),
+    )
+    assert choose(server(), [plain, asks, reads]).tool == "search_some"
+    assert choose(server(), [plain, asks]).tool == "search_all"
+    assert choose(server(), [asks, tool("search_more", "query", query=WORDS)]).tool == "search_all"
+    assert choose(server(query_argument="names"), [*mcp_tool_lists.MEMORY, asks]).query_argument == "names"
+
+
+@pytest.mark.parametrize(
+    ("takes", "question"),
+    [
+        ({"text": WORDS, "searchQuery": WORDS}, "searchQuery"),
+        ({"q": {"type": ["string", "null"]}}, "q"),
+        ({"query": {"$ref": "#/$defs/Words"}}, "query"),
+        ({"keywords": {"anyOf": [{"type": "null"}, {"type": "string"}]}}, "keywords"),
+        ({"query": {"enum": ["a", "b"]}, "question": WORDS}, "question"),
+        ({"doc-query": {}}, "doc-query"),
+        ({"query": LIST, "prompt": WORDS}, "prompt"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_argument_for_the_question_is_found(takes: dict[str, Any], question: str) -> None:
+    listed = tool("find", schema={"$defs": {"Words": WORDS}, "properties": takes})
+    assert choose(server(), [listed]).query_argument == question
+
+
+def test_the_limit_keeps_to_what_the_server_allows() -> None:
+    def limited(schema: dict[str, Any], limit: int) -> object:
+        choice = choose(server(), [tool("search", "query", "limit", query=WORDS, limit=schema)])
+        return arguments(choice, server(), "x", limit).get("limit")
+
+    assert limited(WHOLE, 50) == 50
+    assert limited({"type": "integer", "minimum": 10, "maximum": 20}, 50) == 20
+    assert limited({"type": "integer", "minimum": 10, "maximum": 20}, 5) == 10
+    assert limited({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 10}, 50) == 9
+    assert limited({"anyOf": [{"type": "integer", "maximum": 7}, {"type": "null"}]}, 50) == 7
+    assert limited({"type": "integer", "description": "How many, at most 15"}, 50) == 15
+    brave = choose(server(), mcp_tool_lists.BRAVE)
+    assert arguments(brave, server(), "tea", 100) == {"query": "tea", "count": 20}
+    own = server(arguments={"count": 3})
+    assert arguments(choose(own, mcp_tool_lists.BRAVE), own, "tea", 100) == {"query": "tea", "count": 3}
+
+
+def test_required_arguments_with_a_default_are_given_it() -> None:
+    mode = {"type": "string", "enum": ["fast", "deep"], "default": "fast"}
+    listed = tool("search", "query", "mode", "version", query=WORDS, mode=mode, version={"const": 2})
+    choice = choose(server(), [listed])
+    assert arguments(choice, server(), "x", 1) == {"query": "x", "mode": "fast", "version": 2}
+
+
+def test_arguments_may_be_wanted_inside_one_object() -> None:
+    inner = {"type": "object", "properties": {"query": WORDS, "limit": WHOLE, "format": WORDS}, "required": ["query"]}
+    schema = {"$defs": {"SearchInput": inner}, "properties": {"params": {"$ref": "#/$defs/SearchInput"}}}
+    listed = [tool("wiki_search", "params", schema=schema)]
+    choice = choose(server(), listed)
+    assert choice.why == "wiki_search: takes query and limit in params"
+    assert arguments(choice, server(), "tea", 5) == {"params": {"query": "tea", "limit": 5}}
+    for extra in ({"format": "json"}, {"params": {"format": "json"}}):
+        own = server(tool="wiki_search", query_argument="params.query", arguments=extra)
+        assert arguments(choose(own, listed), own, "tea", 5) == {
+            "params": {"query": "tea", "limit": 5, "format": "json"}
+        }
+
+
+def test_what_the_operator_says_must_be_there() -> None:
+    with pytest.raises(NoTool, match=r"no tool 'serch_nodes'\. Set `tool` to one of: read_graph, search_nodes, "):
+        choose(server(tool="serch_nodes"), mcp_tool_lists.MEMORY)
+    closed = tool("search", query=WORDS, schema={"additionalProperties": False})
+    with pytest.raises(NoTool, match=r"no argument 'qury'\. Set `queryArgument` to one of: query"):
+        choose(server(tool="search", query_argument="qury"), [closed])
+    assert choose(server(tool="search", query_argument="any"), [tool("search")]).query_argument == "any"
+    assert choose(server(tool="get_current_time"), mcp_tool_lists.TIME).query_argument == "timezone"
+    with pytest.raises(NoTool, match="`queryArgument`"):
+        choose(server(tool="git_diff"), mcp_tool_lists.GIT)
+    with pytest.raises(NoTool, match="also needs path: give that under `arguments`"):
+        choose(server(tool="search_files"), mcp_tool_lists.FILESYSTEM)
+    with pytest.raises(NoTool, match="offers no tools"):
+        choose(server(), [])
+
+
+def test_a_long_list_of_tools_is_cut() -> None:
+    with pytest.raises(NoTool) as raised:
+        choose(server(), [tool(f"x{number}\n" + "y" * 1_000) for number in range(500)])
+    assert len(raised.value.message) < 1_600
+    assert "\n" not in raised.value.message
+    assert "… (480 more)" in raised.value.message
+
+
+NAMES = [
+    *("type", "properties", "required", "anyOf", "allOf", "$ref", "#/properties/query", "query", "limit", "enum"),
+    *("default", "minimum", "maximum", "exclusiveMaximum", "const", "description", "string", "integer", "number"),
+]
+names = st.sampled_from(NAMES) | st.text(max_size=4)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | names,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=5),
+    max_leaves=12,
+)
+schemas = st.fixed_dictionaries(
+    {"properties": st.dictionaries(names, values, max_size=4) | values},
+    optional={"required": st.lists(names, max_size=3) | values, "allOf": values, "$ref": names},
+)
+
+
+@st.composite
+def any_tools(draw: st.DrawFn) -> Tool:
+    return Tool(name=draw(st.text(max_size=5)), description=draw(st.none() | st.text()), input_schema=draw(schemas))
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(any_tools(), max_size=3), st.sampled_from([None, "query", ""]))
+def test_no_schema_breaks_the_choice(tools: list[Tool], named: str | None) -> None:
+    configured = server(query_argument=named, tool=tools[0].name if tools and named == "" else None)
+    try:
+        choice = choose(configured, tools)
+    except NoTool as error:
+        assert error.message  # noqa: PT017
+    else:
+        assert isinstance(choice, ToolChoice)
+        assert choice.tool in {tool.name for tool in tools}
+        built = arguments(choice, configured, "x", 10)
+        assert (built[choice.wrapper] if choice.wrapper is not None else built)[choice.query_argument] == "x"
+
+
+def test_a_schema_that_refers_to_itself_ends() -> None:
+    schema = {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 50}}, "allOf": [{"$ref": "#"}] * 50}
+    endless = tool("search", "query", schema=schema | {"properties": {"query": {"$ref": "#/$defs/A"}}})
+    assert choose(server(), [endless] * 50).query_argument == "query"

@@ -1,0 +1,200 @@
+"""Calls to real MCP servers through the pool: what they find, how they fail, and what that costs the others."""
+
+import asyncio
+import io
+import json
+import sys
+import time
+
+import msgspec
+import pytest
+
+from anabranch.configuration.settings import Settings
+from anabranch.domain.mcp import MAX_HOPS, McpServer
+from anabranch.domain.model import Query, Status
+from anabranch.sources.mcp import server_keeper
+from anabranch.telemetry.log import LoggedEvents, configured_log, flush
+from support.mcp_pool_fixtures import ask, context, health, pooled, server, until
+
+pytestmark = pytest.mark.xdist_group("mcp")
+
+
+async def test_servers_of_both_eras_are_asked_over_one_connection_each() -> None:
+    async with pooled(server("new", results=5), server("old", old=True, form="json"), server("off")) as pool:
+        before = {one.name: one.state for one in pool.health()}
+        assert before == {"new": "idle", "old": "idle", "off": "idle"}
+        new, old = await asyncio.gather(ask(pool, "new", "river gauge", 2), ask(pool, "old", "river gauge"))
+        assert [passage.text[:26] for passage in new.passages] == [
+            "new on <river gauge>, no. ",
+            "new on <river gauge>, no. ",
+        ]
+        assert new.passages[0].url == "https://new.example/1"
+        assert all(passage.score == 1.0 for passage in new.passages), "both words of the question are there"
+        assert len(old.passages) == 3
+        assert {passage.source for passage in old.passages} == {"old"}
+        await ask(pool, "new", "again")
+        eras = {one.name: (one.state, one.protocol, one.reconnects, one.calls) for one in pool.health()}
+        assert eras == {
+            "new": ("ready", "2026-07-28", 0, 2),
+            "old": ("ready", "2025-11-25", 0, 1),
+            "off": ("idle", None, 0, 0),
+        }
+        told = health(pool, "new")
+        assert (told.tool, told.query_argument, told.implementation) == ("search", "query", "new 1.0")
+        assert told.chosen
+        assert told.error is None
+        # Both say that their tool has another name now, each in the way of its era.
+        await asyncio.gather(ask(pool, "new", "rename it"), ask(pool, "old", "rename it"))
+        await until(lambda: [one.tool for one in pool.health()] == ["find", "find", None])
+        again = await asyncio.gather(ask(pool, "new", "x"), ask(pool, "old", "x"))
+        assert [reply.status for reply in again] == [Status.SUCCESS, Status.SUCCESS]
+        assert [one.reconnects for one in pool.health()] == [0, 0, 0]
+
+
+SECRET = "sesame-open-please"
+
+
+@pytest.fixture
+def written() -> io.StringIO:
+    return io.StringIO()
+
+
+async def test_a_call_that_goes_wrong_costs_nobody_else_anything(written: io.StringIO) -> None:
+    log = configured_log(Settings(log_level="DEBUG"), written)
+    lib = server("lib", env={"LIBRARY_TOKEN": SECRET}, results=1)
+    async with pooled(lib, telemetry=LoggedEvents(log)) as pool:
+        assert (await ask(pool, "lib", "warm")).status is Status.SUCCESS
+        error, refusal, garbage, misfit, asked = await asyncio.gather(
+            *(ask(pool, "lib", f"{SECRET} {word}") for word in ("error", "refuse", "garbage", "misfit", "ask"))
+        )
+        assert (error.status, error.fault) == (Status.ERROR, False)
+        assert error.error == "The server's tool reports an error: No shelf for '[removed] error'."
+        assert (refusal.status, refusal.fault) == (Status.ERROR, True)
+        assert refusal.error == "The server refused the call: The library is closed."
+        assert garbage.passages[0].text.startswith(f"lib on <{SECRET} garbage>")
+        assert misfit.passages, "what breaks the server's own schema is still an answer"
+        assert (asked.status, asked.fault) == (Status.ERROR, False)
+        assert "more input" in (asked.error or "")
+
+        hanging = asyncio.create_task(ask(pool, "lib", "hang here"))
+        many = await asyncio.gather(*(ask(pool, "lib", f"query {number}") for number in range(50)))
+        for number, reply in enumerate(many):
+            assert reply.passages[0].text.startswith(f"lib on <query {number}>")
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        # The server dies in the middle of two calls: both end at once, and the next one is answered by its successor.
+        began = time.monotonic()
+        caught, fatal = await asyncio.gather(ask(pool, "lib", "hang on"), ask(pool, "lib", "die now"))
+        assert time.monotonic() - began < 5
+        for reply in (caught, fatal):
+            assert (reply.status, reply.fault) == (Status.ERROR, True)
+            assert reply.error == "The server's process ended with status 3."
+        assert (await ask(pool, "lib", "back")).passages[0].text.startswith("lib on <back>")
+        told = health(pool, "lib")
+        assert (told.reconnects, told.failures, told.error) == (1, 5, None)
+        assert SECRET not in repr((pool.health(), error, lib))
+    flush(log)
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [line["event"] for line in lines if "server" in line] == [
+        "mcp_server_ready",
+        "mcp_server_lost",
+        "mcp_server_ready",
+    ]
+    assert SECRET not in written.getvalue()
+    assert "closed" not in written.getvalue(), "nor anything else that a server said"
+
+
+async def test_a_server_that_hangs_is_timed_out_and_then_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_keeper, "PROBE_S", 0.2)
+    async with pooled(server("lib")) as pool:
+        assert (await ask(pool, "lib", "warm")).status is Status.SUCCESS
+        pool.update({"lib": server("lib")}, 0.3)
+        # Calls that hang in a server that is otherwise well: it is asked whether it is there, and it is.
+        late = await asyncio.gather(*(ask(pool, "lib", "hang") for _ in range(4)))
+        assert {(one.status, one.fault, one.error) for one in late} == {
+            (Status.TIMEOUT, True, "The server did not answer within 0.3 seconds.")
+        }
+        assert (await ask(pool, "lib", "well")).status is Status.SUCCESS
+        assert health(pool, "lib").reconnects == 0
+        frozen = await asyncio.gather(ask(pool, "lib", "freeze"), *(ask(pool, "lib", "x") for _ in range(3)))
+        assert {one.status for one in frozen} == {Status.TIMEOUT}
+        await until(lambda: health(pool, "lib").reconnects == 1)
+        pool.update({"lib": server("lib")}, 5.0)
+        assert (await ask(pool, "lib", "anew")).status is Status.SUCCESS
+
+
+async def test_a_server_that_never_answers_keeps_neither_a_call_nor_the_end() -> None:
+    deaf = McpServer(name="deaf", command="sleep", args=("600",))
+    async with pooled(deaf, timeout_s=0.3) as pool:
+        began = time.monotonic()
+        reply = await ask(pool, "deaf", "anybody?")
+        assert (reply.status, reply.error) == (Status.TIMEOUT, "The server was not ready within 0.3 seconds.")
+        assert time.monotonic() - began < 1.0
+        early = Query(text="?", limit=1, similarity_threshold=0)
+        reply = await pool.source("deaf").search(early, context(0.1))
+        assert reply.status is Status.TIMEOUT
+        assert health(pool, "deaf").state == "connecting"
+
+
+async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more_seldom() -> None:
+    waits: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 10:
+            enough.set()
+            await asyncio.Event().wait()
+
+    nothing = McpServer(name="none", command="no-such-command-anywhere")
+    off = McpServer(name="off", command="no-such-command-anywhere", enabled=False)
+    async with pooled(nothing, off, sleep=sleep, chance=lambda: 0.5) as pool:
+        pool.warm()
+        await pool.settled()
+        await enough.wait()
+        assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+        reply = await ask(pool, "none", "?")
+        assert (reply.status, reply.fault) == (Status.ERROR, True)
+        assert "no-such-command-anywhere" in (reply.error or "")
+        assert (health(pool, "none").state, health(pool, "off").state) == ("failed", "disabled")
+        # A new configuration is worth another try, also of what has not changed.
+        waits.clear()
+        pool.update({"none": nothing, "off": off}, 1.0)
+        await until(lambda: waits[:2] == [0.5, 1.0])
+        assert (await ask(pool, "off", "?")).error == "This MCP server is switched off."
+        assert (await ask(pool, "who", "?")).error == "There is no MCP server of this name."
+
+
+STRICT = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if not greeted and asked["method"] != "initialize":
+        sys.exit("the first message must be initialize")
+    greeted = True
+    answers = {
+        "initialize": {
+            "protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}
+        },
+        "tools/list": {"tools": [{"name": "search", "inputSchema": {"type": "object", "properties": {"q": {}}}}]},
+        "tools/call": {"content": [{"type": "text", "text": "The strict one has it."}]},
+    }
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answers[asked["method"]]}), flush=True)
+"""
+
+
+async def test_a_server_that_ends_at_a_greeting_it_does_not_know_is_greeted_in_the_old_way() -> None:
+    strict = McpServer(name="strict", command=sys.executable, args=("-S", "-c", f"greeted = False\n{STRICT}"))
+    async with pooled(strict) as pool:
+        reply = await ask(pool, "strict", "anything")
+        assert [passage.text for passage in reply.passages] == ["The strict one has it."]
+        assert health(pool, "strict").protocol == "2025-06-18"
+
+
+async def test_aggregators_that_ask_each_other_in_a_circle_come_to_an_end() -> None:
+    async with pooled(server("one")) as pool:
+        far = msgspec.structs.replace(context(), hops=MAX_HOPS + 1)
+        reply = await pool.source("one").search(Query(text="Why?", limit=1, similarity_threshold=0), far)
+    assert "in a circle" in (reply.error or "")

@@ -1,0 +1,1 @@
+"""Servers, clients and fixtures that several test modules share."""

@@ -1,0 +1,151 @@
+"""A running Anabranch with collections, and the people who have keys to it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import jwt
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from anabranch.configuration.settings import Settings
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database
+from anabranch.testing.http_server import HttpServer
+from conftest import LOCAL, Server, SseEvent, parse_sse, running
+
+PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("staff",), "bob": (), "carol": ("staff", "board")}
+PATIENCE_S = 30.0
+OVER = ("completed", "failed", "cancelled")
+
+
+class Reply(NamedTuple):
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def code(self) -> Any:
+        return self.body["code"]
+
+
+class Library:
+    """Calls as a person (by their key), or, without one, as the operator at this machine."""
+
+    def __init__(self, server: Server, folder: Path, secrets: dict[str, str]) -> None:
+        self.server = server
+        self.folder = folder
+        self.secrets = secrets
+
+    async def call(self, method: str, path: str, body: Any = None, *, who: str | None = None, **options: Any) -> Reply:
+        headers = {**options.pop("headers", {}), **self.key(who)}
+        if body is not None:
+            options["data"] = BytesIO(json.dumps(body).encode())
+            headers = {"Content-Type": "application/json", **headers}
+        async with self.server.session.request(method, self.server.url + path, headers=headers, **options) as response:
+            raw = await response.read()
+            is_json = response.content_type == "application/json" and raw
+            return Reply(response.status, json.loads(raw) if is_json else raw.decode(), response.headers)
+
+    async def good(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        reply = await self.call(method, path, body, **options)
+        assert reply.status in (200, 201), reply
+        return reply.body
+
+    async def ask(self, query: str, *, who: str | None = None, **more: Any) -> Any:
+        return await self.good("POST", "/v1/query", {"query": query, **more}, who=who)
+
+    async def stream(self, query: str, *, who: str | None = None, **more: Any) -> list[SseEvent]:
+        headers = {"Accept": "text/event-stream"}
+        reply = await self.call("POST", "/v1/query", {"query": query, **more}, who=who, headers=headers)
+        assert reply.status == 200, reply
+        return parse_sse(reply.body)
+
+    async def collection(self, name: str, *, who: str | None = None, **settings: Any) -> str:
+        made = await self.good("POST", "/v1/collections", {"name": name, "settings": settings}, who=who)
+        return str(made["id"])
+
+    async def ingest(self, collection: str, *documents: dict[str, Any], who: str | None = None) -> list[Any]:
+        """Take documents in and wait for what becomes of them."""
+        body = {"collection_id": collection, "documents": list(documents)}
+        accepted = await self.good("POST", "/v1/ingest", body, who=who)
+        assert accepted["documents_queued"] == len(documents)
+        return list((await self.job(accepted["job_id"], who=who))["documents"])
+
+    async def job(self, job: str, *, who: str | None = None) -> Any:
+        """The job, once it is over."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            found = await self.good("GET", f"/v1/ingest/{job}", who=who)
+            if found["status"] in OVER:
+                return found
+            assert time.monotonic() < until, found
+            await asyncio.sleep(0.02)
+
+    def key(self, who: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.secrets[who]}"} if who is not None else {}
+
+
+def text(content: str, **more: Any) -> dict[str, Any]:
+    filename = more.pop("filename", None)
+    return {"source": {"type": "text", "content": content, "filename": filename}, **more}
+
+
+@asynccontextmanager
+async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
+    """A server of its own, with a key for everybody."""
+    database = Database.open(folder)
+    try:
+        secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
+        secrets["root"] = _secret(database, user="root", operator=True)
+    finally:
+        database.close()
+    settings = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "models_dir": str(models_dir), **given}
+    async with running(Settings(data_dir=str(folder), **settings)) as server:
+        yield Library(server, folder, secrets)
+
+
+def _secret(database: Database, **given: Any) -> str:
+    return database.writing(lambda db: keys.create(db, **given))[1]
+
+
+class Issuer:
+    """A hub that signs tokens."""
+
+    def __init__(self) -> None:
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
+
+    async def __aenter__(self) -> "Issuer":
+        await self._listener.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._listener.stop()
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    def token(self, **claims: Any) -> str:
+        said = {"aud": "library", "exp": int(time.time()) + 600, **claims}
+        return jwt.encode(said, self._key, algorithm="RS256", headers={"kid": "one"})
+
+    async def _handle(self, _request: web.BaseRequest) -> web.StreamResponse:
+        public = jwt.algorithms.RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
+        return web.json_response({"keys": [{**public, "kid": "one", "alg": "RS256"}]})
+
+
+def form(*files: tuple[str, bytes], **fields: str) -> aiohttp.FormData:
+    made = aiohttp.FormData(quote_fields=False, default_to_multipart=True)
+    for name, value in fields.items():
+        made.add_field(name, value)
+    for filename, data in files:
+        made.add_field("files", BytesIO(data), filename=filename, content_type="application/octet-stream")
+    return made

@@ -1,0 +1,422 @@
+"""What every EventLog promises, as one suite: a runner gives it logs over one store, and a way to let time pass."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+import pytest
+
+from anabranch.domain.contracts import EventLog
+from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
+from anabranch.domain.eventlog import EPOCH, LAST, Entry, Page, SequencedEntry, place
+
+WAIT_S = 20.0
+PLENTY = 1_000
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a log is made with; a runner may make the times shorter, never change the bounds."""
+
+    ttl_s: float = 1_800.0
+    lease_s: float = 10.0
+    max_events: int = 20_000
+    max_bytes: int = 16 * 2**20
+    memory_bytes: int = 256 * 2**20
+
+
+class Bench(msgspec.Struct, kw_only=True):
+    """Two logs over one store (or twice the same one): who writes and who reads. `settings` are those in force;
+    `advance` lets that many of their seconds pass for both."""
+
+    writer: EventLog
+    reader: EventLog
+    advance: Callable[[float], Awaitable[None]]
+    settings: LogSettings
+
+
+class Benches(Protocol):
+    def __call__(self, settings: LogSettings = ...) -> AbstractAsyncContextManager[Bench]: ...
+
+
+def entry(key: str, revision: int = 1, body: bytes = b"{}", *, partial: bool = False, final: bool = False) -> Entry:
+    return Entry(key=key, revision=revision, body=body, partial=partial, final=final)
+
+
+def written(page: Page) -> list[tuple[int, str, int]]:
+    return [(place(each.sequence), each.key, each.revision) for each in page.entries]
+
+
+async def read_through(log: EventLog, stream: str, after: int, limit: int) -> tuple[list[SequencedEntry], int]:
+    """Page after page from a cursor to the head; also how many of them were resets."""
+    read: list[SequencedEntry] = []
+    resets = 0
+    for _ in range(PLENTY):
+        page = await log.read(stream, after, limit)
+        if page.reset:
+            resets += 1
+            read.clear()
+        read += page.entries
+        if not page.more:
+            return read, resets
+        after = page.entries[-1].sequence
+    raise AssertionError("reading does not come to an end")
+
+
+class LogContract:
+    """A runner subclasses this and has a fixture `benches` that makes a Bench as a context manager."""
+
+    async def test_what_is_written_is_read_in_its_order_and_counted_from_one(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="user:a", about=b"what it is")
+            assert await bench.writer.append("s", token, [entry("a"), entry("b", 7)]) == [1, 2]
+            assert await bench.writer.append("s", token, [entry("c", body=b"\x00\xff\r\n")]) == [3]
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert written(page) == [(1, "a", 1), (2, "b", 7), (3, "c", 1)]
+            assert page.entries[2].body == b"\x00\xff\r\n"
+            assert (page.head, page.reset, page.more, page.ended, page.abandoned) == (3, False, False, False, False)
+            assert (page.identity, page.about) == ("user:a", b"what it is")
+            assert page.keeper == (await bench.writer.read("s", 0, 1)).keeper != ""
+
+    async def test_an_entry_comes_back_as_it_was_given(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("ströme/{1}:\n", identity="")
+            given = entry("schlüssel:\u2028 x", 2**40, "ä".encode(), partial=True)
+            last = entry("end", 1, b"", final=True)
+            await bench.writer.append("ströme/{1}:\n", token, [given, last])
+            first, second = (await bench.reader.read("ströme/{1}:\n", 0, PLENTY)).entries
+            assert (first.key, first.revision, first.body) == (given.key, given.revision, given.body)
+            assert (first.partial, first.final, second.partial, second.final) == (True, False, False, True)
+
+    async def test_pages_follow_each_other_without_gap_or_double(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry(str(number)) for number in range(7)])
+            read, resets = await read_through(bench.reader, "s", 0, 3)
+            assert ([each.sequence for each in read], resets) == ([1, 2, 3, 4, 5, 6, 7], 0)
+            assert (await bench.reader.read("s", 4, 3)).more is False
+            assert (await bench.reader.read("s", 4, 2)).more is True
+            assert (await bench.reader.read("s", 7, 2)).entries == ()
+
+    async def test_streams_do_not_know_each_other(self, benches: Benches) -> None:
+        async with benches() as bench:
+            tokens = {name: await bench.writer.open(name, identity=name) for name in ("s", "s:1", "{s}", "t")}
+            for name, token in tokens.items():
+                assert await bench.writer.append(name, token, [entry("k", body=name.encode())]) == [1]
+            for name in tokens:
+                page = await bench.reader.read(name, 0, PLENTY)
+                assert (page.identity, [each.body for each in page.entries]) == (name, [name.encode()])
+
+    async def test_only_a_higher_revision_counts(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            assert await bench.writer.append("s", token, [entry("k", 2), entry("k", 2), entry("k", 1)]) == [1, 0, 0]
+            assert await bench.writer.append("s", token, [entry("k", 2, b"other"), entry("k", 5)]) == [0, 2]
+            assert await bench.writer.append("s", token, [entry("k", 4), entry("j", 0), entry("k", 6)]) == [0, 3, 4]
+            assert written(await bench.reader.read("s", 0, PLENTY)) == [
+                (1, "k", 2),
+                (2, "k", 5),
+                (3, "j", 0),
+                (4, "k", 6),
+            ]
+
+    async def test_writing_the_same_again_changes_nothing(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            entries = [entry("a", partial=True), entry("b"), entry("a", 2)]
+            assert await bench.writer.append("s", token, entries) == [1, 2, 3]
+            before = await bench.reader.read("s", 0, PLENTY)
+            assert await bench.writer.append("s", token, entries) == [0, 0, 0]
+            assert await bench.reader.read("s", 0, PLENTY) == before
+
+    @pytest.mark.parametrize("after", [4, EPOCH - 1, EPOCH, EPOCH + 2, 5 * EPOCH + 1, LAST, 2**80, -1, -EPOCH])
+    async def test_a_cursor_that_is_not_ours_begins_again(self, benches: Benches, after: int) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            assert (await bench.reader.read("s", after, 1)).reset is True
+            await bench.writer.append("s", token, [entry("a"), entry("b"), entry("c")])
+            page = await bench.reader.read("s", after, 2)
+            assert (page.reset, page.more, page.head, written(page)) == (True, True, 3, [(1, "a", 1), (2, "b", 1)])
+
+    @pytest.mark.parametrize("after", [0, 1, 2, 3])
+    async def test_a_cursor_that_is_ours_goes_on(self, benches: Benches, after: int) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry("a"), entry("a", 2), entry("b")])
+            page = await bench.reader.read("s", after, PLENTY)
+            assert page.reset is False
+            assert [each.sequence for each in page.entries] == [1, 2, 3][after:]
+
+    async def test_superseded_partials_go_first_and_no_cursor_notices(self, benches: Benches) -> None:
+        async with benches(LogSettings(max_events=16)) as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry("plain"), entry("plain", 2)])
+            for revision in range(1, 31):
+                await bench.writer.append("s", token, [entry("k", revision, partial=True)])
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert len(page.entries) <= 16
+            assert written(page)[:2] == [(1, "plain", 1), (2, "plain", 2)]
+            assert written(page)[-1] == (32, "k", 30)
+            for cursor in range(1, 32):
+                later = await bench.reader.read("s", cursor, PLENTY)
+                assert later.reset is False, cursor
+                assert later.entries == tuple(each for each in page.entries if each.sequence > cursor)
+
+    async def test_a_cursor_that_has_lost_something_begins_again_with_the_latest_of_everything(
+        self, benches: Benches
+    ) -> None:
+        async with benches(LogSettings(max_events=16)) as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry("first"), entry("second", partial=True)])
+            for revision in range(1, 41):
+                await bench.writer.append("s", token, [entry(f"k{revision % 3}", revision)])
+            kept = (await bench.reader.read("s", 0, PLENTY)).entries
+            assert len(kept) <= 16
+            latest = {each.key: each.revision for each in kept}
+            assert latest == {"first": 1, "second": 1, "k0": 39, "k1": 40, "k2": 38}
+            for cursor in range(1, 42):
+                read, resets = await read_through(bench.reader, "s", cursor, PLENTY)
+                if resets:
+                    assert read == list(kept)
+                else:
+                    assert [each.sequence for each in read] == list(range(cursor + 1, 43)), cursor
+            assert (await read_through(bench.reader, "s", 3, PLENTY))[1] == 1
+            assert (await read_through(bench.reader, "s", 41, PLENTY))[1] == 0
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 100])
+    async def test_a_trimmed_stream_can_be_paged_through(self, benches: Benches, limit: int) -> None:
+        """What is kept below the floor has no cursor to go on with, so it must be behind the reader with one page."""
+        async with benches(LogSettings(max_events=16)) as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry(f"old{number}") for number in range(6)])
+            for revision in range(1, 31):
+                await bench.writer.append("s", token, [entry("k", revision)])
+            kept = list((await bench.reader.read("s", 0, PLENTY)).entries)
+            assert await read_through(bench.reader, "s", 0, limit) == (kept, 0)
+            assert await read_through(bench.reader, "s", 2, limit) == (kept, 1)
+
+    async def test_one_that_is_full_takes_nothing_more_but_its_end(self, benches: Benches) -> None:
+        async with benches(LogSettings(max_events=5)) as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry(str(number)) for number in range(4)])
+            before = await bench.reader.read("s", 0, PLENTY)
+            with pytest.raises(StreamFull):
+                await bench.writer.append("s", token, [entry("4"), entry("5")])
+            assert await bench.reader.read("s", 0, PLENTY) == before
+            assert await bench.writer.append("s", token, [entry("4")]) == [5]
+            with pytest.raises(StreamFull):
+                await bench.writer.append("s", token, [entry("6"), entry("end", final=True)])
+            assert await bench.writer.append("s", token, [entry("4", 2)]) == [6]
+            assert await bench.writer.append("s", token, [entry("4")]) == [0]
+            assert await bench.writer.append("s", token, [entry("end", final=True)]) == [7]
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert [each.key for each in page.entries] == ["0", "1", "2", "3", "4", "end"]
+            assert page.ended is True
+
+    async def test_bytes_are_bounded_as_events_are(self, benches: Benches) -> None:
+        async with benches(LogSettings(max_bytes=100_000)) as bench:
+            token = await bench.writer.open("s", identity="")
+            for revision in range(1, 31):
+                await bench.writer.append("s", token, [entry("k", revision, bytes(10_000), partial=revision % 2 == 0)])
+            kept = (await bench.reader.read("s", 0, PLENTY)).entries
+            assert 50_000 < sum(len(each.body) for each in kept) <= 100_000
+            assert kept[-1].revision == 30
+            with pytest.raises(StreamFull):
+                await bench.writer.append("s", token, [entry("large", 1, bytes(90_000))])
+            with pytest.raises(StreamFull):
+                await bench.writer.append("s", token, [entry("k", 31, bytes(100_000))])
+            assert (await bench.reader.read("s", 0, PLENTY)).entries == kept
+            assert await bench.writer.append("s", token, [entry("end", 1, bytes(200_000), final=True)]) == [31]
+            page = await bench.reader.read("s", 30, PLENTY)
+            assert (page.ended, [len(each.body) for each in page.entries]) == (True, [200_000])
+
+    async def test_what_ended_is_forgotten_after_its_time(self, benches: Benches) -> None:
+        async with benches(LogSettings(ttl_s=60, lease_s=5)) as bench:
+            settings = bench.settings
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry("a"), entry("end", final=True)])
+            await bench.advance(settings.ttl_s * 0.8)
+            assert (await bench.reader.read("s", 0, PLENTY)).ended is True
+            await bench.advance(settings.ttl_s * 0.4)
+            await self._gone(bench, "s")
+            assert await bench.writer.open("s", identity="") != token
+            assert (await bench.reader.read("s", 0, PLENTY)).head == 0
+
+    async def test_what_nobody_ends_is_forgotten_too(self, benches: Benches) -> None:
+        async with benches(LogSettings(ttl_s=60, lease_s=20)) as bench:
+            settings = bench.settings
+            token = await bench.writer.open("s", identity="")
+            for _ in range(4):
+                await bench.advance(settings.lease_s * 0.9)
+                await bench.writer.append("s", token, [])
+            await bench.advance(settings.ttl_s + settings.lease_s * 0.7)
+            assert (await bench.reader.read("s", 0, 1)).abandoned is True
+            await bench.advance(settings.lease_s * 0.6)
+            await self._gone(bench, "s")
+
+    async def test_only_its_owner_writes(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            other = await bench.writer.open("t", identity="")
+            assert token != other
+            for wrong in (other, "", "x", token[:-1]):
+                for log in (bench.writer, bench.reader):
+                    with pytest.raises(LeaseLost):
+                        await log.append("s", wrong, [entry("a")])
+                    with pytest.raises(LeaseLost):
+                        await log.append("s", wrong, [])
+            assert (await bench.reader.read("s", 0, 1)).head == 0
+            assert await bench.writer.append("s", token, [entry("a")]) == [1]
+
+    async def test_after_its_end_nobody_writes(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            end = entry("end", final=True)
+            assert await bench.writer.append("s", token, [entry("a"), end, entry("b")]) == [1, 2, 0]
+            for entries in ([entry("c")], [end], [entry("end", 2, final=True)], []):
+                with pytest.raises(LeaseLost):
+                    await bench.writer.append("s", token, entries)
+            assert await bench.reader.bury("s", entry("lost", final=True)) is False
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert (page.ended, written(page)) == (True, [(1, "a", 1), (2, "end", 1)])
+
+    async def test_a_stream_is_buried_only_after_its_lease(self, benches: Benches) -> None:
+        async with benches() as bench:
+            lease_s = bench.settings.lease_s
+            lost = entry("end", body=b"lost", final=True)
+            token = await bench.writer.open("s", identity="")
+            await bench.writer.append("s", token, [entry("a")])
+            await bench.advance(lease_s * 0.7)
+            assert (await bench.reader.read("s", 0, 1)).abandoned is False
+            assert await bench.reader.bury("s", lost) is False
+            await bench.writer.append("s", token, [])
+            await bench.advance(lease_s * 0.7)
+            assert await bench.reader.bury("s", lost) is False
+            await bench.advance(lease_s * 0.7)
+            assert (await bench.reader.read("s", 0, 1)).abandoned is True
+            assert await bench.reader.bury("s", lost) is True
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert (page.ended, page.abandoned) == (True, False)
+            assert [each.body for each in page.entries] == [b"{}", b"lost"]
+            with pytest.raises(LeaseLost):
+                await bench.writer.append("s", token, [entry("b")])
+            assert (await bench.reader.read("s", 0, PLENTY)).head == 2
+
+    async def test_an_owner_that_was_only_late_goes_on(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            await bench.advance(bench.settings.lease_s * 1.5)
+            assert (await bench.reader.read("s", 0, 1)).abandoned is True
+            assert await bench.writer.append("s", token, [entry("a")]) == [1]
+            assert (await bench.reader.read("s", 0, 1)).abandoned is False
+            assert await bench.reader.bury("s", entry("end", final=True)) is False
+
+    async def test_of_many_who_bury_exactly_one_does(self, benches: Benches) -> None:
+        async with benches() as bench:
+            await bench.writer.open("s", identity="")
+            await bench.advance(bench.settings.lease_s * 1.5)
+            ends = [entry("end", body=str(number).encode(), final=True) for number in range(10)]
+            logs = [bench.writer, bench.reader]
+            done = await asyncio.gather(*(logs[number % 2].bury("s", end) for number, end in enumerate(ends)))
+            assert sum(done) == 1
+            page = await bench.reader.read("s", 0, PLENTY)
+            assert [each.body for each in page.entries] == [ends[done.index(True)].body]
+
+    async def test_every_watcher_is_woken_by_what_is_written_and_by_the_end(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+
+            async def heads(log: EventLog) -> list[int]:
+                seen = []
+                async with log.watch("s") as watch:
+                    page = await log.read("s", 0, PLENTY)
+                    watching.release()
+                    while not page.ended:
+                        await watch.changed()
+                        page = await log.read("s", 0, PLENTY)
+                        if page.head not in seen:
+                            seen.append(page.head)
+                            watching.release()
+                return seen
+
+            watching = asyncio.Semaphore(0)
+            async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+                watchers = [tasks.create_task(heads(log)) for log in [bench.writer, bench.reader] * 2]
+                await self._all(watching, 4)
+                for number in (1, 2):
+                    assert await bench.writer.append("s", token, [entry(str(number))]) == [number]
+                    await self._all(watching, 4)
+                await bench.writer.append("s", token, [entry("end", final=True)])
+            assert [task.result() for task in watchers] == [[1, 2, 3]] * 4
+
+    async def test_what_is_written_between_a_look_and_the_wait_wakes_at_once(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            async with bench.reader.watch("s") as watch:
+                assert (await bench.reader.read("s", 0, 1)).head == 0
+                await bench.writer.append("s", token, [entry("a")])
+                async with asyncio.timeout(WAIT_S):
+                    while (await bench.reader.read("s", 0, 1)).head < 1:
+                        await watch.changed()
+
+    async def test_one_who_gives_up_waiting_leaves_the_others_alone(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="")
+            async with bench.reader.watch("s") as stays, bench.reader.watch("s") as leaves:
+                staying, leaving = (asyncio.ensure_future(watch.changed()) for watch in (stays, leaves))
+                await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.wait([leaving])
+                assert not staying.done()
+                await bench.writer.append("s", token, [entry("a")])
+                async with asyncio.timeout(WAIT_S):
+                    await staying
+                    await leaves.changed()
+
+    async def test_the_buried_wake_their_watchers(self, benches: Benches) -> None:
+        async with benches() as bench:
+            await bench.writer.open("s", identity="")
+            await bench.advance(bench.settings.lease_s * 1.5)
+            async with bench.writer.watch("s") as watch:
+                assert await bench.reader.bury("s", entry("end", final=True)) is True
+                async with asyncio.timeout(WAIT_S):
+                    while not (await bench.writer.read("s", 0, 1)).ended:
+                        await watch.changed()
+
+    async def test_what_is_not_there_is_not_found(self, benches: Benches) -> None:
+        async with benches() as bench:
+            await self._gone(bench, "never")
+
+    async def test_two_streams_never_share_a_name(self, benches: Benches) -> None:
+        async with benches() as bench:
+            token = await bench.writer.open("s", identity="user:a")
+            for log in (bench.writer, bench.reader):
+                with pytest.raises(Conflict):
+                    await log.open("s", identity="user:b")
+            assert await bench.writer.append("s", token, [entry("end", final=True)]) == [1]
+            for log in (bench.writer, bench.reader):
+                with pytest.raises(Conflict):
+                    await log.open("s", identity="user:b")
+            assert (await bench.reader.read("s", 0, 1)).identity == "user:a"
+
+    async def test_of_many_who_open_exactly_one_owns(self, benches: Benches) -> None:
+        async with benches() as bench:
+            opening = [log.open("s", identity="") for log in [bench.writer, bench.reader] * 5]
+            opened = await asyncio.gather(*opening, return_exceptions=True)
+            assert [type(each) for each in opened if not isinstance(each, str)] == [Conflict] * 9
+
+    @staticmethod
+    async def _gone(bench: Bench, stream: str) -> None:
+        for log in (bench.writer, bench.reader):
+            with pytest.raises(NotFound):
+                await log.read(stream, 0, 1)
+            with pytest.raises(NotFound):
+                await log.append(stream, "token", [entry("a")])
+            with pytest.raises(NotFound):
+                await log.bury(stream, entry("end", final=True))
+
+    @staticmethod
+    async def _all(semaphore: asyncio.Semaphore, count: int) -> None:
+        for _ in range(count):
+            await semaphore.acquire()

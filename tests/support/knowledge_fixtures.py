@@ -1,0 +1,87 @@
+"""A knowledge room in this process, with the indexer driven by hand."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from anabranch.domain.contracts import Embedder
+from anabranch.domain.model import Filters, Passage, Query
+from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.index.writer import IndexWriter
+from anabranch.knowledge.indexer import Indexer
+from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.knowledge import Knowledge
+from anabranch.knowledge.model import Caller, NewDocument, Permissions
+from anabranch.knowledge.parse import ParseLimits, parse
+from anabranch.knowledge.parsed import Chunking, Parsed
+from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.search import Searcher
+from anabranch.testing import FakeEmbedder
+
+OPERATOR = Caller(operator=True)
+ALICE = Caller(user="alice", groups=("staff",))
+BOB = Caller(user="bob")
+GUEST = Caller()
+
+
+class Workshop:
+    """Everything of a room in the open: what a process has, and what the indexer has."""
+
+    def __init__(
+        self, folder: Path, embedder: Embedder | None = None, pages: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.folder = folder
+        self.embedder = embedder or FakeEmbedder()
+        self.database = Database.open(folder)
+        self.generations = Generations(folder / "index")
+        self.reader = IndexReader(self.generations)
+        self.writer = IndexWriter(self.database, self.generations, self.embedder.name)
+        searcher = Searcher(self.database, self.reader, self.embedder, None)
+        self.room = Knowledge(database=self.database, reader=self.reader, searcher=searcher, embedder=self.embedder)
+        self._pages = pages or {}
+        ingestion = Ingestion(self.database, self.embedder, self._parse, self._fetch)
+        self.indexer = Indexer(self.database, ingestion, self.writer, retention_days=30)
+
+    async def _parse(self, data: bytes, filename: str | None, media_type: str | None) -> Parsed:
+        return parse(data, filename, ParseLimits(), media_type)
+
+    async def _fetch(self, url: str) -> Fetched:
+        return Fetched(self._pages[url], "text/plain")
+
+    async def collection(self, name: str = "notes", caller: Caller = OPERATOR, **settings: Any) -> str:
+        chunking = Chunking(strategy="sentence")
+        return (await self.room.create_collection(caller, name, chunking=chunking, **settings)).id
+
+    async def put(self, *texts: str, collection: str = "notes", caller: Caller = OPERATOR, **more: Any) -> str:
+        """Take texts in, each under the identity of its first word; the job's id."""
+        arrived = [text(one, **more) for one in texts]
+        job = await self.room.ingest(caller, collection, arrived)
+        await self.take_in()
+        return job
+
+    async def take_in(self) -> None:
+        while await self.indexer._step():
+            pass
+
+    async def find(self, question: str, caller: Caller = OPERATOR, limit: int = 10, **filters: Any) -> list[Passage]:
+        query = Query(text=question, limit=limit, similarity_threshold=0.0, filters=Filters(**filters))
+        return await self.room.search(query, caller)
+
+    async def titles(self, question: str, caller: Caller = OPERATOR, **more: Any) -> list[str]:
+        return [passage.title for passage in await self.find(question, caller, **more)]
+
+
+def text(content: str, permissions: Permissions | None = None, **more: Any) -> NewDocument:
+    name = content.split(maxsplit=1)[0]
+    return NewDocument(source="text", data=content.encode(), title=name, identity=name, permissions=permissions, **more)
+
+
+@asynccontextmanager
+async def workshop(folder: Path, **more: Any) -> AsyncIterator[Workshop]:
+    opened = Workshop(folder, **more)
+    try:
+        yield opened
+    finally:
+        opened.database.close()

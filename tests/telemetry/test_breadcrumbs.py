@@ -1,0 +1,343 @@
+"""Breadcrumbs reach their sink whole and in order, and a sink that is slow, full or gone costs nobody anything."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
+from anabranch.domain.signals import CrumbsLost
+from anabranch.domain.steps import Breadcrumb
+from anabranch.network.addresses import AddressGuard
+from anabranch.network.outbound import AiohttpOutbound
+from anabranch.telemetry import breadcrumbs, otlp_events
+from anabranch.telemetry.breadcrumbs import MAX_WAITING, WHOLE_BYTES, BreadcrumbFanout, BreadcrumbFile, NoBreadcrumbs
+from anabranch.telemetry.otlp_events import OtlpBreadcrumbs
+from anabranch.testing import Recorder
+from support.otlp_collector import Collector
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def crumb(sequence: int = 1, **given: Any) -> Breadcrumb:
+    return Breadcrumb(
+        **{
+            "session_id": "s",
+            "plan_step_id": "p",
+            "type": "subagent_result",
+            "timestamp": "2026-11-15T02:15:30.441Z",
+            "sequence": sequence,
+            "subagent": "voice",
+            "status": "success",
+            "trace_id": TRACE,
+            **given,
+        }
+    )
+
+
+def lost(telemetry: Recorder) -> int:
+    return sum(signal.count for signal in telemetry.signals if isinstance(signal, CrumbsLost))
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  a file announces nothing
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def writing(path: Path) -> AsyncIterator[tuple[BreadcrumbFile, Recorder]]:
+    telemetry = Recorder()
+    sink = BreadcrumbFile(path, telemetry)
+    sink.start()
+    try:
+        yield sink, telemetry
+    finally:
+        await sink.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+# --- a file
+
+
+async def test_each_is_a_line_in_order_and_closing_writes_what_waits(tmp_path: Path) -> None:
+    path = tmp_path / "crumbs.jsonl"
+    async with writing(path) as (sink, telemetry):
+        sink.drop(crumb(1, ignored="late", retry_count=2))
+        await until(lambda: read(path))
+        for sequence in range(2, 3_000):
+            sink.drop(crumb(sequence, session_id="ß\u2028\n"))
+    lines = path.read_bytes().split(b"\n")
+    assert [json.loads(line)["sequence"] for line in lines[:-1]] == list(range(1, 3_000))
+    first = json.loads(lines[0])
+    assert (first["ignored"], first["retry_count"], first["trace_id"]) == ("late", 2, TRACE)
+    assert telemetry.signals == []
+
+
+async def test_a_line_that_is_too_long_is_cut_and_one_that_is_no_text_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "crumbs.jsonl"
+    async with writing(path) as (sink, telemetry):
+        sink.drop(crumb(1, status="\x01" * 5_000, session_id="\x01" * 900))
+        sink.drop(crumb(2, status="\ud800"))
+        sink.drop(crumb(3))
+    assert [line["sequence"] for line in read(path)] == [1, 3]
+    assert len(path.read_bytes().splitlines()[0]) < WHOLE_BYTES
+    assert lost(telemetry) == 1
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from anabranch.domain.steps import Breadcrumb
+from anabranch.telemetry.breadcrumbs import JsonLines, Several
+
+async def main(name, *paths):
+    sinks = [JsonLines(Path(path), None) for path in paths]  # nothing is lost, so nobody is told
+    for sink in sinks:
+        sink.start()
+    for n in range(2000):
+        Several(*sinks).drop(Breadcrumb(session_id=name * 150, plan_step_id="p", type="t", timestamp="", sequence=n))
+    await asyncio.to_thread(sys.stdin.readline)
+    for sink in sinks:
+        await sink.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_two_processes_share_a_file_or_a_pipe_without_tearing_lines(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "crumbs.jsonl", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR)  # so that it does not end while nobody has it open for writing
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, name, str(path), str(pipe)], stdin=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    try:
+        # By then both wait for room in the pipe, and race for it when somebody reads.
+        asyncio.run(until(lambda: path.exists() and path.read_bytes().count(b"\n") == 4_000))
+        came = bytearray()
+        while came.count(b"\n") < 4_000:
+            came += os.read(end, 5_000)
+    finally:
+        for writer in writers:
+            writer.communicate(b"\n", timeout=20)
+        os.close(end)
+    for lines in (read(path), [json.loads(line) for line in came.splitlines()]):
+        assert len(lines) == 4_000
+        for name in ("a", "b"):
+            assert [line["sequence"] for line in lines if line["session_id"] == name * 150] == list(range(2_000))
+
+
+async def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "crumbs.jsonl"
+    async with writing(path) as (sink, _):
+        sink.drop(crumb(1))
+        await until(lambda: read(path))
+        path.rename(tmp_path / "crumbs.1")
+        sink.drop(crumb(2))
+        await until(lambda: read(path))
+    assert [line["sequence"] for line in read(path)] == [2]
+
+
+async def test_what_a_lost_folder_holds_up_is_written_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breadcrumbs, "AGAIN_S", 0.01)
+    path = tmp_path / "away" / "crumbs.jsonl"
+    async with writing(path) as (sink, telemetry):
+        sink.drop(crumb(1))
+        await until(lambda: sink._unwritten)
+        sink.drop(crumb(2))
+        path.parent.mkdir()
+        await until(lambda: len(read(path)) == 2)
+    assert telemetry.signals == []
+
+
+async def test_a_disk_that_is_full_costs_crumbs_and_nothing_else(tmp_path: Path) -> None:
+    full = tmp_path / "crumbs.jsonl"
+    full.symlink_to("/dev/full")
+    async with writing(full) as (sink, telemetry):
+        for sequence in range(MAX_WAITING + 1_500):
+            sink.drop(crumb(sequence))
+        assert lost(telemetry) <= 1_500
+    assert lost(telemetry) == MAX_WAITING + 1_500, "what could not be written is counted"
+
+
+async def test_a_line_that_was_cut_by_a_full_disk_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "crumbs.jsonl"
+    whole, room = os.write, [30, 10_000_000]
+
+    def scant(file: int, data: bytes) -> int:
+        return whole(file, data[: room.pop(0) if len(room) > 1 else room[0]])
+
+    monkeypatch.setattr("anabranch.telemetry.breadcrumbs.os.write", scant)
+    async with writing(path) as (sink, _):
+        sink.drop(crumb(1))
+        sink.drop(crumb(2))
+    cut, *lines = path.read_bytes().splitlines()
+    assert len(cut) == 30
+    assert [json.loads(line)["sequence"] for line in lines] == [1, 2]
+
+
+async def test_a_sink_that_blocks_holds_up_nobody_and_loss_is_told_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breadcrumbs, "CLOSE_S", 0.1)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)  # opening it waits for a reader, and there is none
+    telemetry = Recorder()
+    sink = BreadcrumbFile(path, telemetry)
+    sink.start()
+    sink.drop(crumb(1))
+    await until(lambda: sink._unwritten)
+    began = time.process_time()
+    for sequence in range(2 * MAX_WAITING):
+        sink.drop(crumb(sequence))
+    assert time.process_time() - began < 2
+    assert [type(signal) for signal in telemetry.signals] == [CrumbsLost], "of ten thousand, one line"
+    async with asyncio.timeout(10):
+        await sink.close()
+    assert lost(telemetry) == 2 * MAX_WAITING + 1
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go
+    os.close(reader)
+
+
+# --- a collector
+
+
+class Logs(Collector):
+    """A collector of logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[LogRecord] = []
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.content.read()
+        self.requests.append((request.path, dict(request.headers), body))
+        self._changed.set()
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.refuse:
+            self.refuse -= 1
+            return web.Response(status=503)
+        for of_resource in ExportLogsServiceRequest.FromString(body).resource_logs:
+            self.resource = {pair.key: pair.value.string_value for pair in of_resource.resource.attributes}
+            self.records += [record for scope in of_resource.scope_logs for record in scope.log_records]
+        self._changed.set()
+        return web.Response(body=b"")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_events, "EVERY_S", 0.01)
+
+
+@pytest.fixture
+async def logs() -> AsyncIterator[Logs]:
+    async with Logs() as started:
+        yield started
+
+
+@asynccontextmanager
+async def sending(url: str) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
+    outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=65_536)
+    telemetry = Recorder()
+    sink = OtlpBreadcrumbs(outbound, url, {"x-key": "k"}, telemetry)
+    sink.start()
+    try:
+        yield sink, telemetry
+    finally:
+        await sink.close()
+        await outbound.close()
+
+
+async def test_a_collector_gets_each_as_a_record(logs: Logs) -> None:
+    async with sending(logs.url) as (sink, telemetry):
+        sink.drop(crumb(1, ignored="duplicate"))
+        await logs.until(lambda: logs.records)
+        for sequence in range(2, 2_000):
+            sink.drop(crumb(sequence, trace_id="none"))
+    first, second, *_ = logs.records
+    said = {pair.key: pair.value.string_value or pair.value.int_value for pair in first.attributes}
+    assert said == {
+        "anabranch.session_id": "s",
+        "anabranch.plan_step_id": "p",
+        "anabranch.type": "subagent_result",
+        "anabranch.sequence": 1,
+        "anabranch.subagent": "voice",
+        "anabranch.status": "success",
+        "anabranch.revision": 0,
+        "anabranch.retry_count": 0,
+        "anabranch.trace_id": TRACE,
+        "anabranch.ignored": "duplicate",
+    }
+    assert (first.trace_id.hex(), second.trace_id) == (TRACE, b"")
+    assert first.time_unix_nano == 1_794_708_930_441_000_000
+    assert (first.body.string_value, first.event_name) == ("subagent_result", "anabranch.subagent_result")
+    sequences = [
+        pair.value.int_value for one in logs.records for pair in one.attributes if pair.key.endswith("equence")
+    ]
+    assert sequences == list(range(1, 2_000))
+    assert logs.resource["service.name"] == "anabranch"
+    assert {(path, headers["x-key"]) for path, headers, _ in logs.requests} == {("/v1/logs", "k")}
+    assert telemetry.signals == []
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/logs", "/v1/logs/"])
+async def test_the_address_is_that_of_the_traces_too(logs: Logs, path: str) -> None:
+    async with sending(logs.url + path) as (sink, _):
+        sink.drop(crumb())
+    assert [path for path, _, _ in logs.requests] == ["/v1/logs"]
+
+
+async def test_what_is_refused_is_sent_once_more_and_then_lost(logs: Logs) -> None:
+    logs.refuse = 3
+    async with sending(logs.url) as (sink, telemetry):
+        sink.drop(crumb(1))
+        await until(lambda: lost(telemetry))
+        sink.drop(crumb(2))
+        await logs.until(lambda: logs.records)
+    assert (len(logs.requests), len(logs.records), lost(telemetry)) == (4, 1, 1)
+
+
+async def test_a_collector_that_hangs_or_is_gone_holds_up_nobody(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_events, "CLOSE_S", 0.1)
+    logs.hang = True
+    async with sending(logs.url) as (sink, telemetry):
+        sink.drop(crumb(1))
+        await logs.until(lambda: logs.requests)
+        for sequence in range(MAX_WAITING + 10):
+            sink.drop(crumb(sequence))
+        assert lost(telemetry) == 1
+        async with asyncio.timeout(10):
+            await sink.close()
+    assert lost(telemetry) == MAX_WAITING + 11
+    async with sending("http://127.0.0.1:1") as (sink, telemetry):
+        sink.drop(crumb(1))
+        await until(lambda: lost(telemetry))
+
+
+async def test_several_sinks_get_every_one_and_none_is_silent(tmp_path: Path) -> None:
+    async with (
+        writing(tmp_path / "a") as (first, _),
+        writing(tmp_path / "b") as (second, _),
+    ):
+        BreadcrumbFanout(first, NoBreadcrumbs(), second).drop(crumb(7))
+    assert [line["sequence"] for name in "ab" for line in read(tmp_path / name)] == [7, 7]
