@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anabranch.domain.clock import SystemClock
-from anabranch.domain.eventlog import Entry, Page, SequencedEntry
+from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.domain.events import SubagentResult
 from anabranch.domain.steps import Trace
 from anabranch.eventlog.memory import MemoryLog
@@ -71,15 +71,7 @@ def lost(page: Page) -> Entry:
 
 
 def memory_log() -> MemoryLog:
-    return MemoryLog(
-        clock=SystemClock(),
-        worker="benchmark",
-        ttl_s=1_800.0,
-        lease_s=10.0,
-        max_events=20_000,
-        max_bytes=16 * 2**20,
-        memory_bytes=256 * 2**20,
-    )
+    return MemoryLog(clock=SystemClock(), worker="benchmark", limits=LogLimits())
 
 
 def timed(started: tuple[float, float]) -> Round:

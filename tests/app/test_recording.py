@@ -10,7 +10,7 @@ from anabranch.app import resumable_answers
 from anabranch.app.resumable_answers import PREFIX, ResumableAnswers, merged, split
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import StreamFull, StreamUnavailable
-from anabranch.domain.eventlog import Entry, Page
+from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, Token
 from anabranch.domain.model import Answer, Context, Ground, Question
 from anabranch.eventlog.memory import MemoryLog
@@ -28,7 +28,8 @@ class Counting(MemoryLog):
     def __init__(self, **bounds: int) -> None:
         usual = {"max_events": 1_000, "max_bytes": 2**20, "memory_bytes": 2**24}
         self.time = ManualClock()
-        super().__init__(clock=self.time, worker="here", ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
+        limits = LogLimits(ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
+        super().__init__(clock=self.time, worker="here", limits=limits)
         self.renewals = 0
         self.away = 0
 
@@ -226,7 +227,7 @@ async def test_one_whose_stream_others_have_ended_gives_up_quietly() -> None:
     log = Counting()
     taped = await record(log, tell)
     log.time.advance(LEASE_S)
-    assert await log.bury(PREFIX + taped.stream, Entry(key="lost", revision=1, body=b"lost", final=True))
+    assert await log.end_abandoned(PREFIX + taped.stream, Entry(key="lost", revision=1, body=b"lost", final=True))
     go.set()
     await until(lambda: taped.answerer.given_up and not taped.recordings.holds(taped.stream))
     assert await ended(log, taped.stream) == [b"lost"]

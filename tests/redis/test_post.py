@@ -10,15 +10,14 @@ import pytest
 
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
-from anabranch.redis import client as redis_module
-from anabranch.redis import rpc as post_module
-from anabranch.redis.client import Redis
-from anabranch.redis.rpc import MAX_BYTES, Handler, WorkerRpc
+from anabranch.redis.client import Redis, RedisTiming
+from anabranch.redis.rpc import MAX_BYTES, USUAL_TIMING, Handler, RpcTiming, WorkerRpc
 from anabranch.testing.fakes import Recorder
 from support.shared_log import WAIT_S, eventually, until
 from support.valkey_server import Valkey, running_valkey
 
 NOISE_S = 0.8
+QUICK = RpcTiming(ping_every_s=0.05, silence_s=0.3, reconnect_s=0.02)
 
 Posts = Callable[..., AbstractAsyncContextManager[WorkerRpc]]
 
@@ -30,11 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
-    monkeypatch.setattr(redis_module, "PROBE_EVERY_S", 0.02)
-    monkeypatch.setattr(post_module, "PING_EVERY_S", 0.05)
-    monkeypatch.setattr(post_module, "SILENCE_S", 0.3)
-    monkeypatch.setattr(post_module, "AGAIN_S", 0.02)
+def mortal(tmp_path: Path) -> Iterator[Valkey]:
     with running_valkey(tmp_path) as started:
         yield started
 
@@ -44,9 +39,11 @@ async def echo(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def open_post(url: str, name: str, handler: Handler = echo) -> AsyncIterator[WorkerRpc]:
-    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    post = WorkerRpc(url, redis, worker=name, clock=SystemClock())
+async def open_post(
+    url: str, name: str, handler: Handler = echo, timing: RpcTiming = USUAL_TIMING
+) -> AsyncIterator[WorkerRpc]:
+    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), timing=RedisTiming(probe_every_s=0.02))
+    post = WorkerRpc(url, redis, worker=name, clock=SystemClock(), timing=timing)
     post.start(handler)
     try:
         await until(lambda: post.up)
@@ -133,7 +130,7 @@ async def _silent(redis: Redis, channel: str) -> bool:
 
 
 async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a") as a, open_post(mortal.url, "b"):
+    async with open_post(mortal.url, "a", timing=QUICK) as a, open_post(mortal.url, "b", timing=QUICK):
         with a.listen("news") as chime:
             assert await chime.wait(WAIT_S)
             mortal.kill()
@@ -153,11 +150,11 @@ async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) 
 
 
 async def test_it_notices_that_redis_has_frozen(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a") as a:
-        shaken_at = a.shaken_at
+    async with open_post(mortal.url, "a", timing=QUICK) as a:
+        interrupted_at = a.interrupted_at
         mortal.freeze()
         await until(lambda: not a.up)
-        assert a.shaken_at > shaken_at
+        assert a.interrupted_at > interrupted_at
         mortal.thaw()
         await until(lambda: a.up)
         await eventually(lambda: a.ask("a", b"back"))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.contracts import Subagent, Watch
-from anabranch.domain.eventlog import Entry, Page
+from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Command, Directive, Expected, Push, Receipt
 from anabranch.eventlog.memory import MemoryLog
@@ -52,8 +52,8 @@ class FaultyLog:
     def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
         return self.log.watch(stream)
 
-    async def bury(self, stream: str, last: Entry) -> bool:
-        return await self.log.bury(stream, last)
+    async def end_abandoned(self, stream: str, last: Entry) -> bool:
+        return await self.log.end_abandoned(stream, last)
 
 
 class FakeTurns:
@@ -77,15 +77,7 @@ class Workbench:
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.alarms = ManualAlarms(self.clock)
-        self.memory = MemoryLog(
-            clock=self.clock,
-            worker="w",
-            ttl_s=1800,
-            lease_s=15,
-            max_events=20_000,
-            max_bytes=max_bytes,
-            memory_bytes=2**28,
-        )
+        self.memory = MemoryLog(clock=self.clock, worker="w", limits=LogLimits(lease_s=15, max_bytes=max_bytes))
         self.log = self.faults = FaultyLog(self.memory)
         self.crumbs = Crumbs()
         self.telemetry = Recorder()

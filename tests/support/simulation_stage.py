@@ -51,8 +51,8 @@ class ShakyLog:
     def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
         return self._log.watch(stream)
 
-    async def bury(self, stream: str, last: Entry) -> bool:
-        return await self._log.bury(stream, last)
+    async def end_abandoned(self, stream: str, last: Entry) -> bool:
+        return await self._log.end_abandoned(stream, last)
 
 
 class Worker(GenericSubagent):

@@ -10,11 +10,13 @@ from typing import Any, cast
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.configuration.settings import Settings
+from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.steps import stream_of
 from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.planner import PlannerSurface
-from anabranch.eventlog.memory import MemoryLog, MemorySessions
+from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.sessions import MemorySessions
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import Crumbs, Recorder
@@ -75,11 +77,7 @@ class Simulation:
         self.memory = MemoryLog(
             clock=loop,
             worker="here",
-            ttl_s=1_800.0,
-            lease_s=LEASE_S,
-            max_events=drawn.max_events,
-            max_bytes=drawn.max_bytes,
-            memory_bytes=2**28,
+            limits=LogLimits(lease_s=LEASE_S, max_events=drawn.max_events, max_bytes=drawn.max_bytes),
         )
         self.log = ShakyLog(self.memory, chance, drawn.shaky)
         self.coordinator = Coordinator(

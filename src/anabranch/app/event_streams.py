@@ -17,15 +17,17 @@ from anabranch.app.resumable_answers import ResumableAnswers
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Breadcrumbs, Clock, Emit, EventLog, Outbound, Sessions, Telemetry
 from anabranch.domain.errors import AnabranchError, UpstreamError, UpstreamTimedOut
+from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.events import TERMINAL
 from anabranch.domain.model import Answer, Context, Endpoint, Question
-from anabranch.eventlog.memory import MemoryLog, MemorySessions
+from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReaders
 from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.run import Run
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.sessions import MemorySessions, RedisSessions
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.subagents.documentation import Chosen, DocumentationSubagent
 from anabranch.subagents.registry import SubagentRegistry
@@ -160,16 +162,15 @@ class RunAnswerer:
 @asynccontextmanager
 async def _stores(settings: Settings, redis: "Redis | None", clock: Clock) -> AsyncIterator[StreamStores]:
     worker = secrets.token_hex(8)
+    limits = LogLimits(
+        ttl_s=settings.stream_ttl,
+        lease_s=settings.stream_lease,
+        max_events=settings.stream_events,
+        max_bytes=settings.stream_bytes,
+        memory_bytes=settings.stream_memory,
+    )
     if redis is None or settings.redis_url is None:
-        log = MemoryLog(
-            clock=clock,
-            worker=worker,
-            ttl_s=settings.stream_ttl,
-            lease_s=settings.stream_lease,
-            max_events=settings.stream_events,
-            max_bytes=settings.stream_bytes,
-            memory_bytes=settings.stream_memory,
-        )
+        log = MemoryLog(clock=clock, worker=worker, limits=limits)
         sessions = MemorySessions(clock)
 
         def tend() -> None:
@@ -179,21 +180,10 @@ async def _stores(settings: Settings, redis: "Redis | None", clock: Clock) -> As
         yield StreamStores(worker, log, sessions, None, tend)
         return
     from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
-    from anabranch.planner.sessions import RedisSessions  # noqa: PLC0415
     from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
 
     post = WorkerRpc(settings.redis_url, redis, worker=worker, clock=clock)
-    shared = RedisLog(
-        redis,
-        post,
-        worker=worker,
-        clock=clock,
-        ttl_s=settings.stream_ttl,
-        lease_s=settings.stream_lease,
-        max_events=settings.stream_events,
-        max_bytes=settings.stream_bytes,
-        memory_bytes=settings.stream_memory,
-    )
+    shared = RedisLog(redis, post, worker=worker, clock=clock, limits=limits)
     shared.start()
     try:
         yield StreamStores(worker, shared, RedisSessions(redis), post, shared.tend)

@@ -110,7 +110,7 @@ class Planner:
         page = await self._owned(identity, session_id, plan_step_id)
         if page.keeper == self._worker or self._coordinator.holds(stream) or (page.ended and not _compares(command)):
             return await self._taken(stream, command)
-        if page.abandoned and await self._log.bury(stream, self.lost(page)):
+        if page.abandoned and await self._log.end_abandoned(stream, self.lost(page)):
             self._coordinator.pass_over(session_id, plan_step_id, command)
             return Receipt(ignored="ended", status="worker_lost")
         if self._post is None:
@@ -197,7 +197,7 @@ class Planner:
                 with suppress(NotFound):
                     await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
             raise NotFound(NOT_HERE)
-        if page.abandoned and await self._log.bury(stream_of(session_id, plan_step_id), self.lost(page)):
+        if page.abandoned and await self._log.end_abandoned(stream_of(session_id, plan_step_id), self.lost(page)):
             return await self._log.read(stream_of(session_id, plan_step_id), after, limit)
         return page
 

@@ -206,7 +206,7 @@ class StreamReader:
 
     async def _read(self, limit: int) -> Page:
         page = await self._log.read(self._stream, self.sequence, limit)
-        if page.abandoned and await self._log.bury(self._stream, self._lost(page)):
+        if page.abandoned and await self._log.end_abandoned(self._stream, self._lost(page)):
             page = await self._log.read(self._stream, self.sequence, limit)
         self.head = page.head
         return page
