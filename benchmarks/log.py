@@ -18,7 +18,7 @@ from anabranch.domain.events import SubagentResult
 from anabranch.domain.steps import Trace
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReader
-from anabranch.planner.encoder import described, numbered, raw, written
+from anabranch.planner.encoder import encode, numbered, raw
 from benchmarks.report import this_machine
 
 EVENTS = 10_000
@@ -60,10 +60,8 @@ def event(number: int) -> Entry:
         revision=number // KEYS + 1,
         payload=raw({"text": "x"}),
     )
-    told = described(happened)
     trace = Trace(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331")
-    body = written(told, session_id="session", plan_step_id="step", at=1_700_000_000.0, trace=trace)
-    return Entry(key=told.key, revision=told.revision, body=body, partial=told.partial)
+    return encode(happened, session_id="session", plan_step_id="step", at=1_700_000_000.0, trace=trace).entry
 
 
 def lost(page: Page) -> Entry:

@@ -13,6 +13,7 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Command, Directive, Expected, Push, Receipt
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms, ManualClock, Recorder
@@ -86,15 +87,10 @@ class Workbench:
         self.notice_errors: list[Exception] = []
         self.cache = MemoryCache(1_000_000, self.clock)
         self.traces = TelemetryContextStore(self.cache, 1800)
-        usual: dict[str, Any] = {
-            "clock": self.clock,
-            "later": self.alarms.later,
-            "timeout_s": 30.0,
-            "retries": 2,
-            "max_steps": 100,
-            "lease_s": 15.0,
-        }
-        self.coordinator = Coordinator(
+        times: dict[str, Any] = {name: more.pop(name) for name in ("clock", "later", "wall") if name in more}
+        usual: dict[str, Any] = {"clock": self.clock, "later": self.alarms.later, "wall": lambda: 1_700_000_000.5}
+        limits: dict[str, Any] = {"timeout_s": 30.0, "retries": 2, "max_steps": 100, "lease_s": 15.0, **more}
+        services = PlannerServices(
             log=self.log,
             subagents=FakeSubagents({"docs": FakeSubagent(), "rows": FakeSubagent(), **(subagents or {})}),
             breakers=lambda name: self.turns.setdefault(name, FakeTurns()),
@@ -102,9 +98,10 @@ class Workbench:
             crumbs=self.crumbs,
             traces=self.traces,
             notify=self.notify,
-            wall=lambda: 1_700_000_000.5,
-            **usual | more,
+            limits=StepLimits(**limits),
+            time=PlannerTime(**{**usual, **times}),
         )
+        self.coordinator = Coordinator(services)
 
     async def notify(self, url: str, body: bytes) -> None:
         if self.notice_errors:
@@ -121,7 +118,7 @@ class Workbench:
         return token
 
     async def take(self, command: Command, stream: str = STREAM) -> Receipt:
-        return await self.coordinator.take(stream, command)
+        return await self.coordinator.execute(stream, command)
 
     async def push(self, name: str, status: Any, payload: object = None, **more: Any) -> Receipt:
         raw = msgspec.Raw(msgspec.json.encode({} if payload is None else payload))

@@ -10,8 +10,9 @@ import msgspec
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import Conflict, LeaseLost, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
-from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, RedisLogTiming, Replicas
+from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, Replicas
 from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, Verdict
+from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams
 from anabranch.eventlog.tape import Tape

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from anabranch.domain.errors import AnabranchError, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry, epoch
-from anabranch.domain.model import Value
 from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, channel
+from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import Streams
 from anabranch.eventlog.tape import Tape
@@ -15,17 +15,6 @@ from anabranch.redis.rpc import WorkerRpc
 
 PAGE = 1_000
 UNREACHABLE = "The log that the workers share cannot be reached."
-
-
-class RedisLogTiming(Value):
-    """`repair_every_s`: how often the log checks Redis and restores its streams. `recheck_s` and `recheck_ended_s`: how
-    often a replica reads without a notification, since one can get lost and a dead worker sends none. `restore_s`: how
-    long owners have to restore their streams after a restart of Redis before a name can be opened again."""
-
-    repair_every_s: float = 0.25
-    recheck_s: float = 1.0
-    recheck_ended_s: float = 15.0
-    restore_s: float = 2.0
 
 
 class Replica:
