@@ -1,4 +1,4 @@
-"""Letters between workers over a real Redis that is killed and frozen."""
+"""Request/reply between workers over a real Redis that is killed and frozen."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ async def echo(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def open_post(
+async def open_rpc(
     url: str, name: str, handler: Handler = echo, timing: RpcTiming = USUAL_TIMING
 ) -> AsyncIterator[WorkerRpc]:
     redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), timing=RedisTiming(probe_every_s=0.02))
@@ -53,8 +53,8 @@ async def open_post(
         await redis.close()
 
 
-async def test_each_gets_the_answer_to_its_own_question(server: Valkey) -> None:
-    async with open_post(server.url, "a") as a, open_post(server.url, "b") as b:
+async def test_each_request_gets_its_own_reply(server: Valkey) -> None:
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b") as b:
         questions = [str(number).encode() for number in range(100)]
         asked = [post.ask(worker, body) for body in questions for post, worker in ((a, "b"), (b, "a"))]
         answers = await asyncio.gather(*asked)
@@ -64,7 +64,7 @@ async def test_each_gets_the_answer_to_its_own_question(server: Valkey) -> None:
 
 
 async def test_where_nobody_is_nobody_waits(server: Valkey) -> None:
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         began = time.monotonic()
         with pytest.raises(StreamUnavailable):
             await a.ask("nobody", b"hello", wait_s=WAIT_S)
@@ -85,7 +85,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
             raise Conflict("no")
         return body
 
-    async with open_post(server.url, "a") as a, open_post(server.url, "b", moody):
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b", moody):
         for body in (b"fail", b"too much"):
             began = time.monotonic()
             with pytest.raises(StreamUnavailable):
@@ -98,7 +98,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
 
 async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         for body in (b"", b"\xff\xff", b"{}", b"\x94\xa1x\xc0\xc0\xc0", b"\x91\xa1x"):
             assert await redis.execute("PUBLISH", "anabranch:post:a", body) == 1
         assert await a.ask("a", b"still here") == b"heard still here"
@@ -107,7 +107,7 @@ async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
 
 async def test_a_chime_rings_for_its_channel_and_when_something_may_be_missed(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         with a.listen("news") as one, a.listen("news") as two, a.listen("other") as other:
             for chime in (one, two, other):
                 assert await chime.wait(WAIT_S)  # it really listens now
@@ -129,8 +129,8 @@ async def _silent(redis: Redis, channel: str) -> bool:
     return await redis.execute("PUBLISH", channel, "") == 0
 
 
-async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a", timing=QUICK) as a, open_post(mortal.url, "b", timing=QUICK):
+async def test_rpc_reconnects_after_redis_was_killed(mortal: Valkey) -> None:
+    async with open_rpc(mortal.url, "a", timing=QUICK) as a, open_rpc(mortal.url, "b", timing=QUICK):
         with a.listen("news") as chime:
             assert await chime.wait(WAIT_S)
             mortal.kill()
@@ -149,8 +149,8 @@ async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) 
             await eventually(heard)
 
 
-async def test_it_notices_that_redis_has_frozen(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a", timing=QUICK) as a:
+async def test_rpc_detects_a_frozen_redis(mortal: Valkey) -> None:
+    async with open_rpc(mortal.url, "a", timing=QUICK) as a:
         interrupted_at = a.interrupted_at
         mortal.freeze()
         await until(lambda: not a.up)
