@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from anabranch.domain.clock import SystemClock
-from anabranch.domain.eventlog import Entry, Page, SequencedEntry
+from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.domain.events import SubagentResult
 from anabranch.domain.steps import Trace
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReader
-from anabranch.planner.encoder import described, numbered, raw, written
+from anabranch.planner.encoder import encode, numbered, raw
 from benchmarks.report import this_machine
 
 EVENTS = 10_000
@@ -60,10 +60,8 @@ def event(number: int) -> Entry:
         revision=number // KEYS + 1,
         payload=raw({"text": "x"}),
     )
-    told = described(happened)
     trace = Trace(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331")
-    body = written(told, session_id="session", plan_step_id="step", at=1_700_000_000.0, trace=trace)
-    return Entry(key=told.key, revision=told.revision, body=body, partial=told.partial)
+    return encode(happened, session_id="session", plan_step_id="step", at=1_700_000_000.0, trace=trace).entry
 
 
 def lost(page: Page) -> Entry:
@@ -71,15 +69,7 @@ def lost(page: Page) -> Entry:
 
 
 def memory_log() -> MemoryLog:
-    return MemoryLog(
-        clock=SystemClock(),
-        worker="benchmark",
-        ttl_s=1_800.0,
-        lease_s=10.0,
-        max_events=20_000,
-        max_bytes=16 * 2**20,
-        memory_bytes=256 * 2**20,
-    )
+    return MemoryLog(clock=SystemClock(), worker="benchmark", limits=LogLimits())
 
 
 def timed(started: tuple[float, float]) -> Round:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from anabranch.domain.clock import SystemClock
-from anabranch.domain.eventlog import Entry
+from anabranch.domain.eventlog import Entry, LogLimits
 from anabranch.eventlog.redis.log import RedisLog
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
@@ -25,17 +25,7 @@ async def redis_log(url: str) -> AsyncIterator[RedisLog]:
     redis = Redis(url, timeout_s=2.0, clock=clock, telemetry=Recorder())
     await _emptied(redis)
     post = WorkerRpc(url, redis, worker="benchmark", clock=clock)
-    log = RedisLog(
-        redis,
-        post,
-        worker="benchmark",
-        clock=clock,
-        ttl_s=1_800.0,
-        lease_s=10.0,
-        max_events=20_000,
-        max_bytes=16 * 2**20,
-        memory_bytes=256 * 2**20,
-    )
+    log = RedisLog(redis, post, worker="benchmark", clock=clock, limits=LogLimits())
     post.start(_unheard)
     log.start()
     try:

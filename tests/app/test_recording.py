@@ -6,11 +6,17 @@ from typing import NamedTuple
 
 import pytest
 
-from anabranch.app import resumable_answers
-from anabranch.app.resumable_answers import PREFIX, ResumableAnswers, merged, split
+from anabranch.app.resumable_answers import (
+    PREFIX,
+    USUAL_TIMING,
+    RecordingTiming,
+    ResumableAnswers,
+    merged,
+    split,
+)
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import StreamFull, StreamUnavailable
-from anabranch.domain.eventlog import Entry, Page
+from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, Token
 from anabranch.domain.model import Answer, Context, Ground, Question
 from anabranch.eventlog.memory import MemoryLog
@@ -28,7 +34,8 @@ class Counting(MemoryLog):
     def __init__(self, **bounds: int) -> None:
         usual = {"max_events": 1_000, "max_bytes": 2**20, "memory_bytes": 2**24}
         self.time = ManualClock()
-        super().__init__(clock=self.time, worker="here", ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
+        limits = LogLimits(ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
+        super().__init__(clock=self.time, worker="here", limits=limits)
         self.renewals = 0
         self.away = 0
 
@@ -85,9 +92,12 @@ async def record(
     lease_s: float = LEASE_S,
     max_events: int = 1_000,
     within_s: float = 60.0,
+    timing: RecordingTiming = USUAL_TIMING,
 ) -> Taped:
     telemetry, answerer = Recorder(), Told(tell)
-    recordings = ResumableAnswers(log, telemetry=telemetry, lease_s=lease_s, max_events=max_events, max_bytes=2**20)
+    recordings = ResumableAnswers(
+        log, telemetry=telemetry, lease_s=lease_s, max_events=max_events, max_bytes=2**20, timing=timing
+    )
     context = Context(correlation_id="c", deadline=asyncio.get_running_loop().time() + within_s)
     run = Run(answerer, Question(text="Why?"), context, telemetry).start()
     stream = await recordings.record(run, run.listen(), frame, identity="user:alice", about=b"!", context=context)
@@ -185,7 +195,7 @@ async def test_its_deadline_ends_it_though_nobody_listens() -> None:
         await silence(emit)
 
     log = Counting()
-    taped = await record(log, tell, within_s=0.05)
+    taped = await record(log, tell, within_s=0.05, timing=RecordingTiming(rewrite_s=0.001, last_events_s=0.0))
     assert await ended(log, taped.stream) == [b"token a\n\n", b"error deadline_exceeded\n\n"]
     assert taped.answerer.given_up
 
@@ -226,36 +236,31 @@ async def test_one_whose_stream_others_have_ended_gives_up_quietly() -> None:
     log = Counting()
     taped = await record(log, tell)
     log.time.advance(LEASE_S)
-    assert await log.bury(PREFIX + taped.stream, Entry(key="lost", revision=1, body=b"lost", final=True))
+    assert await log.end_abandoned(PREFIX + taped.stream, Entry(key="lost", revision=1, body=b"lost", final=True))
     go.set()
     await until(lambda: taped.answerer.given_up and not taped.recordings.holds(taped.stream))
     assert await ended(log, taped.stream) == [b"lost"]
     assert taped.telemetry.crashes == []
 
 
-async def test_a_log_that_is_away_for_a_moment_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resumable_answers, "AGAIN_S", 0.001)
-
+async def test_a_recording_continues_when_the_log_is_unreachable_for_a_moment() -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="a"))
 
     log = Counting()
     log.away = 3
-    taped = await record(log, tell)
+    taped = await record(log, tell, timing=RecordingTiming(rewrite_s=0.001))
     assert await ended(log, taped.stream) == [b"token a\n\n", b"sources\n\n", b"done\n\n"]
 
 
-async def test_a_log_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resumable_answers, "AGAIN_S", 0.001)
-    monkeypatch.setattr(resumable_answers, "LAST_WORDS_S", 0.0)
-
+async def test_a_log_that_stays_unreachable_ends_the_run() -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="a"))
         await silence(emit)
 
     log = Counting()
     log.away = 1_000_000
-    taped = await record(log, tell, within_s=0.05)
+    taped = await record(log, tell, within_s=0.05, timing=RecordingTiming(rewrite_s=0.001, last_events_s=0.0))
     await until(lambda: taped.answerer.given_up and not taped.recordings.holds(taped.stream))
     assert taped.telemetry.crashes == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.errors import Conflict, NotFound
-from support.event_log_contract import entry
+from anabranch.testing.contracts.event_log import entry
 from support.shared_log import Wire, worker
 from support.valkey_server import Valkey, running_valkey
 

@@ -5,33 +5,32 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.testing import ManualClock
-from support.event_log_contract import Bench, Benches, LogContract, LogSettings
+from anabranch.testing.contracts.event_log import Bench, Benches, EventLogContract
 
-USUAL = LogSettings()
+USUAL = LogLimits()
 
 
-def memory_log(clock: ManualClock, settings: LogSettings) -> MemoryLog:
-    return MemoryLog(
-        clock=clock, worker="here", **{name: getattr(settings, name) for name in settings.__struct_fields__}
-    )
+def memory_log(clock: ManualClock, limits: LogLimits) -> MemoryLog:
+    return MemoryLog(clock=clock, worker="here", limits=limits)
 
 
 @pytest.fixture
 def benches() -> Benches:
     @asynccontextmanager
-    async def bench(settings: LogSettings = USUAL) -> AsyncIterator[Bench]:
+    async def bench(limits: LogLimits = USUAL) -> AsyncIterator[Bench]:
         clock = ManualClock(1_000.0)
-        log = memory_log(clock, settings)
+        log = memory_log(clock, limits)
 
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Bench(writer=log, reader=log, advance=advance, settings=settings)
+        yield Bench(writer=log, reader=log, advance=advance, limits=limits)
 
     return bench
 
 
-class TestMemoryLog(LogContract):
+class TestMemoryLog(EventLogContract):
     pass

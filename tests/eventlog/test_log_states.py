@@ -11,10 +11,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
-from anabranch.domain.eventlog import EPOCH, Entry, SequencedEntry
+from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
 from anabranch.eventlog.tape import ENTRY_BYTES, Tape, weight
 from anabranch.testing import ManualClock
-from support.event_log_contract import LogSettings, entry
+from anabranch.testing.contracts.event_log import entry
 
 MAX_EVENTS = 10
 MAX_BYTES = 10 * (ENTRY_BYTES + 201)
@@ -224,7 +224,7 @@ class LogStates(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings = LogSettings(ttl_s=30.0, lease_s=7.0)
+        self.settings = LogLimits(ttl_s=30.0, lease_s=7.0)
         self.clock = ManualClock()
         self.log = memory_log(self.clock, self.settings)
         self.kept: dict[str, Kept] = {}
@@ -268,15 +268,15 @@ class LogStates(RuleBasedStateMachine):
         self.end(kept, last)
 
     @rule(name=names)
-    def bury(self, name: str) -> None:
+    def end_abandoned(self, name: str) -> None:
         kept = self.there(name)
         last = entry("end", body=b"lost", final=True)
         if kept is None:
             with pytest.raises(NotFound):
-                done(self.log.bury(name, last))
+                done(self.log.end_abandoned(name, last))
             return
         buried = self.abandoned(kept)
-        assert done(self.log.bury(name, last)) is buried
+        assert done(self.log.end_abandoned(name, last)) is buried
         if buried:
             kept.entries.append(("end", 1, b"lost"))
         self.end(kept, buried)

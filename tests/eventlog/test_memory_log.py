@@ -9,12 +9,15 @@ import pytest
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import NotFound, StreamFull
-from anabranch.eventlog.memory import STREAM_BYTES, MemoryLog, MemorySessions
+from anabranch.domain.eventlog import LogLimits
+from anabranch.eventlog.memory import MemoryLog
+from anabranch.eventlog.streams import STREAM_BYTES
 from anabranch.eventlog.tape import ENTRY_BYTES
+from anabranch.planner.sessions import MemorySessions
 from anabranch.testing import ManualClock
-from support.event_log_contract import LogSettings, entry
+from anabranch.testing.contracts.event_log import entry
 
-USUAL = LogSettings()
+USUAL = LogLimits()
 
 
 async def ended(log: MemoryLog, name: str, events: int = 10, size: int = 300) -> None:
@@ -74,7 +77,7 @@ async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() 
         tracemalloc.stop()
 
 
-async def test_tending_looks_only_at_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tend_drops_expired_streams_and_reads_the_clock_once() -> None:
     clock = ManualClock()
     log = memory_log(clock, USUAL)
     for number in range(200):
@@ -82,14 +85,6 @@ async def test_tending_looks_only_at_what_is_over(monkeypatch: pytest.MonkeyPatc
         await log.open(f"live {number}", identity="")
         clock.advance(1.0)
     clock.advance(USUAL.ttl_s - 195.0)
-    forgotten: list[str] = []
-    forget = log._forget
-
-    def noted(stream: str) -> None:
-        forgotten.append(stream)
-        forget(stream)
-
-    monkeypatch.setattr(log, "_forget", noted)
     looks = 0
 
     class Looked(ManualClock):
@@ -100,10 +95,9 @@ async def test_tending_looks_only_at_what_is_over(monkeypatch: pytest.MonkeyPatc
 
     log._clock = Looked()
     log.tend()
-    assert forgotten == [f"ended {number}" for number in range(6)]
-    assert looks == 1
+    assert (len(log), looks) == (394, 1)
     log.tend()
-    assert len(forgotten) == 6
+    assert len(log) == 394
 
 
 async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten() -> None:
@@ -121,7 +115,7 @@ async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten()
 
 async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> None:
     each = STREAM_BYTES + 10_000
-    log = memory_log(ManualClock(), LogSettings(memory_bytes=4 * each))
+    log = memory_log(ManualClock(), LogLimits(memory_bytes=4 * each))
     for number in range(3):
         await ended(log, str(number), events=10, size=900)
     token = await log.open("live", identity="")
@@ -134,7 +128,7 @@ async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> Non
 
 
 async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
-    log = memory_log(ManualClock(), LogSettings(memory_bytes=30_000))
+    log = memory_log(ManualClock(), LogLimits(memory_bytes=30_000))
     await ended(log, "ended", events=1)
     token = await log.open("live", identity="")
     await log.append("live", token, [entry("a", body=bytes(20_000))])
@@ -149,7 +143,7 @@ async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
 
 
 async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> None:
-    log = memory_log(ManualClock(), LogSettings(memory_bytes=60_000))
+    log = memory_log(ManualClock(), LogLimits(memory_bytes=60_000))
     await ended(log, "ended", events=1)
     tokens = {name: await log.open(name, identity="") for name in "ab"}
     for revision in range(1, 101):
@@ -164,7 +158,7 @@ async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> No
 
 async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() -> None:
     clock = ManualClock()
-    log = memory_log(clock, LogSettings(max_events=8, memory_bytes=20 * (STREAM_BYTES + 8 * ENTRY_BYTES)))
+    log = memory_log(clock, LogLimits(max_events=8, memory_bytes=20 * (STREAM_BYTES + 8 * ENTRY_BYTES)))
     for number in range(60):
         token = await log.open(str(number), identity="")
         for revision in range(20):
@@ -195,7 +189,7 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     for task in tasks[:500]:
         task.cancel()
     await asyncio.wait(tasks[:500])
-    assert len(log._bells._bells["s"].waiting) == 1_500
+    assert len(log._watchers._signals["s"].waiting) == 1_500
     await log.append("s", token, [entry("a")])
     await log.append("s", token, [entry("a")])
     for _ in tasks[500:]:
@@ -205,7 +199,7 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     assert not any(task.done() for task in tasks[500:])
     await log.append("s", token, [entry("b")])
     await asyncio.gather(*tasks[500:])
-    assert len(log._bells) == 0
+    assert len(log._watchers) == 0
 
 
 async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> None:

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from anabranch.domain.errors import NotFound, StreamFull
+from anabranch.domain.eventlog import LogLimits
 from anabranch.planner.sessions import RedisSessions
 from anabranch.testing import ManualClock
-from support.event_log_contract import PLENTY, Bench, Benches, LogContract, LogSettings, entry
+from anabranch.testing.contracts.event_log import PLENTY, Bench, Benches, EventLogContract, entry
 from support.shared_log import travel, worker
 from support.valkey_server import Valkey, running_valkey
 
-USUAL = LogSettings()
+USUAL = LogLimits()
 LONG_S = 20.0
 
 
@@ -27,9 +28,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 @pytest.fixture
 def benches(server: Valkey) -> Benches:
     @asynccontextmanager
-    async def bench(settings: LogSettings = USUAL) -> AsyncIterator[Bench]:
+    async def bench(limits: LogLimits = USUAL) -> AsyncIterator[Bench]:
         clock = ManualClock(1_000.0)
-        given = msgspec.structs.asdict(settings)
+        given = msgspec.structs.asdict(limits)
         async with AsyncExitStack() as stack:
             writer, reader = [
                 await stack.enter_async_context(worker(server.url, name=name, clock=clock, timeout_s=LONG_S, **given))
@@ -41,12 +42,12 @@ def benches(server: Valkey) -> Benches:
                 await travel(writer.redis, seconds)
                 clock.advance(seconds)
 
-            yield Bench(writer=writer.log, reader=reader.log, advance=advance, settings=settings)
+            yield Bench(writer=writer.log, reader=reader.log, advance=advance, limits=limits)
 
     return bench
 
 
-class TestRedisLog(LogContract):
+class TestRedisLog(EventLogContract):
     pass
 
 

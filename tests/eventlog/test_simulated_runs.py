@@ -55,7 +55,7 @@ def test_a_thousand_runs_hold_together() -> None:
 
 
 def test_a_reader_that_skips_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = StreamReader._taken
+    taken = StreamReader._next_batch
 
     async def skipping(reader: StreamReader) -> Batch | None:
         batch = await taken(reader)
@@ -63,7 +63,7 @@ def test_a_reader_that_skips_something_is_found(monkeypatch: pytest.MonkeyPatch)
             return msgspec.structs.replace(batch, entries=(*batch.entries[:3], *batch.entries[4:]))
         return batch
 
-    monkeypatch.setattr(StreamReader, "_taken", skipping)
+    monkeypatch.setattr(StreamReader, "_next_batch", skipping)
     assert any("was never delivered" in fault for seed in range(SHARE) for fault in simulated(seed).faults)
 
 

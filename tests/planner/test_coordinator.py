@@ -26,7 +26,7 @@ from anabranch.domain.eventlog import Entry
 from anabranch.domain.model import Context
 from anabranch.domain.signals import Compared, Ignored, Stepped, Subagented
 from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Trace
-from anabranch.planner.step_writer import later
+from anabranch.planner.services import later
 from anabranch.testing import FakeSubagent
 from support.planner_server import STREAM, TRACEPARENT, Workbench, expects, here, told
 
@@ -315,8 +315,8 @@ async def test_a_block_ends_the_step_keeps_results_and_calls_back(decision: str)
     await bench.begin(here("docs"), expects("rows"), callback_url="https://planner.example/cb")
     await bench.push("rows", "success", {"r": 1})
     await bench.until(lambda: len(docs.contexts))
-    assert (await bench.coordinator.apply_safety_decision(STREAM, "warn")).status == "in_progress"
-    receipt = await bench.coordinator.apply_safety_decision(STREAM, decision, "too risky")
+    assert (await bench.coordinator.execute(STREAM, Decision(decision="warn"))).status == "in_progress"
+    receipt = await bench.coordinator.execute(STREAM, Decision(decision=decision, reason="too risky"))
     assert receipt.status == "blocked"
     assert receipt.ignored is None
     await bench.advance(5.0)
@@ -589,13 +589,12 @@ async def test_whoever_begins_a_step_may_leave(faults: list[Exception | None], s
     assert (await bench.ended())[-1]["content"]["status"] == status
 
 
-async def test_bounds_and_doubles() -> None:
+async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
     bench = Workbench(max_steps=1)
     token = await bench.begin(expects("docs"))
     with pytest.raises(Overloaded):
         bench.coordinator.admit()
-    bench.coordinator._max_steps = 2
-    directive = bench.coordinator._courses[STREAM].directive
+    directive = bench.coordinator._steps[STREAM].directive
     with pytest.raises(Conflict):
         await bench.coordinator.begin(STREAM, token, directive, Context(correlation_id="c", deadline=9e9))
     assert bench.coordinator.holds(STREAM)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.planner.shadow import LONGEST_PATH, MOST, differences
+from anabranch.planner.shadow import MAX_DIFFERENCES, MAX_PATH, differences
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, "", "x", "~/"]),
@@ -70,8 +70,8 @@ def _normal(value: Any) -> Any:
 def test_it_is_bounded_and_never_shows_what_stands_there() -> None:
     secret = "s3cret"
     found = told({"k": {str(n): secret for n in range(200)}}, {"k": {"x" * 1000: secret}})
-    assert len(found) == MOST
-    assert all(len(line) <= LONGEST_PATH + len("different ") and secret not in line for line in found)
+    assert len(found) == MAX_DIFFERENCES
+    assert all(len(line) <= MAX_PATH + len("different ") and secret not in line for line in found)
 
 
 @pytest.mark.parametrize("broken", [b"{", b'{"a":"\xff"}', b"[" * 5000 + b"]" * 5000])

@@ -287,9 +287,9 @@ def test_a_step_can_be_ended_once(status: Any) -> None:
 def test_what_could_not_be_written_has_not_happened() -> None:
     step = stepped("docs")
     bring(step, "docs", "partial", revision=1)
-    mark = step.marked()
+    mark = step.state
     bring(step, "docs", "success", revision=2)
-    step.back_to(mark)
+    step.state = mark
     assert step.end is None
     assert kinds(bring(step, "docs", "success", revision=2)) == [SubagentResult, SubagentCompleted, StepCompleted]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from anabranch.domain.events import StepCompleted, StepEvent, SubagentCompleted, SubagentResult, SubagentStatus
-from anabranch.domain.steps import Directive, Expected, Fragment, Progress
-from anabranch.planner.encoder import described
+from anabranch.domain.steps import Directive, Expected, Fragment, Progress, Trace
+from anabranch.planner.encoder import encode
 from anabranch.planner.step import Applied, Step
 
 KEYS = ("a", "b", "c")
@@ -18,6 +18,7 @@ attempts = st.integers(1, 4)
 numbers = st.none() | st.integers(0, 6)
 statuses = st.sampled_from(get_args(SubagentStatus))
 verdicts = st.sampled_from([None, None, None, None, "allow", "warn", "block"])
+TRACE = Trace(trace_id="0" * 32, span_id="0" * 16)
 
 
 class Steps(RuleBasedStateMachine):
@@ -81,7 +82,7 @@ class Steps(RuleBasedStateMachine):
             case "completed":
                 assert before.state == "success" or (before.state == "error" and attempt == before.attempt)
             case "superseded":
-                assert attempt < before.attempt or (revision is not None and before.heard)
+                assert attempt < before.attempt or (revision is not None and before.numbered)
             case "duplicate":
                 assert attempt == before.attempt
                 assert revision is not None
@@ -123,11 +124,11 @@ class Steps(RuleBasedStateMachine):
     @rule(key=keys, status=statuses)
     def undo(self, key: str, status: SubagentStatus) -> None:
         """What was undone leaves no trace."""
-        mark, due = self.step.marked(), self.step.due()
+        mark, due = self.step.state, self.step.due()
         self.step.bring(key, Fragment(status=status), self.now)
         self.step.decide("block", "", self.now)
-        self.step.back_to(mark)
-        assert self.step.marked() == mark
+        self.step.state = mark
+        assert self.step.state == mark
         assert self.step.due() == due
 
     @invariant()
@@ -140,9 +141,9 @@ class Steps(RuleBasedStateMachine):
     def only_rising_revisions_under_every_key(self) -> None:
         latest: dict[str, int] = {}
         for event in self.events:
-            told = described(event)
-            assert told.revision > latest.get(told.key, 0), told
-            latest[told.key] = told.revision
+            entry = encode(event, session_id="s", plan_step_id="p", at=0.0, trace=TRACE).entry
+            assert entry.revision > latest.get(entry.key, 0), event
+            latest[entry.key] = entry.revision
 
     @invariant()
     def outcomes_are_what_the_events_say(self) -> None:

@@ -14,12 +14,12 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Question
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.subagents import payloads
-from anabranch.subagents.action import ActionSubagent
+from anabranch.subagents.action import confirmation
 from anabranch.subagents.documentation import DocumentationSubagent
-from anabranch.subagents.registry import GenericSubagent
-from anabranch.subagents.row_selection import RowSelectionSubagent
+from anabranch.subagents.payloads import CardSubagent
+from anabranch.subagents.row_selection import preview
 from anabranch.subagents.safety import SafetySubagent
-from anabranch.subagents.voice import VoiceSubagent
+from anabranch.subagents.voice import UNCHECKED, transcript
 from anabranch.testing import ManualClock
 
 STATUSES: tuple[SubagentStatus, ...] = get_args(SubagentStatus)
@@ -38,11 +38,11 @@ ADAPTERS: dict[str, Subagent] = {
     "documentation": DocumentationSubagent(
         Nobody(), ManualClock(), template=Question(text=""), max_top_k=20, chosen=nothing_chosen
     ),
-    "row_selection": RowSelectionSubagent(),
-    "action": ActionSubagent(),
-    "voice": VoiceSubagent(),
+    "row_selection": CardSubagent(preview),
+    "action": CardSubagent(confirmation),
+    "voice": CardSubagent(transcript, UNCHECKED),
     "safety": SafetySubagent(),
-    "other": GenericSubagent(),
+    "other": CardSubagent(),
 }
 
 

@@ -19,12 +19,11 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.subagents import http
-from anabranch.subagents.action import ActionSubagent
-from anabranch.subagents.http import HttpSubagent
-from anabranch.subagents.payloads import MAX_BYTES
-from anabranch.subagents.registry import KINDS, GenericSubagent, SubagentRegistry
-from anabranch.subagents.row_selection import RowSelectionSubagent
+from anabranch.subagents.action import confirmation
+from anabranch.subagents.http import MAX_FRAGMENTS, HttpSubagent
+from anabranch.subagents.payloads import MAX_BYTES, CardSubagent, as_sent
+from anabranch.subagents.registry import KINDS, SubagentRegistry
+from anabranch.subagents.row_selection import preview
 from anabranch.subagents.safety import SafetySubagent
 
 LOOPBACK = Settings(endpoint_allowlist=("127.0.0.0/8",)).allowed_networks
@@ -45,7 +44,13 @@ class Upstream:
         self._outbound = outbound
 
     async def work(
-        self, adapter: Any = None, *, seconds: float = 20, url: str | None = None, **given: Any
+        self,
+        adapter: Any = None,
+        *,
+        seconds: float = 20,
+        url: str | None = None,
+        max_fragments: int = MAX_FRAGMENTS,
+        **given: Any,
     ) -> AsyncIterator[Fragment]:
         envelope = Expected(key="rows", result_key="r-1", url=url or self.url, **given)
         directive = Directive(
@@ -59,7 +64,8 @@ class Upstream:
             traceparent=TRACEPARENT,
             tracestate="rojo=1",
         )
-        subagent = HttpSubagent(adapter or RowSelectionSubagent(), self._outbound, SystemClock())
+        adapter = adapter or CardSubagent(preview)
+        subagent = HttpSubagent(adapter, self._outbound, SystemClock(), max_fragments=max_fragments)
         async with aclosing(subagent.work(envelope, directive, context)) as fragments:
             async for fragment in fragments:
                 yield fragment
@@ -168,7 +174,7 @@ async def test_one_reply_is_one_success(reply: Any) -> None:
 
 async def test_a_payload_with_a_status_of_its_own_is_a_payload() -> None:
     async with replying(b'{"action":"ship","status":"success","state":"executed"}') as upstream:
-        (fragment,) = await upstream.all(ActionSubagent())
+        (fragment,) = await upstream.all(CardSubagent(confirmation))
     assert (shown(fragment)["action"], shown(fragment)["status"]) == ("ship", "success")
 
 
@@ -348,15 +354,14 @@ async def test_when_nobody_waits_any_more_the_connection_is_closed() -> None:
             await upstream.gone.wait()
 
 
-async def test_one_that_never_comes_to_an_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_FRAGMENTS", 200)
+async def test_a_subagent_that_sends_too_many_parts_fails() -> None:
     async with replying(b'{"status":"pending"}\n' * 201, "application/x-ndjson") as upstream:
-        failed = await upstream.failure(GenericSubagent())
+        failed = await upstream.failure(CardSubagent(), max_fragments=200)
     assert (failed.trouble, failed.message) == (Trouble.UNUSABLE, "It sent more than 200 parts.")
     async with replying(
         b'{"status":"pending"}\n' * 199 + lines({"status": "success"}), "application/x-ndjson"
     ) as upstream:
-        assert len(await upstream.all(GenericSubagent())) == 200
+        assert len(await upstream.all(CardSubagent(), max_fragments=200)) == 200
 
 
 # --- who is found
@@ -364,7 +369,7 @@ async def test_one_that_never_comes_to_an_end_is_ended(monkeypatch: pytest.Monke
 
 async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=1_000)
-    documentation = GenericSubagent()
+    documentation = CardSubagent()
     roster = SubagentRegistry(
         documentation=documentation, outbound=outbound, clock=SystemClock(), enabled={"documentation"}
     )
@@ -376,6 +381,8 @@ async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     assert isinstance(roster.find(Expected(key="documentation", result_key="r", url="http://x")), HttpSubagent)
     assert roster.find(Expected(key="voice", result_key="r", url="http://x")) is None
     every = SubagentRegistry(documentation=documentation, outbound=outbound, clock=SystemClock())
-    assert isinstance(every.find(Expected(key="row-selection", result_key="r")), RowSelectionSubagent)
-    assert isinstance(every.find(Expected(key="whatever this is", result_key="r")), GenericSubagent)
+    rows, other = (every.find(Expected(key=key, result_key="r")) for key in ("row-selection", "whatever this is"))
+    assert isinstance(rows, CardSubagent)
+    assert isinstance(other, CardSubagent)
+    assert (rows.card, other.card) == (preview, as_sent)
     await outbound.close()

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.contracts import Subagent, Watch
-from anabranch.domain.eventlog import Entry, Page
+from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Command, Directive, Expected, Push, Receipt
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms, ManualClock, Recorder
@@ -52,8 +53,8 @@ class FaultyLog:
     def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
         return self.log.watch(stream)
 
-    async def bury(self, stream: str, last: Entry) -> bool:
-        return await self.log.bury(stream, last)
+    async def end_abandoned(self, stream: str, last: Entry) -> bool:
+        return await self.log.end_abandoned(stream, last)
 
 
 class FakeTurns:
@@ -77,15 +78,7 @@ class Workbench:
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.alarms = ManualAlarms(self.clock)
-        self.memory = MemoryLog(
-            clock=self.clock,
-            worker="w",
-            ttl_s=1800,
-            lease_s=15,
-            max_events=20_000,
-            max_bytes=max_bytes,
-            memory_bytes=2**28,
-        )
+        self.memory = MemoryLog(clock=self.clock, worker="w", limits=LogLimits(lease_s=15, max_bytes=max_bytes))
         self.log = self.faults = FaultyLog(self.memory)
         self.crumbs = Crumbs()
         self.telemetry = Recorder()
@@ -94,15 +87,10 @@ class Workbench:
         self.notice_errors: list[Exception] = []
         self.cache = MemoryCache(1_000_000, self.clock)
         self.traces = TelemetryContextStore(self.cache, 1800)
-        usual: dict[str, Any] = {
-            "clock": self.clock,
-            "later": self.alarms.later,
-            "timeout_s": 30.0,
-            "retries": 2,
-            "max_steps": 100,
-            "lease_s": 15.0,
-        }
-        self.coordinator = Coordinator(
+        times: dict[str, Any] = {name: more.pop(name) for name in ("clock", "later", "wall") if name in more}
+        usual: dict[str, Any] = {"clock": self.clock, "later": self.alarms.later, "wall": lambda: 1_700_000_000.5}
+        limits: dict[str, Any] = {"timeout_s": 30.0, "retries": 2, "max_steps": 100, "lease_s": 15.0, **more}
+        services = PlannerServices(
             log=self.log,
             subagents=FakeSubagents({"docs": FakeSubagent(), "rows": FakeSubagent(), **(subagents or {})}),
             breakers=lambda name: self.turns.setdefault(name, FakeTurns()),
@@ -110,9 +98,10 @@ class Workbench:
             crumbs=self.crumbs,
             traces=self.traces,
             notify=self.notify,
-            wall=lambda: 1_700_000_000.5,
-            **usual | more,
+            limits=StepLimits(**limits),
+            time=PlannerTime(**{**usual, **times}),
         )
+        self.coordinator = Coordinator(services)
 
     async def notify(self, url: str, body: bytes) -> None:
         if self.notice_errors:
@@ -129,7 +118,7 @@ class Workbench:
         return token
 
     async def take(self, command: Command, stream: str = STREAM) -> Receipt:
-        return await self.coordinator.take(stream, command)
+        return await self.coordinator.execute(stream, command)
 
     async def push(self, name: str, status: Any, payload: object = None, **more: Any) -> Receipt:
         raw = msgspec.Raw(msgspec.json.encode({} if payload is None else payload))

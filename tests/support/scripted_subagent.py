@@ -11,6 +11,7 @@ from aiohttp import web
 
 from anabranch.app.resumable_answers import ResumableAnswers
 from anabranch.domain.contracts import EventLog
+from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.testing import ManualClock, Recorder, model_frames
 from anabranch.testing.http_server import HttpServer
@@ -142,9 +143,8 @@ class Log(MemoryLog):
     """One whose leases run out when a test says so."""
 
     def __init__(self, **bounds: int) -> None:
-        usual = {"max_events": 20_000, "max_bytes": 2**24, "memory_bytes": 2**28}
         self.time = ManualClock()
-        super().__init__(clock=self.time, worker="here", ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
+        super().__init__(clock=self.time, worker="here", limits=LogLimits(ttl_s=1_000, lease_s=LEASE_S, **bounds))
 
 
 def recorded(server: Server, log: EventLog | None) -> None:

@@ -10,9 +10,11 @@ import msgspec
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import Conflict, NotFound, StreamUnavailable
+from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.signals import Signal
-from anabranch.eventlog.redis.log import RedisLog
-from anabranch.redis.client import Redis, Reply
+from anabranch.eventlog.redis.log import USUAL_TIMING, RedisLog
+from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.redis.client import Redis, RedisTiming, Reply
 from anabranch.redis.rpc import WorkerRpc
 from anabranch.testing.fakes import Recorder
 
@@ -47,14 +49,22 @@ async def nothing(body: bytes) -> bytes:
 
 @asynccontextmanager
 async def worker(
-    url: str, *, name: str = "here", clock: Clock | None = None, timeout_s: float = TIMEOUT_S, **settings: Any
+    url: str,
+    *,
+    name: str = "here",
+    clock: Clock | None = None,
+    timeout_s: float = TIMEOUT_S,
+    timing: RedisLogTiming = USUAL_TIMING,
+    probe_every_s: float = 0.5,
+    **limits: Any,
 ) -> AsyncIterator[Worker]:
     clock = clock or SystemClock()
     recorder = Recorder()
-    redis = Redis(url, timeout_s=timeout_s, clock=SystemClock(), telemetry=recorder)
+    probing = RedisTiming(probe_every_s=probe_every_s)
+    redis = Redis(url, timeout_s=timeout_s, clock=SystemClock(), telemetry=recorder, timing=probing)
     post = WorkerRpc(url, redis, worker=name, clock=clock)
-    usual = {"ttl_s": 60.0, "lease_s": 5.0, "max_events": 20_000, "max_bytes": 16 * 2**20, "memory_bytes": 256 * 2**20}
-    log = RedisLog(redis, post, worker=name, clock=clock, **{**usual, **settings})
+    bounds = LogLimits(**{"ttl_s": 60.0, "lease_s": 5.0, **limits})
+    log = RedisLog(redis, post, worker=name, clock=clock, limits=bounds, timing=timing)
     post.start(nothing)
     log.start()
     try:

@@ -17,7 +17,7 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.encoder import raw
-from anabranch.subagents.registry import GenericSubagent
+from anabranch.subagents.payloads import CardSubagent
 from anabranch.subagents.safety import SafetySubagent
 
 PATIENCE_S = 3_600.0
@@ -51,14 +51,15 @@ class ShakyLog:
     def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
         return self._log.watch(stream)
 
-    async def bury(self, stream: str, last: Entry) -> bool:
-        return await self._log.bury(stream, last)
+    async def end_abandoned(self, stream: str, last: Entry) -> bool:
+        return await self._log.end_abandoned(stream, last)
 
 
-class Worker(GenericSubagent):
+class Worker(CardSubagent):
     """One that works here, at its leisure, and fails sometimes."""
 
     def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self._chance = chance
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
@@ -79,12 +80,12 @@ class Troupe:
     def __init__(self, chance: random.Random) -> None:
         self._here = Worker(chance)
 
-    def find(self, expected: Expected) -> Worker | GenericSubagent | SafetySubagent | None:
+    def find(self, expected: Expected) -> Worker | CardSubagent | SafetySubagent | None:
         if expected.key == "off":
             return None
         if expected.key == "safety":
             return SafetySubagent()
-        return self._here if expected.input is not None else GenericSubagent()
+        return self._here if expected.input is not None else CardSubagent()
 
 
 class Turnstile:

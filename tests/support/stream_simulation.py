@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from anabranch.app import Anabranch
-from anabranch.app.planner import Planner
+from anabranch.app.planner import Planner, StreamStores
 from anabranch.configuration.settings import Settings
+from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.steps import stream_of
 from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.planner import PlannerSurface
-from anabranch.eventlog.memory import MemoryLog, MemorySessions
+from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
+from anabranch.planner.sessions import MemorySessions
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import Crumbs, Recorder
@@ -75,34 +78,24 @@ class Simulation:
         self.memory = MemoryLog(
             clock=loop,
             worker="here",
-            ttl_s=1_800.0,
-            lease_s=LEASE_S,
-            max_events=drawn.max_events,
-            max_bytes=drawn.max_bytes,
-            memory_bytes=2**28,
+            limits=LogLimits(lease_s=LEASE_S, max_events=drawn.max_events, max_bytes=drawn.max_bytes),
         )
         self.log = ShakyLog(self.memory, chance, drawn.shaky)
-        self.coordinator = Coordinator(
+        services = PlannerServices(
             log=self.log,
             subagents=Troupe(chance),
             breakers=lambda _: Turnstile(chance),
-            clock=loop,
             telemetry=self.telemetry,
             crumbs=Crumbs(),
             traces=TelemetryContextStore(MemoryCache(100_000, loop), 1_800.0),
             notify=self._notify,
-            timeout_s=30.0,
-            retries=2,
-            max_steps=10,
-            lease_s=LEASE_S,
-            wall=lambda: 1_700_000_000 + loop.time(),
+            limits=StepLimits(timeout_s=30.0, retries=2, max_steps=10, lease_s=LEASE_S),
+            time=PlannerTime(clock=loop, wall=lambda: 1_700_000_000 + loop.time()),
         )
+        self.coordinator = Coordinator(services)
         self.planner = Planner(
-            log=self.log,
-            sessions=MemorySessions(loop),
-            coordinator=self.coordinator,
-            worker="here",
-            post=None,
+            StreamStores("here", self.log, MemorySessions(loop)),
+            self.coordinator,
             ttl_s=1_800.0,
             client_bytes=drawn.client_bytes,
             streaming=True,

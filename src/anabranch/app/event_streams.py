@@ -1,31 +1,35 @@
-"""Streams as the settings want them: the log, the planner's steps, and the answers that can be taken up again."""
+"""Builds the event log, the planner and resumable answers from the settings."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.knowledge_opener import KnowledgeOpener
-from anabranch.app.planner import Planner
+from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Breadcrumbs, Clock, Emit, EventLog, Outbound, Sessions, Telemetry
+from anabranch.domain.contracts import Breadcrumbs, Clock, Emit, Outbound, Telemetry
 from anabranch.domain.errors import AnabranchError, UpstreamError, UpstreamTimedOut
+from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.events import TERMINAL
-from anabranch.domain.model import Answer, Context, Endpoint, Question
-from anabranch.eventlog.memory import MemoryLog, MemorySessions
+from anabranch.domain.model import Answer, Context, Endpoint, Question, Value
+from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReaders
+from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.knowledge.model import Caller
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.run import Run
 from anabranch.planner.coordinator import Coordinator
+from anabranch.planner.services import PlannerServices, PlannerTime, PlannerTiming, StepLimits
+from anabranch.planner.sessions import MemorySessions, RedisSessions
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.subagents.documentation import Chosen, DocumentationSubagent
 from anabranch.subagents.registry import SubagentRegistry
@@ -33,41 +37,39 @@ from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile, No
 
 if TYPE_CHECKING:  # most have no Redis
     from anabranch.redis.client import Redis
-    from anabranch.redis.rpc import WorkerRpc
 
 TOP_K = 10
 MAX_REPLY_BYTES = 64 * 1024
-NOTICE_S = 10.0
-JSON = {"Content-Type": "application/json"}
-TEND_EVERY_S = 5.0
 
 
 class EventStreams:
-    """What outlives a request. There is neither where no worker could find another's streams."""
+    """What outlives a request. Both are None where no worker could find another's streams."""
 
     def __init__(self, planner: Planner | None = None, recordings: ResumableAnswers | None = None) -> None:
         self.planner = planner
         self.recordings = recordings
 
     async def drain(self, grace_s: float) -> None:
-        """Give steps some time, then end them: their work ends with this process."""
+        """Wait for steps in progress for `grace_s`, then end them."""
         if self.planner is not None:
             await self.planner.drain(grace_s)
 
     async def settled(self) -> None:
-        """Every Run is over: its end is written, too."""
+        """Wait until the end of every recorded Run is written."""
         if self.recordings is not None:
             await self.recordings.settled()
 
 
-class StreamStores(NamedTuple):
-    """Where streams are kept, and by whom."""
+class StreamTiming(Value):
+    """Timing of the planner and of the log in Redis, and how long a callback may take."""
 
-    worker: str
-    log: EventLog
-    sessions: Sessions
-    post: "WorkerRpc | None"
-    tend: Callable[[], None]
+    planner: PlannerTiming = PlannerTiming()
+    log: RedisLogTiming = RedisLogTiming()
+    callback_timeout_s: float = 10.0
+    tend_every_s: float = 5.0
+
+
+USUAL_TIMING = StreamTiming()
 
 
 @asynccontextmanager
@@ -81,7 +83,9 @@ async def event_streams(
     start: Callable[[Question, Context], Run],
     clock: Clock,
     telemetry: Telemetry,
+    timing: StreamTiming | None = None,
 ) -> AsyncIterator[EventStreams]:
+    timing = timing or USUAL_TIMING
     if not settings.streams_kept:
         yield EventStreams()
         return
@@ -95,24 +99,37 @@ async def event_streams(
     roster = SubagentRegistry(
         documentation=documentation, outbound=outbound, clock=clock, enabled=settings.planner_subagents
     )
-    async with _stores(settings, policies.redis, clock) as kept, _breadcrumbs(settings, telemetry) as crumbs:
-        coordinator = Coordinator(
+    stores, breadcrumbs = _stores(settings, policies.redis, clock, timing), _breadcrumbs(settings, telemetry)
+    async with stores as (kept, tend), breadcrumbs as crumbs:
+        services = PlannerServices(
             log=kept.log,
             subagents=roster,
             breakers=lambda name: policies.resilience.breaker(_named(name), "subagent"),
-            clock=clock,
             telemetry=telemetry,
             crumbs=crumbs,
             traces=TelemetryContextStore(policies.cache, settings.stream_ttl),
-            notify=_callback_sender(outbound),
-            timeout_s=settings.planner_timeout,
-            retries=settings.planner_retries,
-            max_steps=settings.planner_steps,
-            lease_s=settings.stream_lease,
-            ttl_s=settings.stream_ttl,
+            notify=_callback_sender(outbound, timing.callback_timeout_s),
+            limits=StepLimits(
+                timeout_s=settings.planner_timeout,
+                retries=settings.planner_retries,
+                max_steps=settings.planner_steps,
+                lease_s=settings.stream_lease,
+                ttl_s=settings.stream_ttl,
+            ),
+            time=PlannerTime(clock=clock),
+            timing=timing.planner,
         )
         readers = StreamReaders(telemetry)
-        planner = _planner(settings, kept, coordinator, readers)
+        planner = Planner(
+            kept,
+            Coordinator(services),
+            ttl_s=settings.stream_ttl,
+            client_bytes=settings.stream_client_bytes,
+            readers=readers,
+            streaming=settings.planner_streaming,
+        )
+        if kept.rpc is not None:
+            kept.rpc.start(planner.handle)
         recordings = ResumableAnswers(
             kept.log,
             telemetry=telemetry,
@@ -121,29 +138,12 @@ async def event_streams(
             max_bytes=settings.stream_bytes,
             readers=readers,
         )
-        async with _maintained(kept, planner):
+        async with _tended(tend, planner, timing.tend_every_s):
             yield EventStreams(planner, recordings)
 
 
-def _planner(settings: Settings, kept: StreamStores, coordinator: Coordinator, readers: StreamReaders) -> Planner:
-    planner = Planner(
-        log=kept.log,
-        sessions=kept.sessions,
-        coordinator=coordinator,
-        worker=kept.worker,
-        post=kept.post,
-        ttl_s=settings.stream_ttl,
-        client_bytes=settings.stream_client_bytes,
-        readers=readers,
-        streaming=settings.planner_streaming,
-    )
-    if kept.post is not None:
-        kept.post.start(planner.letter)
-    return planner
-
-
 class RunAnswerer:
-    """An Answerer whose every question is a Run of its own: counted, bounded and told like any other."""
+    """An Answerer that starts a Run for every question, so that it is counted, bounded and logged like any other."""
 
     def __init__(self, start: Callable[[Question, Context], Run]) -> None:
         self._start = start
@@ -158,53 +158,43 @@ class RunAnswerer:
 
 
 @asynccontextmanager
-async def _stores(settings: Settings, redis: "Redis | None", clock: Clock) -> AsyncIterator[StreamStores]:
+async def _stores(
+    settings: Settings, redis: "Redis | None", clock: Clock, timing: StreamTiming
+) -> AsyncIterator[tuple[StreamStores, Callable[[], None]]]:
     worker = secrets.token_hex(8)
-    if redis is None or settings.redis_url is None:
-        log = MemoryLog(
-            clock=clock,
-            worker=worker,
-            ttl_s=settings.stream_ttl,
-            lease_s=settings.stream_lease,
-            max_events=settings.stream_events,
-            max_bytes=settings.stream_bytes,
-            memory_bytes=settings.stream_memory,
-        )
-        sessions = MemorySessions(clock)
-
-        def tend() -> None:
-            log.tend()
-            sessions.tend()
-
-        yield StreamStores(worker, log, sessions, None, tend)
-        return
-    from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
-    from anabranch.planner.sessions import RedisSessions  # noqa: PLC0415
-    from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
-
-    post = WorkerRpc(settings.redis_url, redis, worker=worker, clock=clock)
-    shared = RedisLog(
-        redis,
-        post,
-        worker=worker,
-        clock=clock,
+    limits = LogLimits(
         ttl_s=settings.stream_ttl,
         lease_s=settings.stream_lease,
         max_events=settings.stream_events,
         max_bytes=settings.stream_bytes,
         memory_bytes=settings.stream_memory,
     )
+    if redis is None or settings.redis_url is None:
+        log = MemoryLog(clock=clock, worker=worker, limits=limits)
+        sessions = MemorySessions(clock)
+
+        def tend() -> None:
+            log.tend()
+            sessions.tend()
+
+        yield StreamStores(worker, log, sessions), tend
+        return
+    from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
+    from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
+
+    rpc = WorkerRpc(settings.redis_url, redis, worker=worker, clock=clock)
+    shared = RedisLog(redis, rpc, worker=worker, clock=clock, limits=limits, timing=timing.log)
     shared.start()
     try:
-        yield StreamStores(worker, shared, RedisSessions(redis), post, shared.tend)
+        yield StreamStores(worker, shared, RedisSessions(redis), rpc), shared.tend
     finally:
         await shared.close()
-        await post.close()
+        await rpc.close()
 
 
 @asynccontextmanager
 async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Breadcrumbs]:
-    """The analytics sinks. Crumbs leave by connections of their own: a collector that hangs holds up nothing else."""
+    """The analytics sinks. They have connections of their own, so that a slow collector delays nothing else."""
     async with AsyncExitStack() as leaving:
         sinks: list[Breadcrumbs] = []
         if settings.analytics_file is not None:
@@ -227,12 +217,12 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
 
 
 @asynccontextmanager
-async def _maintained(kept: StreamStores, planner: Planner) -> AsyncIterator[None]:
+async def _tended(tend: Callable[[], None], planner: Planner, every_s: float) -> AsyncIterator[None]:
     async def tending() -> None:
         while True:
-            await asyncio.sleep(TEND_EVERY_S)
-            kept.tend()
-            with suppress(AnabranchError):  # while Redis is gone
+            await asyncio.sleep(every_s)
+            tend()
+            with suppress(AnabranchError):  # while Redis is unreachable
                 await planner.tend()
 
     task = asyncio.create_task(tending())
@@ -248,7 +238,7 @@ def _path(text: str) -> Path:
 
 
 def _template(settings: Settings, model: Endpoint) -> Question:
-    """What a step's question to the collections is made from: the same as one to `/v1/query`."""
+    """The template of a step's question to the collections, with the settings of `/v1/query`."""
     return Question(
         text="",
         sources=(COLLECTIONS,),
@@ -265,7 +255,7 @@ def _template(settings: Settings, model: Endpoint) -> Question:
 
 
 def _named(name: str) -> Endpoint:
-    """A subagent as an upstream: told apart by all of its name, shown by its key alone."""
+    """A subagent as an upstream: identified by its full name, shown by its key."""
     _, key, *_ = msgspec.json.decode(name, type=list[str])
     return Endpoint(slug=key, url=name)
 
@@ -278,12 +268,12 @@ def _chosen(rooms: KnowledgeOpener) -> Chosen:
     return chosen
 
 
-def _callback_sender(outbound: Outbound) -> Callable[[str, bytes], Awaitable[None]]:
+def _callback_sender(outbound: Outbound, timeout_s: float) -> Callable[[str, bytes], Awaitable[None]]:
     async def notify(url: str, body: bytes) -> None:
-        """Tell an orchestrator, whose address came with a request: it is guarded like any other."""
+        """The URL came with a request: the address guard applies to it."""
         headers = {"Content-Type": "application/json"}
         try:
-            async with asyncio.timeout(NOTICE_S), outbound.request("POST", url, headers=headers, body=body) as reply:
+            async with asyncio.timeout(timeout_s), outbound.request("POST", url, headers=headers, body=body) as reply:
                 await reply.read()
         except TimeoutError as late:
             raise UpstreamTimedOut("The callback was not answered in time.") from late

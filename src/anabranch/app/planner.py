@@ -1,4 +1,4 @@
-"""The planner's side of streams: whose session it is, which worker keeps a step, and what is passed on to it."""
+"""The planner: owners of sessions, which worker runs a step, and commands forwarded to that worker."""
 
 import hashlib
 import secrets
@@ -27,19 +27,19 @@ from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Command, Directive, Progress, Receipt, Trace, stream_of
 from anabranch.eventlog.reader import StreamReader, StreamReaders
 from anabranch.planner.coordinator import Coordinator
-from anabranch.planner.encoder import described, written
+from anabranch.planner.encoder import encode
 
 if TYPE_CHECKING:
     from anabranch.redis.rpc import WorkerRpc
 
-NOT_HERE = "There is no such step."
-CLOSING = "The server is shutting down; hand the step over again in a moment."
-MOVED = "The step is changing hands; try again in a moment."
-LOST = "The worker that kept this step is gone."
+NOT_FOUND = "There is no such step."
+CLOSING = "The server is shutting down; send the step again in a moment."
+MOVED = "The step is moving to another worker; try again in a moment."
+LOST = "The worker that ran this step is gone."
 
 
 class StepInfo(Value):
-    """What a step's stream says of itself: enough to end it in its owner's place, and to know its envelope again."""
+    """What a step's stream stores about it: enough to end it for its owner, and to recognize the same envelope."""
 
     session_id: str
     plan_step_id: str
@@ -48,7 +48,7 @@ class StepInfo(Value):
 
 
 class ForwardedCommand(Value):
-    """A command on its way to the worker that keeps the step."""
+    """A command for the worker that runs the step."""
 
     stream: str
     command: Command
@@ -61,21 +61,27 @@ class ForwardedReply(Value):
 
 
 class Registered(NamedTuple):
-    """A step's stream, and whether it was begun just now."""
+    """A step's stream, and whether it was created just now."""
 
     created: bool
     page: Page
 
 
+class StreamStores(NamedTuple):
+    """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any."""
+
+    worker: str
+    log: EventLog
+    sessions: Sessions
+    rpc: "WorkerRpc | None" = None
+
+
 class Planner:
     def __init__(
         self,
-        *,
-        log: EventLog,
-        sessions: Sessions,
+        stores: StreamStores,
         coordinator: Coordinator,
-        worker: str,
-        post: "WorkerRpc | None",
+        *,
         ttl_s: float,
         client_bytes: int,
         streaming: bool,
@@ -83,50 +89,47 @@ class Planner:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.streaming = streaming
-        self._log = log
-        self._sessions = sessions
+        self._worker, self._log, self._sessions, self._rpc = stores
         self._coordinator = coordinator
-        self._worker = worker
-        self._post = post
         self._ttl_s = ttl_s
         self._client_bytes = client_bytes
         self._readers = readers
         self._wall = wall
-        self._kept: dict[str, tuple[str, str]] = {}
+        self._owners: dict[str, tuple[str, str]] = {}
         self._claims_at = wall() + ttl_s / 2
         self._closing = False
 
     async def begin(self, directive: Directive, context: Context, identity: str) -> Registered:
-        """Take on a step. The same one again is not begun again; another of that name is a Conflict."""
+        """Start a step. The same envelope again changes nothing; another one of that name is a Conflict."""
         if self._closing:
             raise ShuttingDown(CLOSING)
-        # Before the session is anybody's, and before there is a stream: one that is turned away leaves nothing behind.
-        with self._coordinator.place(stream_of(directive.session_id, directive.plan_step_id)):
-            return await self._begun(directive, context, identity)
+        # Before the session is claimed and a stream exists, so that a refused step leaves nothing behind.
+        with self._coordinator.reserve(stream_of(directive.session_id, directive.plan_step_id)):
+            return await self._begin(directive, context, identity)
 
     async def tell(self, identity: str, session_id: str, plan_step_id: str, command: Command) -> Receipt:
-        """Pass a command on to the step, wherever it is kept."""
+        """Send a command to the step, on whichever worker it runs."""
         stream = stream_of(session_id, plan_step_id)
         page = await self._owned(identity, session_id, plan_step_id)
         if page.keeper == self._worker or self._coordinator.holds(stream) or (page.ended and not _compares(command)):
-            return await self._taken(stream, command)
-        if page.abandoned and await self._log.bury(stream, self.lost(page)):
-            self._coordinator.pass_over(session_id, plan_step_id, command)
+            return await self._execute(stream, command)
+        if page.abandoned and await self._log.end_abandoned(stream, self.lost(page)):
+            self._coordinator.record_ignored(session_id, plan_step_id, command)
             return Receipt(ignored="ended", status="worker_lost")
-        if self._post is None:
+        if self._rpc is None:
             raise StreamUnavailable(LOST)
         try:
-            reply = await self._post.ask(
+            reply = await self._rpc.ask(
                 page.keeper, msgspec.json.encode(ForwardedCommand(stream=stream, command=command))
             )
         except StreamUnavailable:
             if not page.ended:
                 raise
-            return await self._taken(stream, command)  # with its keeper, what could be compared is gone as well
+            return await self._execute(stream, command)  # the results to compare are gone with its worker
         return _received(reply)
 
     async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> StreamReader:
-        """One who follows a step from a cursor on; not yet entered."""
+        """A reader of a step from a cursor on; not yet entered."""
         await self._owned(identity, session_id, plan_step_id)
         return StreamReader(
             self._log,
@@ -142,38 +145,37 @@ class Planner:
         return await self._owned(identity, session_id, plan_step_id, after, limit)
 
     def keeps(self, page: Page) -> bool:
-        """Whether this worker writes that stream."""
+        """Whether this worker writes the stream."""
         return page.keeper == self._worker and not page.ended
 
-    async def letter(self, body: bytes) -> bytes:
-        """A command that another worker has passed on: what became of it, in the form that `tell` reads."""
-        letter = msgspec.json.decode(body, type=ForwardedCommand)
+    async def handle(self, body: bytes) -> bytes:
+        """Execute a command that another worker has forwarded; the reply is what `tell` decodes."""
+        forwarded = msgspec.json.decode(body, type=ForwardedCommand)
         try:
-            reply = ForwardedReply(receipt=await self._taken(letter.stream, letter.command))
+            reply = ForwardedReply(receipt=await self._execute(forwarded.stream, forwarded.command))
         except AnabranchError as error:
             reply = ForwardedReply(code=error.code, message=error.message)
         return msgspec.json.encode(reply)
 
     def lost(self, page: Page) -> Entry:
-        """The end of a step whose worker is gone."""
+        """The final entry of a step whose worker is gone."""
         about = _about(page)
-        event = described(StepCompleted(status="worker_lost", reason=LOST))
-        body = written(
-            event,
+        end = StepCompleted(status="worker_lost", reason=LOST)
+        return encode(
+            end,
             session_id=about.session_id,
             plan_step_id=about.plan_step_id,
             at=self._wall(),
             trace=_trace(about.traceparent),
-        )
-        return Entry(key=event.key, revision=event.revision, body=body, final=True)
+        ).entry
 
     async def tend(self) -> None:
-        """Sessions with steps that still run stay their owner's. A claim lasts so long that now and then is enough."""
-        self._kept = {stream: whose for stream, whose in self._kept.items() if self._coordinator.holds(stream)}
+        """Renew the claims on sessions whose steps are in progress, twice in `ttl_s`."""
+        self._owners = {stream: owner for stream, owner in self._owners.items() if self._coordinator.holds(stream)}
         if self._wall() < self._claims_at:
             return
         self._claims_at = self._wall() + self._ttl_s / 2
-        for session, identity in set(self._kept.values()):
+        for session, identity in set(self._owners.values()):
             await self._sessions.claim(session, identity, self._claim_s)
 
     async def drain(self, grace_s: float) -> None:
@@ -185,26 +187,26 @@ class Planner:
         return 2 * self._ttl_s
 
     async def _owned(self, identity: str, session_id: str, plan_step_id: str, after: int = 0, limit: int = 1) -> Page:
-        """What is there is nobody's business but its owner's."""
+        """A page of a step that this identity owns; for any other identity it does not exist."""
         try:
             page = await self._log.read(stream_of(session_id, plan_step_id), after, limit)
         except NotFound:
-            raise NotFound(NOT_HERE) from None
+            raise NotFound(NOT_FOUND) from None
         if page.identity != identity:
             if page.keeper == self._worker:
-                # Of a step that is kept here we know without asking: whoever may not must wait, or be turned away, as
-                # if there were none.
+                # A step of this worker is known without asking Redis. Ask anyway, so that the time of the reply does
+                # not reveal that the step exists.
                 with suppress(NotFound):
                     await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
-            raise NotFound(NOT_HERE)
-        if page.abandoned and await self._log.bury(stream_of(session_id, plan_step_id), self.lost(page)):
+            raise NotFound(NOT_FOUND)
+        if page.abandoned and await self._log.end_abandoned(stream_of(session_id, plan_step_id), self.lost(page)):
             return await self._log.read(stream_of(session_id, plan_step_id), after, limit)
         return page
 
-    async def _begun(self, directive: Directive, context: Context, identity: str) -> Registered:
+    async def _begin(self, directive: Directive, context: Context, identity: str) -> Registered:
         session, step = directive.session_id, directive.plan_step_id
         if not await self._sessions.claim(session, identity, self._claim_s):
-            raise NotFound(NOT_HERE)
+            raise NotFound(NOT_FOUND)
         stream, digest = stream_of(session, step), _digest(directive)
         about = StepInfo(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
         try:
@@ -215,27 +217,27 @@ class Planner:
                 raise Conflict(f"This session has another step {step!r}; give this one an id of its own.") from None
             return Registered(created=False, page=page)
         await self._coordinator.begin(stream, token, directive, context)
-        self._kept[stream] = (session, identity)
+        self._owners[stream] = (session, identity)
         return Registered(created=True, page=await self._log.read(stream, 0, 1))
 
-    async def _taken(self, stream: str, command: Command) -> Receipt:
-        """What became of a command here, where its step is or was kept. One that has ended says so to everything."""
+    async def _execute(self, stream: str, command: Command) -> Receipt:
+        """Execute a command of a step that runs or ran on this worker. After the end it is ignored."""
         try:
-            return await self._coordinator.take(stream, command)
+            return await self._coordinator.execute(stream, command)
         except (NotFound, LeaseLost) as gone:
-            if self._coordinator.holds(stream):  # it expects no such subagent
+            if self._coordinator.holds(stream):  # the step expects no such subagent
                 raise
             page = await self._log.read(stream, 0, 1)
             last = await self._log.read(stream, page.head - 1, 1)
             if not (page.ended and last.entries):
                 raise StreamUnavailable(MOVED) from gone
             about = _about(page)
-            self._coordinator.pass_over(about.session_id, about.plan_step_id, command)
+            self._coordinator.record_ignored(about.session_id, about.plan_step_id, command)
             return Receipt(ignored="ended", status=msgspec.json.decode(last.entries[-1].body)["content"]["status"])
 
 
 def _compares(command: Command) -> bool:
-    """Whether it is the old way's answer, for which a step in shadow mode waits with its keeper after its end."""
+    """Whether it is the legacy answer, for which a step in shadow mode waits after its end."""
     return isinstance(command, Progress) and command.legacy is not None
 
 
@@ -256,6 +258,6 @@ def _digest(directive: Directive) -> str:
 
 
 def _trace(traceparent: str) -> Trace:
-    """The trace that a step came with, in a span of its own."""
+    """The trace of the request that started the step, with a new span."""
     trace_id = traceparent[3:35] or secrets.token_hex(16)
     return Trace(trace_id=trace_id, span_id=secrets.token_hex(8), parent_span_id=traceparent[36:52] or None)

@@ -1,4 +1,4 @@
-"""Resumable answers: a Run is written into the log as it goes, and everybody who wants to hear it reads it there."""
+"""Resumable answers: a Run is recorded in the event log while it runs, and all clients read it there."""
 
 import asyncio
 import secrets
@@ -9,27 +9,36 @@ from anabranch.domain.contracts import EventLog, Telemetry
 from anabranch.domain.errors import AnabranchError, InternalError, LeaseLost, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import TERMINAL, AnswerEvent, Failed, Token
-from anabranch.domain.model import Context
+from anabranch.domain.model import Context, Value
 from anabranch.eventlog.reader import StreamReader, StreamReaders
 from anabranch.pipeline.run import Listener, Run
 
 Frame = Callable[[AnswerEvent], bytes]
 
-# Whoever knows an id may, of some streams, read the answer.
+# The id of some streams is all that a client needs to read the answer, so it must not be guessable.
 ID_BYTES = 24
-# Answers and planner steps are in one log; nobody must reach one under the name of the other.
+# Answers and planner steps share the log; the prefix keeps their names apart.
 PREFIX = "answer:"
 FRAME_END = b"\n\n"
-# Room that stays for what can come at the end beside words.
+# Entries reserved for the end of an answer.
 RESERVE = 16
-MOST_PAUSE_S = 2.0
-AGAIN_S = 0.5
-LAST_WORDS_S = 5.0
-TOO_LONG = "The answer is longer than what is kept of a resumable stream; ask again without `Prefer: resumable`."
+MAX_PAUSE_S = 2.0
+TOO_LONG = "The answer is longer than a resumable stream may be; ask again without `Prefer: resumable`."
+
+
+class RecordingTiming(Value):
+    """`rewrite_s`: pause before a failed write is tried again. `last_events_s`: time for that after the deadline, and
+    for the ends of all Runs at shutdown."""
+
+    rewrite_s: float = 0.5
+    last_events_s: float = 5.0
+
+
+USUAL_TIMING = RecordingTiming()
 
 
 class ResumableAnswers:
-    """The answers that are being recorded here, and the way to those that are or were recorded anywhere."""
+    """Records answers of this worker, and reads those of all workers."""
 
     def __init__(
         self,
@@ -40,8 +49,10 @@ class ResumableAnswers:
         max_events: int,
         max_bytes: int,
         readers: StreamReaders | None = None,
+        timing: RecordingTiming = USUAL_TIMING,
     ) -> None:
         self.log = log
+        self._timing = timing
         self._readers = readers
         self._telemetry = telemetry
         self._renewal_s = lease_s / 3
@@ -52,9 +63,9 @@ class ResumableAnswers:
     async def record(
         self, run: Run, listener: Listener, frame: Frame, *, identity: str, about: bytes, context: Context
     ) -> str:
-        """Begin to record what the listener hears; from then on it is ours, and the Run goes on whoever leaves. The id
-        under which it can be read. StreamUnavailable or StreamFull if the log takes no stream: then nothing has
-        happened, and the listener is still the caller's."""
+        """Start to record the listener's events; returns the id of the stream. From then on the recording owns the
+        listener, and the Run continues if clients disconnect. StreamUnavailable or StreamFull if the log accepts no
+        stream: then the caller still owns the listener."""
         stream = secrets.token_urlsafe(ID_BYTES)
         token = await self.log.open(PREFIX + stream, identity=identity, about=about)
         recording = _Recording(
@@ -62,7 +73,7 @@ class ResumableAnswers:
             listener=listener,
             frame=frame,
             context=context,
-            tape=_Tape(self.log, PREFIX + stream, token, context.deadline + LAST_WORDS_S),
+            tape=_Tape(self.log, PREFIX + stream, token, context.deadline, self._timing),
             telemetry=self._telemetry,
             renewal_s=self._renewal_s,
             max_events=self._max_events,
@@ -72,21 +83,23 @@ class ResumableAnswers:
         return stream
 
     def holds(self, stream: str) -> bool:
-        """Whether it is being recorded here: then it ends when this process does, at the latest."""
+        """Whether this worker is recording it."""
         return stream in self._tasks
 
     def reader(self, stream: str, after: int, lost: Callable[[Page], Entry]) -> StreamReader:
-        """One who reads a recording; `lost` writes the end of one whose worker is gone. An answer's end has all of its
-        sources and can be large: who was level with it must not be cut off for that, so all of a stream is allowed."""
+        """A reader of a recording; `lost` makes the end of one whose worker is gone. The end of an answer has all of
+        its sources and can be large, so the reader's cap is the size of a whole stream."""
         return StreamReader(
             self.log, PREFIX + stream, after, cap_bytes=self._max_bytes, lost=lost, readers=self._readers
         )
 
-    async def settled(self, within_s: float = LAST_WORDS_S) -> None:
-        """The Runs are over: wait until their ends are written. What the log does not take by then is lost."""
+    async def settled(self, within_s: float | None = None) -> None:
+        """Wait until the ends of all Runs are written, for a limited time."""
         if not self._tasks:
             return
-        _, late = await asyncio.wait(set(self._tasks.values()), timeout=within_s)
+        _, late = await asyncio.wait(
+            set(self._tasks.values()), timeout=self._timing.last_events_s if within_s is None else within_s
+        )
         for task in late:
             task.cancel()
         if late:
@@ -94,31 +107,32 @@ class ResumableAnswers:
 
 
 class _Tape:
-    """A stream in the log, as its one writer has it."""
+    """The writing end of a stream in the log."""
 
-    def __init__(self, log: EventLog, stream: str, token: str, until: float) -> None:
+    def __init__(self, log: EventLog, stream: str, token: str, deadline: float, timing: RecordingTiming) -> None:
         self._log = log
         self._stream = stream
         self._token = token
-        self._until = until
+        self._until = deadline + timing.last_events_s
+        self._rewrite_s = timing.rewrite_s
         self.written = 0
 
     async def append(self, entries: Sequence[Entry]) -> None:
-        """A log that is out of reach is tried again, for as long as there is time: what it has taken already, it takes
-        no second time."""
+        """Retries while the log is unreachable, as long as there is time. The log ignores entries that it has
+        already."""
         while True:
             try:
                 await self._log.append(self._stream, self._token, entries)
             except StreamUnavailable:
                 if asyncio.get_running_loop().time() > self._until:
                     raise
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(self._rewrite_s)
             else:
                 self.written += len(entries)
                 return
 
     def entries(self, frames: Sequence[bytes], *, final: bool) -> list[Entry]:
-        """One for each frame. An end without a frame is an end all the same."""
+        """One entry per frame; an end without a frame is an empty entry."""
         bodies = frames or [b""] * final
         last = len(bodies) - 1
         return [
@@ -128,7 +142,7 @@ class _Tape:
 
 
 class _Recording:
-    """Writes down one Run, from its first event to its end."""
+    """Records one Run, from its first event to its end."""
 
     def __init__(
         self,
@@ -156,7 +170,7 @@ class _Recording:
             try:
                 await self._write()
             except (LeaseLost, NotFound, StreamUnavailable) as error:
-                # Others have ended the stream, or nobody can reach it: there is no one left to whom it could be said.
+                # Another worker has ended the stream, or the log is unreachable: nobody could read the error.
                 self._run.stop(error)
             except StreamFull as error:
                 await self._break_off(StreamFull(TOO_LONG, **error.details))
@@ -182,23 +196,23 @@ class _Recording:
             await asyncio.sleep(self._pause_s(len(entries)))
 
     def _pause_s(self, written: int) -> float:
-        """Once half of the stream is used up, the rest must last until the deadline: words that come during a pause
-        are written as one."""
+        """Once half of the stream is used, the rest must last until the deadline: tokens that arrive during a pause are
+        written as one."""
         if self._tape.written * 2 < self._max_events:
             return 0.0
         room = max(1, self._max_events - self._tape.written - RESERVE)
         time_s = self._context.deadline - asyncio.get_running_loop().time()
-        return min(max(0.0, time_s * written / room), self._renewal_s, MOST_PAUSE_S)
+        return min(max(0.0, time_s * written / room), self._renewal_s, MAX_PAUSE_S)
 
     async def _break_off(self, error: AnabranchError) -> None:
         self._run.stop(error)
-        with suppress(Exception):  # whoever reads will find a stream that nobody keeps, and end it
+        with suppress(Exception):  # readers find an abandoned stream, and end it
             frames = split(self._frame(Failed(code=error.code, message=error.message, details=error.details)))
             await self._tape.append(self._tape.entries(list(frames), final=True))
 
 
 def merged(events: Sequence[AnswerEvent]) -> Iterator[AnswerEvent]:
-    """Words that are there together, as one."""
+    """The events with consecutive tokens merged."""
     words: list[str] = []
     for event in events:
         if isinstance(event, Token):
@@ -213,7 +227,7 @@ def merged(events: Sequence[AnswerEvent]) -> Iterator[AnswerEvent]:
 
 
 def split(frames: bytes) -> Iterator[bytes]:
-    """One by one. Their data is JSON, which has no empty line."""
+    """The single frames. Their data is JSON, which has no empty line."""
     start = 0
     while (end := frames.find(FRAME_END, start)) >= 0:
         yield frames[start : end + len(FRAME_END)]

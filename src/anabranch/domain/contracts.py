@@ -118,7 +118,7 @@ class EventLog(Protocol):
 
     def watch(self, stream: str) -> AbstractAsyncContextManager["Watch"]: ...
 
-    async def bury(self, stream: str, last: Entry) -> bool:
+    async def end_abandoned(self, stream: str, last: Entry) -> bool:
         """End a stream whose owner has let its lease run out; False if it has not, or if the stream has ended."""
         ...
 

@@ -1,4 +1,4 @@
-"""A planner's step: what it expects of whom, and what its subagents send."""
+"""A planner step: its subagents, the commands on it, and what its subagents send."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -14,7 +14,7 @@ Ignored = Literal["duplicate", "superseded", "late", "completed", "ended", "degr
 
 
 class Trace(Value, gc=False):
-    """Where in a distributed trace something happened."""
+    """A position in a distributed trace."""
 
     trace_id: str
     span_id: str
@@ -27,8 +27,8 @@ class Trace(Value, gc=False):
 
 
 class Expected(Value):
-    """One subagent that a step waits for: it is asked at `url`, works here on `input`, or else pushes what it finds.
-    `result_key` names its result and stays the same however often it is tried."""
+    """One subagent that a step waits for: it is called at `url`, works in this process on `input`, or else pushes its
+    result. `result_key` names its result, for all attempts."""
 
     key: str
     result_key: str
@@ -40,8 +40,8 @@ class Expected(Value):
 
 
 class Directive(Value):
-    """What a planner hands over. `next_step_id` is where the stream goes on after the end; `legacy` is the single
-    answer of the old way, by result key, to be compared with (shadow mode)."""
+    """The envelope that starts a step. `next_step_id` is the step whose stream follows; `legacy` is the legacy answer
+    by result key, to compare with (shadow mode)."""
 
     session_id: str
     plan_step_id: str
@@ -54,8 +54,8 @@ class Directive(Value):
 
 
 class Fragment(Value):
-    """What a subagent yields: a result or a part of one, already in its adapter's form (compact JSON, an object).
-    `verdict` is set by the one that judges the others."""
+    """What a subagent yields: a result or a part of one, as its adapter encodes it (a compact JSON object). `verdict`
+    is set by the safety subagent."""
 
     status: SubagentStatus
     payload: msgspec.Raw = EMPTY
@@ -65,9 +65,9 @@ class Fragment(Value):
 
 
 class Push(Value, tag=True):
-    """What a subagent sends by itself, as it sent it. Within an attempt `revision` counts up; without one it is always
-    the next. Without an `attempt` it belongs to the one under way, or after an error to the next. `name` is the
-    subagent's key or its result key."""
+    """A result that a subagent pushes. Within an attempt `revision` counts up; without one it is the next. Without an
+    `attempt` it belongs to the current one, or after an error to the next. `name` is the subagent's key or its result
+    key."""
 
     name: str
     status: SubagentStatus
@@ -81,7 +81,7 @@ class Push(Value, tag=True):
 
 
 class Progress(Value, tag=True):
-    """What the planner itself has to say. It may name the next step, or bring the old way's answer to compare with."""
+    """Progress of the planner itself. It may name the next step, or carry the legacy answer to compare with."""
 
     payload: msgspec.Raw = EMPTY
     stage: str = "planner"
@@ -91,14 +91,14 @@ class Progress(Value, tag=True):
 
 
 class Decision(Value, tag=True):
-    """A safety decision as it was sent: what is neither allow nor warn counts as block."""
+    """A safety decision; anything but allow and warn counts as block."""
 
     decision: str
     reason: str = ""
 
 
 def verdict_of(said: str) -> SafetyVerdict:
-    """What is neither allow nor warn counts as block."""
+    """Anything but allow and warn counts as block."""
     match said.strip().lower():
         case "allow":
             return "allow"
@@ -116,7 +116,7 @@ Command = Push | Progress | Decision | Cancel
 
 
 class Receipt(Value, gc=False):
-    """What became of something that was sent to a step: its place in the stream, or why it was passed over."""
+    """The result of a command: its sequence in the stream, or why it was ignored."""
 
     sequence: int = 0
     ignored: Ignored | None = None
@@ -124,7 +124,7 @@ class Receipt(Value, gc=False):
 
 
 class Breadcrumb(Value, gc=False):
-    """One line for whoever analyses streams later; `ignored` says why something was recorded and not delivered."""
+    """One analytics record; `ignored` says why something was recorded and not delivered."""
 
     session_id: str
     plan_step_id: str
@@ -142,5 +142,5 @@ class Breadcrumb(Value, gc=False):
 
 
 def stream_of(session_id: str, plan_step_id: str) -> str:
-    """The name of a step's stream; no two steps share one, whatever their ids are."""
+    """The name of a step's stream; unique, whatever the ids contain."""
     return f"step:{len(session_id)}:{session_id}:{plan_step_id}"

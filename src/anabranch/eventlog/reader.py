@@ -1,4 +1,4 @@
-"""One reader of a stream: it pulls from the log as fast as its client takes, and is cut off when it is too slow."""
+"""A reader of a stream: reads from the log as fast as its client takes, and disconnects a client that is too slow."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ ALL = 2**31 - 1
 
 
 class Batch(Value):
-    """What is new. `reset` says that it begins a snapshot, and what the client had so far is void; `ended` that nothing
-    comes after it."""
+    """New entries. With `reset` they start a snapshot and the client discards what it had; with `ended` they are the
+    last."""
 
     entries: tuple[SequencedEntry, ...]
     head: int
@@ -28,11 +28,11 @@ class Batch(Value):
 
 
 class TooSlow(Exception):
-    """A client takes less than the stream brings. It may come back with its cursor."""
+    """A client reads more slowly than the stream grows. It may reconnect with its cursor."""
 
 
 class StreamReaders:
-    """How many there are in this process, for telemetry."""
+    """Counts the readers of this process for telemetry."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -44,13 +44,13 @@ class StreamReaders:
 
 
 class StreamReader:
-    """`sequence` is the cursor after what was handed out, `head` the latest that is known of. It always asks for what
-    stands behind its cursor, so there is neither gap nor double between what was and what is new. Once it has been
-    level with the head it counts as live: if it then falls more than `cap_bytes` behind, superseded partials are left
-    out, and if that is not enough twice in a row, it is cut. While it is catching up it never is. What it has fetched
-    and not handed out yet is either one page of the log or no more than the cap, and the bodies are the log's own.
+    """`sequence` is the cursor after what was returned, `head` the latest known sequence. It always reads after its
+    cursor, so there are neither gaps nor duplicates. Once it has reached the head it is live. If a live reader falls
+    more than `cap_bytes` behind, superseded partials are skipped; if that is not enough twice in a row, it raises
+    TooSlow. A reader that is catching up never does. What it has read and not returned is one page of the log or at
+    most the cap.
 
-    A `whole` one hands out nothing before the stream has ended, and then all of it without superseded partials."""
+    With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class StreamReader:
         self._leaving = AsyncExitStack()
         self._watch: Watch | None = None
         self._page: Page | None = None
-        # The page that was read and not taken over yet, then what of it is still to be handed out, from `_next` on.
+        # The page that was read but not queued yet; then the queue, of which entries from `_next` on are not returned
+        # yet.
         self._fetched: Page | None = None
         self._queue: Sequence[SequencedEntry] = ()
         self._next = 0
@@ -82,7 +83,7 @@ class StreamReader:
         self._more = True
         self._ended = False
         self._live = False
-        self._strained = False
+        self._exceeded = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as leaving:
@@ -102,33 +103,33 @@ class StreamReader:
 
     @property
     def page(self) -> Page:
-        """The first one, as it was on entering; its entries are there until the first batch was taken."""
-        assert self._page is not None, "a reader is entered before it is asked"
+        """The first page, as it was on entering; without its entries once the first batch was returned."""
+        assert self._page is not None, "a reader must be entered first"
         return self._page
 
     async def next(self, wait_s: float) -> Batch | None:
-        """What is new, or None if nothing came in this time. At the end that is an empty batch, as often as asked."""
-        assert self._watch is not None, "a reader is entered before it is asked"
+        """New entries, or None if there are none within `wait_s`. After the end always an empty batch."""
+        assert self._watch is not None, "a reader must be entered first"
         until = asyncio.get_running_loop().time() + wait_s
-        # After a page with nothing behind it, the watch knows best whether there is more by now.
-        if self._behind and (batch := await self._taken()) is not None:
+        # If the last page was not the end of what is known, read before waiting.
+        if self._behind and (batch := await self._next_batch()) is not None:
             return batch
         while True:
             try:
                 async with asyncio.timeout_at(until):
                     await self._watch.changed()
             except TimeoutError:
-                # No bell is rung for an owner that has fallen silent.
-                return await self._taken()
-            if (batch := await self._taken()) is not None:
+                # An expired lease notifies nobody, so read after the wait, too.
+                return await self._next_batch()
+            if (batch := await self._next_batch()) is not None:
                 return batch
 
     @property
     def _behind(self) -> bool:
         return self._fetched is not None or self._reset or self._next < len(self._queue) or self._more or self._ended
 
-    async def _taken(self) -> Batch | None:
-        """Everything that changes here changes after the last wait, so whoever is cancelled has lost nothing."""
+    async def _next_batch(self) -> Batch | None:
+        """State changes only after the last await, so a cancelled call loses nothing."""
         if self._next >= len(self._queue) and not self._reset and not self._ended:
             await self._fill()
         batch = tuple(self._queue[self._next : self._next + BATCH])
@@ -159,27 +160,26 @@ class StreamReader:
             return
         entries: Sequence[SequencedEntry] = page.entries
         if self._live and not page.reset:
-            page, entries = await self._held_to_its_cap(page)
+            page, entries = await self._apply_cap(page)
         self._settle(page, entries)
 
-    async def _held_to_its_cap(self, page: Page) -> tuple[Page, Sequence[SequencedEntry]]:
-        """One burst is not the client's fault: it goes on page by page then, as one that is catching up. If the next
-        that it gets when it is level again is too much as well, it is cut."""
+    async def _apply_cap(self, page: Page) -> tuple[Page, Sequence[SequencedEntry]]:
+        """After one burst the reader catches up page by page. If it exceeds the cap again once it is live, TooSlow."""
         if page.more or _bytes(page.entries) > self._cap_bytes:
             behind = await self._read(ALL)
             if behind.reset:
                 behind = await self._read(BATCH)
                 return behind, behind.entries
             fewer = self._within_cap(behind.entries)
-            if fewer is None and self._strained:
+            if fewer is None and self._exceeded:
                 raise TooSlow(f"More than {self._cap_bytes} bytes behind.")
             if fewer is None:
-                self._strained, self._live = True, False
+                self._exceeded, self._live = True, False
                 return page, page.entries
             page = behind
         else:
             fewer = page.entries
-        self._strained = False
+        self._exceeded = False
         return page, fewer
 
     def _settle(self, page: Page, entries: Sequence[SequencedEntry]) -> None:
@@ -197,8 +197,8 @@ class StreamReader:
             self._live = False
 
     def _within_cap(self, entries: Sequence[SequencedEntry]) -> Sequence[SequencedEntry] | None:
-        """What of these is within the cap, if need be without superseded partials. One that is level may always have
-        the next entry, however large."""
+        """The entries within the cap, without superseded partials if necessary; None if they exceed it. A single entry
+        is always allowed."""
         if _bytes(entries) <= self._cap_bytes or len(entries) == 1:
             return entries
         fewer = coalesced(entries)
@@ -206,14 +206,14 @@ class StreamReader:
 
     async def _read(self, limit: int) -> Page:
         page = await self._log.read(self._stream, self.sequence, limit)
-        if page.abandoned and await self._log.bury(self._stream, self._lost(page)):
+        if page.abandoned and await self._log.end_abandoned(self._stream, self._lost(page)):
             page = await self._log.read(self._stream, self.sequence, limit)
         self.head = page.head
         return page
 
 
 def coalesced(entries: Sequence[SequencedEntry]) -> list[SequencedEntry]:
-    """Without the partials that a later one of these replaces."""
+    """The entries without partials that a later entry supersedes."""
     replaced: set[str] = set()
     kept = []
     for each in reversed(entries):

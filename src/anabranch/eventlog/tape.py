@@ -1,32 +1,44 @@
-"""One stream's entries in their order: numbering, bounds, trimming and what stands behind a cursor."""
+"""The entries of one stream: sequence numbers, bounds, trimming, and reading after a cursor."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Self
 
-from anabranch.domain.errors import StreamFull
-from anabranch.domain.eventlog import EPOCH, Entry, SequencedEntry
+import msgspec
 
-# What an entry takes besides its key and its body: its record, its numbers and its places in the lists.
+from anabranch.domain.errors import StreamFull
+from anabranch.domain.eventlog import EPOCH, Entry, Page, SequencedEntry
+
+# Memory of an entry besides its key and its body.
 ENTRY_BYTES = 200
-# Trimming goes over the whole tape, so it makes room for a while: this part of the bounds.
+# Trimming walks the whole tape, so it frees one eighth of the bounds at once.
 SLACK = 8
 
 _sequence = attrgetter("sequence")
 
 
-def weight(entry: Entry | SequencedEntry) -> int:
-    """What an entry counts for against the bounds in bytes."""
+def weight(entry: Entry) -> int:
+    """The bytes that an entry counts for."""
     return ENTRY_BYTES + len(entry.key) + len(entry.body)
 
 
+def sequenced(entry: Entry, sequence: int) -> SequencedEntry:
+    return SequencedEntry(
+        sequence=sequence,
+        key=entry.key,
+        revision=entry.revision,
+        body=entry.body,
+        partial=entry.partial,
+        final=entry.final,
+    )
+
+
 class Tape:
-    """Pure: no clock, nobody to wait for. The latest under every key is never trimmed away, so whoever reads from the
-    beginning has the whole state. `floor` is the highest sequence that was trimmed away without being a replaced
-    partial: a cursor below it has lost something, one at or above it has not. `ended` is set by a final entry, and
-    what comes after that changes nothing. `size` is what it counts for in bytes, `spare` the part of that which nobody
-    would miss: superseded partials."""
+    """Pure: no clock, no waiting. The latest entry under each key is never trimmed, so reading from the beginning gives
+    the whole state. `floor` is the highest trimmed sequence that was not a superseded partial: a cursor below it has
+    missed something, one at or above it has not. A final entry sets `ended`; later entries change nothing. `size` is
+    the tape's bytes, `spare` the part of them that superseded partials use."""
 
     def __init__(self, *, max_events: int, max_bytes: int, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -45,8 +57,7 @@ class Tape:
     def of(
         cls, recorded: Iterable[SequencedEntry], head: int, floor: int, ended: bool, *, max_events: int, max_bytes: int
     ) -> Self:
-        """A replica of one that is kept elsewhere, from all that it keeps, in order. Nothing is trimmed before it is
-        extended."""
+        """A copy of another worker's tape, from all of its entries, in order. Nothing is trimmed before `extend`."""
         tape = cls(max_events=max_events, max_bytes=max_bytes, epoch=head // EPOCH)
         for each in recorded:
             tape._put(each)
@@ -59,8 +70,8 @@ class Tape:
         return len(self._entries)
 
     def plan(self, entries: Sequence[Entry]) -> list[SequencedEntry | None]:
-        """These as they would be written, None for one that changes nothing. StreamFull if what must be kept has no
-        room then; a final entry always has. Nothing is changed here."""
+        """The entries with their sequences, None for a duplicate; changes nothing. StreamFull if the latest of every
+        key would exceed the bounds. A final entry always fits."""
         planned: list[SequencedEntry | None] = []
         fresh: dict[str, SequencedEntry] = {}
         head = self.head
@@ -76,14 +87,7 @@ class Tape:
                 continue
             head += 1
             ended = entry.final
-            recorded = SequencedEntry(
-                sequence=head,
-                key=key,
-                revision=entry.revision,
-                body=entry.body,
-                partial=entry.partial,
-                final=ended,
-            )
+            recorded = sequenced(entry, head)
             planned.append(recorded)
             fresh[key] = recorded
             if ended:
@@ -99,8 +103,8 @@ class Tape:
         return planned
 
     def write(self, recorded: Iterable[SequencedEntry]) -> tuple[int, ...]:
-        """Put in what was planned, and make room: the sequences that were trimmed away. Superseded partials go first,
-        which no cursor notices; then the oldest that are not the latest under their key, which raises the floor."""
+        """Append planned entries and trim to the bounds; returns the trimmed sequences. Superseded partials go first,
+        which invalidates no cursor. Then the oldest superseded entries go, which raises the floor."""
         for each in recorded:
             self._put(each)
         if len(self._entries) <= self._max_events and self.size <= self._max_bytes:
@@ -108,39 +112,38 @@ class Tape:
         return self._trimmed()
 
     def squeeze(self) -> tuple[int, ...]:
-        """Let all superseded partials go, as if a bound were near: their sequences."""
+        """Trim all superseded partials; returns their sequences."""
         return tuple(self._dropped(partial=True, events=0, size=0)) if self.spare else ()
 
     def extend(self, recorded: Iterable[SequencedEntry]) -> None:
-        """Take over what was written elsewhere since, in the same epoch; what is here already is passed over. If the
-        floor there has risen above the head here, something was missed: make a new one `of` it instead."""
+        """Append what another worker has written since, in the same epoch; entries that are here already are skipped.
+        If the floor there is above the head here, entries were missed: make a new tape with `of` instead."""
         self.write([each for each in recorded if each.sequence > self.head])
 
     def read(self, after: int, limit: int) -> tuple[tuple[SequencedEntry, ...], bool, bool]:
-        """What stands behind a cursor, whether it meant nothing here (then it is all from the beginning), and whether
-        there is more. A page that begins at the beginning never ends below the floor, even if that takes it over its
-        limit: its last sequence would be no cursor to go on with."""
+        """The entries after a cursor, whether the cursor was reset (then they start at the beginning), and whether
+        there are more. A read from the beginning never stops below the floor, even if it exceeds the limit: its last
+        sequence would not be a valid cursor."""
         start, reset = self._start(after)
         stop = start + max(limit, 0)
         if start < stop < len(self._entries) and self._entries[stop - 1].sequence < self.floor:
             stop = self._index(self.floor) + 1
         return tuple(self._entries[start:stop]), reset, stop < len(self._entries)
 
+    def page(self, after: int, limit: int, facts: Page) -> Page:
+        """A read as a Page; `facts` has the identity, the owner and whether its lease has expired."""
+        entries, reset, more = self.read(after, limit)
+        abandoned = facts.abandoned and not self.ended
+        return msgspec.structs.replace(
+            facts, entries=entries, head=self.head, reset=reset, more=more, ended=self.ended, abandoned=abandoned
+        )
+
     def renumbered(self, epoch: int) -> "Tape":
-        """The latest under every key, in order, counted from 1 in another epoch."""
+        """The latest entry under each key, in order, numbered from 1 in another epoch."""
         tape = Tape(max_events=self._max_events, max_bytes=self._max_bytes, epoch=epoch)
         for each in self._entries:
             if self._latest[each.key] is each:
-                tape._put(
-                    SequencedEntry(
-                        sequence=tape.head + 1,
-                        key=each.key,
-                        revision=each.revision,
-                        body=each.body,
-                        partial=each.partial,
-                        final=each.final,
-                    )
-                )
+                tape._put(sequenced(each, tape.head + 1))
         tape.ended = self.ended
         return tape
 
@@ -181,7 +184,8 @@ class Tape:
         return tuple(sorted(gone))
 
     def _dropped(self, *, partial: bool, events: int, size: int) -> list[int]:
-        """Let superseded entries of one kind go, oldest first, until no more than this is left: their sequences."""
+        """Trim superseded entries, either partials or others, oldest first, until the bounds hold; returns their
+        sequences."""
         gone: list[int] = []
         kept: list[SequencedEntry] = []
         count = len(self._entries)

@@ -1,4 +1,4 @@
-"""Who waits for news of a stream, and how all of them are woken at once."""
+"""Watches on streams: readers wait here until a stream may have changed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 
 
 class StreamSignal:
-    """One stream's: it counts how often it was rung, so that nobody misses a ring while looking elsewhere."""
+    """Counts the changes of one stream, so that a watch misses none while it is not waiting."""
 
-    __slots__ = ("rings", "waiting", "watches")
+    __slots__ = ("changes", "waiting", "watches")
 
     def __init__(self) -> None:
-        self.rings = 0
+        self.changes = 0
         self.watches = 0
         self.waiting: set[asyncio.Future[None]] = set()
 
-    def ring(self) -> None:
-        self.rings += 1
+    def notify(self) -> None:
+        self.changes += 1
         waiting, self.waiting = self.waiting, set()
         for each in waiting:
             if not each.done():
@@ -24,47 +24,47 @@ class StreamSignal:
 
 
 class StreamWatch:
-    """A Watch: one who has heard the bell up to some ring."""
+    """A Watch that has seen a signal up to some change."""
 
-    __slots__ = ("_bell", "_heard")
+    __slots__ = ("_seen", "_signal")
 
-    def __init__(self, bell: StreamSignal) -> None:
-        self._bell = bell
-        self._heard = bell.rings
+    def __init__(self, signal: StreamSignal) -> None:
+        self._signal = signal
+        self._seen = signal.changes
 
     async def changed(self) -> None:
-        bell = self._bell
-        while self._heard == bell.rings:
-            # One for each who waits: a shared one would be cancelled for all when one of them is.
+        signal = self._signal
+        while self._seen == signal.changes:
+            # One future for each waiter: cancelling a shared one would cancel all.
             waiting = asyncio.get_running_loop().create_future()
-            bell.waiting.add(waiting)
+            signal.waiting.add(waiting)
             try:
                 await waiting
             finally:
-                bell.waiting.discard(waiting)
-        self._heard = bell.rings
+                signal.waiting.discard(waiting)
+        self._seen = signal.changes
 
 
 class Watchers:
-    """By the streams' names; a bell is there as long as somebody listens, whether its stream is or not."""
+    """Signals by stream name. A signal exists while anybody watches, whether or not its stream exists."""
 
     def __init__(self) -> None:
-        self._bells: dict[str, StreamSignal] = {}
+        self._signals: dict[str, StreamSignal] = {}
 
     def __len__(self) -> int:
-        return len(self._bells)
+        return len(self._signals)
 
     @asynccontextmanager
     async def watch(self, stream: str) -> AsyncIterator[StreamWatch]:
-        bell = self._bells.setdefault(stream, StreamSignal())
-        bell.watches += 1
+        signal = self._signals.setdefault(stream, StreamSignal())
+        signal.watches += 1
         try:
-            yield StreamWatch(bell)
+            yield StreamWatch(signal)
         finally:
-            bell.watches -= 1
-            if not bell.watches:
-                del self._bells[stream]
+            signal.watches -= 1
+            if not signal.watches:
+                del self._signals[stream]
 
-    def ring(self, stream: str) -> None:
-        if (bell := self._bells.get(stream)) is not None:
-            bell.ring()
+    def notify(self, stream: str) -> None:
+        if (signal := self._signals.get(stream)) is not None:
+            signal.notify()

@@ -1,183 +1,143 @@
-"""Spec 2's AggregationCoordinator: the steps that this worker holds, from their beginning to their one end."""
+"""Spec 2's AggregationCoordinator: the steps that this worker runs, from their start to their end."""
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 
-from anabranch.domain.contracts import Breadcrumbs, Clock, EventLog, Subagents, Telemetry, Turns
 from anabranch.domain.errors import Conflict, NotFound, Overloaded, ShuttingDown
 from anabranch.domain.model import Context
 from anabranch.domain.signals import Ignored
-from anabranch.domain.steps import Command, Decision, Directive, Progress, Receipt
-from anabranch.planner.callbacks import Callbacks, Notify
+from anabranch.domain.steps import Command, Directive, Progress, Receipt
+from anabranch.planner.callbacks import Callbacks
 from anabranch.planner.encoder import stamp, too_late
+from anabranch.planner.services import PlannerServices
 from anabranch.planner.shadow import Shadow, Shadows
 from anabranch.planner.step_runner import StepRunner
-from anabranch.planner.step_writer import Later
-from anabranch.planner.step_writer import later as on_the_loop
-from anabranch.planner.subagent_task import PlannerServices
-from anabranch.planner.traces import TelemetryContextStore
+from anabranch.planner.step_writer import OpenedStep
 
-# What is left to write when the grace is over, and what tasks that were cancelled get to clear up.
-LAST_WORDS_S = 2.0
-CLEARING_S = 1.0
 LOST = "The worker was shut down before the step had ended."
 
 
 class Coordinator:
-    """Holds a step only while it goes on. What it has written can be read from the log for as long as that keeps it;
-    of a step in shadow mode it also keeps what the comparison needs, until `ttl_s`."""
+    """Holds a step only while it is in progress. Its events stay readable in the log. The results of a step in shadow
+    mode are kept until its legacy answer arrives, for at most `ttl_s`."""
 
-    def __init__(
-        self,
-        *,
-        log: EventLog,
-        subagents: Subagents,
-        breakers: Callable[[str], Turns],
-        clock: Clock,
-        telemetry: Telemetry,
-        crumbs: Breadcrumbs,
-        traces: TelemetryContextStore,
-        notify: Notify,
-        timeout_s: float,
-        retries: int,
-        max_steps: int,
-        lease_s: float,
-        ttl_s: float = 1800.0,
-        wall: Callable[[], float] = time.time,
-        later: Later = on_the_loop,
-    ) -> None:
-        self._tools = PlannerServices(
-            log=log,
-            subagents=subagents,
-            breakers=breakers,
-            clock=clock,
-            telemetry=telemetry,
-            crumbs=crumbs,
-            traces=traces,
-            later=later,
-            wall=wall,
-            timeout_s=timeout_s,
-            retries=retries,
-            lease_s=lease_s,
-        )
-        self._max_steps = max_steps
-        self._notices = Callbacks(notify, crumbs=crumbs, telemetry=telemetry, wall=wall, later=later)
-        self._shadows = Shadows(telemetry=telemetry, ttl_s=ttl_s, later=later)
-        self._courses: dict[str, StepRunner] = {}
-        self._coming: set[str] = set()
+    def __init__(self, services: PlannerServices) -> None:
+        self._services = services
+        self._callbacks = Callbacks(services)
+        self._shadows = Shadows(services)
+        self._steps: dict[str, StepRunner] = {}
+        self._reserved: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
 
     def __len__(self) -> int:
-        """How many steps go on here."""
-        return len(self._courses)
+        """The number of steps in progress."""
+        return len(self._steps)
 
     @property
     def empty(self) -> bool:
-        """Nothing is left of any step: no task, nothing kept."""
-        return not (self._courses or self._tasks or self._shadows)
+        """No step, no task and no shadow is left."""
+        return not (self._steps or self._tasks or self._shadows)
 
     def admit(self) -> None:
-        """Whether another step can be taken on."""
-        self._still_takes()
-        if len(self._courses) + len(self._coming) >= self._max_steps:
-            raise Overloaded(f"There are {self._max_steps} steps under way, which is as many as may be.")
+        """Overloaded if the limit of steps is reached."""
+        self._require_open()
+        limit = self._services.limits.max_steps
+        if len(self._steps) + len(self._reserved) >= limit:
+            raise Overloaded(f"Step limit reached ({limit:,}).")
 
     @contextmanager
-    def place(self, stream: str) -> Iterator[None]:
-        """A place for a step, from before its stream is opened: one for whom there is none must leave no stream behind,
-        which would be taken for a step that goes on."""
+    def reserve(self, stream: str) -> Iterator[None]:
+        """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
+        look like a step in progress."""
         self.admit()
-        self._coming.add(stream)
+        self._reserved.add(stream)
         try:
             yield
         finally:
-            self._coming.discard(stream)
+            self._reserved.discard(stream)
 
     async def begin(self, stream: str, token: str, directive: Directive, context: Context) -> None:
-        """Back when its beginning is written."""
-        self._still_takes()
-        if stream in self._courses:
-            raise Conflict("The step is under way already.")
-        self._coming.discard(stream)
-        course = StepRunner(stream, token, directive, context, self._tools, over=self._over, spawned=self._spawned)
-        self._courses[stream] = course
+        """Returns when the start event is written."""
+        self._require_open()
+        if stream in self._steps:
+            raise Conflict("The step is in progress already.")
+        self._reserved.discard(stream)
+        opened = OpenedStep(stream=stream, token=token, directive=directive, context=context)
+        runner = StepRunner(opened, self._services, over=self._over, spawned=self._spawned)
+        self._steps[stream] = runner
         self._idle.clear()
-        self._spawn(course.store_traces())
-        await course.begin()
+        self._spawn(runner.store_traces())
+        await runner.begin()
 
-    def _still_takes(self) -> None:
+    def _require_open(self) -> None:
         if self._draining:
-            raise ShuttingDown("The service is shutting down; no new step is taken.")
+            raise ShuttingDown("The service is shutting down and accepts no new step.")
 
     def holds(self, stream: str) -> bool:
-        return stream in self._courses or stream in self._shadows
+        return stream in self._steps or stream in self._shadows
 
-    async def take(self, stream: str, command: Command) -> Receipt:
-        """What became of it. NotFound if the step is not held here; LeaseLost if it ceases to be meanwhile."""
-        if (course := self._courses.get(stream)) is not None:
-            return await course.take(command)
+    async def execute(self, stream: str, command: Command) -> Receipt:
+        """Apply a command. NotFound if the step is not held here; LeaseLost if this worker loses it meanwhile."""
+        if (runner := self._steps.get(stream)) is not None:
+            return await runner.take(command)
         if (shadow := self._shadows.find(stream)) is None:
             raise NotFound("The step is not held here.")
         if isinstance(command, Progress) and command.legacy is not None:
             self._shadows.drop(stream)
             self._spawn(self._shadows.compare(shadow, command.legacy))
             return Receipt(status=shadow.status)
-        self.pass_over(shadow.session_id, shadow.plan_step_id, command)
+        self.record_ignored(shadow.session_id, shadow.plan_step_id, command)
         return Receipt(ignored="ended", status=shadow.status)
 
-    def pass_over(self, session_id: str, plan_step_id: str, command: Command) -> None:
-        """Something was sent to a step that has ended: it is recorded, whoever held that step, and not delivered."""
-        self._tools.crumbs.drop(too_late(session_id, plan_step_id, command, stamp(self._tools.wall())))
-        self._tools.telemetry.noted(Ignored(reason="ended"))
-
-    async def apply_safety_decision(self, stream: str, decision: str, reason: str = "") -> Receipt:
-        return await self.take(stream, Decision(decision=decision, reason=reason))
+    def record_ignored(self, session_id: str, plan_step_id: str, command: Command) -> None:
+        """Record a command that was sent to a step after its end. It has no effect."""
+        self._services.crumbs.drop(too_late(session_id, plan_step_id, command, stamp(self._services.time.wall())))
+        self._services.telemetry.noted(Ignored(reason="ended"))
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing new; give what goes on that time, then end it: its work is lost with this worker."""
+        """Accept no new steps, and end those that are still in progress after `grace_s` as worker_lost."""
         self._draining = True
-        await self._settles(grace_s)
-        for course in list(self._courses.values()):
-            course.lose(LOST)
-        await self._settles(LAST_WORDS_S)
-        for course in list(self._courses.values()):
-            course.stop()
+        await self._wait_idle(grace_s)
+        for runner in list(self._steps.values()):
+            runner.lose(LOST)
+        await self._wait_idle(self._services.timing.last_events_s)
+        for runner in list(self._steps.values()):
+            runner.stop()
         self._shadows.clear()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLEARING_S)
+        await self._wait_tasks()
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLEARING_S)
+        await self._wait_tasks()
 
-    async def _settles(self, seconds: float) -> None:
-        try:
+    async def _wait_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
-        except TimeoutError:
-            pass
 
-    def _over(self, course: StepRunner) -> None:
-        self._courses.pop(course.stream, None)
-        if not self._courses:
+    async def _wait_tasks(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._services.timing.cleanup_s)
+
+    def _over(self, runner: StepRunner) -> None:
+        self._steps.pop(runner.stream, None)
+        if not self._steps:
             self._idle.set()
-        directive, end = course.directive, course.step.end
+        directive, end = runner.directive, runner.step.end
         if end is None:
             return
         if end.status == "blocked" and directive.callback_url is not None:
-            self._spawn(self._notices.send(directive, end, course.context))
-        if course.shadow:
+            self._spawn(self._callbacks.send(directive, end, runner.context))
+        if runner.shadow:
             ids = {"session_id": directive.session_id, "plan_step_id": directive.plan_step_id}
-            shadow = Shadow(**ids, status=end.status, results=course.results, subagents=course.subagents)
-            if course.legacy is not None:
-                self._spawn(self._shadows.compare(shadow, course.legacy))
+            shadow = Shadow(**ids, status=end.status, results=runner.results, subagents=runner.subagents)
+            if runner.legacy is not None:
+                self._spawn(self._shadows.compare(shadow, runner.legacy))
             elif not self._draining:
-                self._shadows.keep(course.stream, shadow)
+                self._shadows.keep(runner.stream, shadow)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         self._spawned(asyncio.get_running_loop().create_task(work))

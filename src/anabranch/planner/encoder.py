@@ -1,12 +1,11 @@
-"""How a step's events are written down: one form for the log, the stream and the replay."""
+"""How a step's events are encoded: one JSON form for the log, the stream and the replay, and the breadcrumb of each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
 import msgspec
 
-from anabranch.domain.contracts import Breadcrumbs
 from anabranch.domain.eventlog import Entry, one_line
 from anabranch.domain.events import (
     SafetyDecided,
@@ -17,7 +16,6 @@ from anabranch.domain.events import (
     StreamDegraded,
     SubagentCompleted,
     SubagentDegraded,
-    SubagentEvent,
     SubagentResult,
     SubagentRetried,
     SubagentStarted,
@@ -36,11 +34,13 @@ from anabranch.domain.steps import (
     Trace,
     verdict_of,
 )
-from anabranch.planner.commands import StepCommand
+from anabranch.planner.commands import EVENT_TYPES, StepCommand
+from anabranch.planner.services import PlannerServices
+from anabranch.planner.step import FINAL
 
 
 class StepTelemetry(Value, gc=False, omit_defaults=True):
-    """What an event says of its trace."""
+    """The trace and the measurements of an event."""
 
     trace_id: str
     span_id: str
@@ -60,7 +60,7 @@ class StepContent(Value):
 
 
 class StepRecord(Value):
-    """An event as it is kept and sent: everything but its sequence, which is its place in the log."""
+    """An event as it is stored and sent: everything but its sequence, which is its place in the log."""
 
     session_id: str
     plan_step_id: str
@@ -69,80 +69,23 @@ class StepRecord(Value):
     content: StepContent
     telemetry: StepTelemetry
 
-
-class Described(Value, gc=False):
-    """What a step's event is called, where it belongs and how it stands."""
-
-    type: str
-    stage: str
-    status: str
-    revision: int
-    result_key: str | None = None
-    payload: msgspec.Raw = EMPTY
-    partial: bool = False
-
     @property
     def key(self) -> str:
-        """Under which later revisions replace it: spec 2's result key, beside the type that tells lifecycle and
-        result apart."""
-        return f"{self.type}:{self.result_key}" if self.result_key is not None else f"{self.type}:"
+        """Later revisions under this key replace it: spec 2's result key, after the type, which separates lifecycle
+        events from results."""
+        return f"{self.type}:{self.content.result_key or ''}"
 
 
-def described(event: StepEvent) -> Described:
-    match event:
-        case StepStarted():
-            expected = raw({"expected_subagents": event.expected})
-            return Described(type="step_started", stage="step", status="in_progress", revision=1, payload=expected)
-        case StreamDegraded():
-            why = raw({"reason": event.reason})
-            return Described(type="degraded", stage="stream", status="degraded", revision=event.epoch, payload=why)
-        case SafetyDecided():
-            decision = raw({"decision": event.verdict, "reason": event.reason, "subagent": event.subagent})
-            return Described(
-                type="safety", stage="safety", status=event.verdict, revision=event.revision, payload=decision
-            )
-        case StepProgressed():
-            return Described(
-                type="progress", stage=event.stage, status=event.status, revision=event.revision, payload=event.payload
-            )
-        case StepCompleted():
-            end = raw({"subagents": event.outcomes, "reason": event.reason, "next_step_id": event.next_step_id})
-            return Described(type="plan_step_completed", stage="step", status=event.status, revision=1, payload=end)
-        case _:
-            name, status, revision, payload = _of_subagent(event)
-            return Described(
-                type=name,
-                stage=event.subagent,
-                status=status,
-                revision=revision,
-                result_key=event.result_key,
-                payload=payload,
-                partial=name == "subagent_result" and status not in ("success", "error"),
-            )
+class EncodedEvent(Value):
+    """An event as a log entry, with the record that the entry holds."""
+
+    event: StepEvent
+    record: StepRecord
+    entry: Entry
 
 
-def _of_subagent(event: SubagentEvent) -> tuple[str, str, int, msgspec.Raw]:
-    match event:
-        case SubagentStarted():
-            return "subagent_started", "in_progress", event.attempt, EMPTY
-        case SubagentResult():
-            return "subagent_result", event.status, event.revision, event.payload
-        case SubagentCompleted():
-            end = {"latency_ms": event.latency_ms, "attempts": event.attempt, "error": event.error}
-            return "subagent_completed", event.status, event.attempt, raw(end)
-        case SubagentRetried():
-            again = {"attempt": event.attempt, "retry_count": event.attempt - 1, "reason": event.reason}
-            return "retry", "retrying", event.attempt, raw(again)
-        case SubagentTimedOut():
-            return "timeout", "timeout", 1, raw({"deadline_ms": event.deadline_ms})
-        case SubagentDegraded():
-            return "degraded", "degraded", 1, raw({"reason": event.reason})
-        case _:
-            assert_never(event)
-
-
-def written(
-    event: Described,
+def encode(
+    event: StepEvent,
     *,
     session_id: str,
     plan_step_id: str,
@@ -150,20 +93,15 @@ def written(
     trace: Trace,
     latency_ms: int | None = None,
     metrics: Mapping[str, float] | None = None,
-) -> bytes:
-    """The event as it is kept: JSON on one line, an object that only lacks its sequence."""
+) -> EncodedEvent:
+    """The entry's body is JSON on one line: an object that lacks only its sequence."""
+    content = content_of(event)
     record = StepRecord(
         session_id=session_id,
         plan_step_id=plan_step_id,
-        type=event.type,
+        type=EVENT_TYPES[type(event)],
         timestamp=stamp(at),
-        content=StepContent(
-            stage=event.stage,
-            status=event.status,
-            payload=event.payload,
-            revision=event.revision,
-            result_key=event.result_key,
-        ),
+        content=content,
         telemetry=StepTelemetry(
             trace_id=trace.trace_id,
             span_id=trace.span_id,
@@ -174,11 +112,56 @@ def written(
             metrics=metrics or {},
         ),
     )
-    return one_line(msgspec.json.encode(record))
+    entry = Entry(
+        key=record.key,
+        revision=content.revision,
+        body=one_line(msgspec.json.encode(record)),
+        partial=isinstance(event, SubagentResult) and event.status not in FINAL,
+        final=isinstance(event, StepCompleted),
+    )
+    return EncodedEvent(event=event, record=record, entry=entry)
+
+
+def content_of(event: StepEvent) -> StepContent:
+    match event:
+        case StepStarted():
+            return _content("step", "in_progress", 1, raw({"expected_subagents": event.expected}))
+        case StreamDegraded():
+            return _content("stream", "degraded", event.epoch, raw({"reason": event.reason}))
+        case SafetyDecided():
+            decision = {"decision": event.verdict, "reason": event.reason, "subagent": event.subagent}
+            return _content("safety", event.verdict, event.revision, raw(decision))
+        case StepProgressed():
+            return _content(event.stage, event.status, event.revision, event.payload)
+        case StepCompleted():
+            end = {"subagents": event.outcomes, "reason": event.reason, "next_step_id": event.next_step_id}
+            return _content("step", event.status, 1, raw(end))
+        case SubagentStarted():
+            return _content(event.subagent, "in_progress", event.attempt, EMPTY, event.result_key)
+        case SubagentResult():
+            return _content(event.subagent, event.status, event.revision, event.payload, event.result_key)
+        case SubagentCompleted():
+            done = {"latency_ms": event.latency_ms, "attempts": event.attempt, "error": event.error}
+            return _content(event.subagent, event.status, event.attempt, raw(done), event.result_key)
+        case SubagentRetried():
+            retry = {"attempt": event.attempt, "retry_count": event.attempt - 1, "reason": event.reason}
+            return _content(event.subagent, "retrying", event.attempt, raw(retry), event.result_key)
+        case SubagentTimedOut():
+            return _content(event.subagent, "timeout", 1, raw({"deadline_ms": event.deadline_ms}), event.result_key)
+        case SubagentDegraded():
+            return _content(event.subagent, "degraded", 1, raw({"reason": event.reason}), event.result_key)
+        case _:
+            assert_never(event)
+
+
+def _content(
+    stage: str, status: str, revision: int, payload: msgspec.Raw, result_key: str | None = None
+) -> StepContent:
+    return StepContent(stage=stage, status=status, payload=payload, revision=revision, result_key=result_key)
 
 
 def numbered(body: bytes, sequence: int) -> bytes:
-    """A kept event with its place in the stream, as it is sent."""
+    """A stored event with its sequence, as it is sent."""
     return b'{"sequence":%d,%b' % (sequence, body[1:])
 
 
@@ -191,124 +174,72 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-ENDED = "ended"
-
-
-class EncodedEvents:
-    """An event as it will be written, and what a breadcrumb says of it."""
-
-    __slots__ = ("entry", "event", "latency_ms", "retries", "timestamp", "told", "trace_id")
-
-    def __init__(
-        self,
-        event: StepEvent,
-        told: Described,
-        entry: Entry,
-        *,
-        timestamp: str,
-        trace_id: str,
-        latency_ms: int | None,
-        retries: int,
-    ) -> None:
-        self.event = event
-        self.told = told
-        self.entry = entry
-        self.timestamp = timestamp
-        self.trace_id = trace_id
-        self.latency_ms = latency_ms
-        self.retries = retries
-
-
 class StepEncoder:
-    """`traces` are those of the subagents, by result key; `trace` is the step's own."""
+    """Encodes one step's events and records its breadcrumbs. `traces` are those of the subagents, by result key;
+    `trace` is the step's own."""
 
-    def __init__(
-        self,
-        directive: Directive,
-        *,
-        trace: Trace,
-        traces: dict[str, Trace],
-        crumbs: Breadcrumbs,
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, directive: Directive, services: PlannerServices, trace: Trace, traces: dict[str, Trace]) -> None:
         self._session_id = directive.session_id
         self._plan_step_id = directive.plan_step_id
+        self._crumbs = services.crumbs
+        self._wall = services.time.wall
         self._trace = trace
         self._traces = traces
-        self._crumbs = crumbs
-        self._wall = wall
 
-    def line(self, event: StepEvent, action: StepCommand) -> EncodedEvents:
-        told = described(event)
-        own = told.result_key is not None and told.result_key == action.result_key
-        trace = self._of(told.result_key, event, action, own)
-        result = own and isinstance(event, SubagentResult)
-        latency_ms = action.latency_ms if result else None
-        at = self._wall()
-        body = written(
-            told,
+    def encode(self, event: StepEvent, command: StepCommand) -> EncodedEvent:
+        result_key: str | None = getattr(event, "result_key", None)
+        own = result_key is not None and result_key == command.result_key
+        measured = own and isinstance(event, SubagentResult)
+        if isinstance(event, SafetyDecided) and event.subagent is not None:
+            result_key, own = command.result_key, True
+        return encode(
+            event,
             session_id=self._session_id,
             plan_step_id=self._plan_step_id,
-            at=at,
-            trace=trace,
-            latency_ms=latency_ms,
-            metrics=action.metrics if result else None,
-        )
-        final = isinstance(event, StepCompleted)
-        entry = Entry(key=told.key, revision=told.revision, body=body, partial=told.partial, final=final)
-        if isinstance(event, SubagentCompleted):
-            latency_ms = event.latency_ms
-        attempt = getattr(event, "attempt", action.attempt if own else 1)
-        return EncodedEvents(
-            event,
-            told,
-            entry,
-            timestamp=stamp(at),
-            trace_id=trace.trace_id,
-            latency_ms=latency_ms,
-            retries=max(0, attempt - 1),
+            at=self._wall(),
+            trace=command.trace if own and command.trace is not None else self._trace_of(result_key),
+            latency_ms=command.latency_ms if measured else None,
+            metrics=command.metrics if measured else None,
         )
 
-    def _of(self, result_key: str | None, event: StepEvent, action: StepCommand, own: bool) -> Trace:
-        if result_key is None and isinstance(event, SafetyDecided) and event.subagent is not None:
-            result_key, own = action.result_key, True
-        if own and action.trace is not None:
-            return action.trace
-        return self._trace if result_key is None else self._traces.get(result_key, self._trace)
+    def _trace_of(self, result_key: str | None) -> Trace:
+        return self._traces.get(result_key or "", self._trace)
 
-    def tell(self, line: EncodedEvents, sequence: int, ignored: str | None = None) -> None:
+    def record(self, encoded: EncodedEvent, command: StepCommand, sequence: int, ignored: str | None = None) -> None:
+        event, record = encoded.event, encoded.record
+        own = record.content.result_key is not None and record.content.result_key == command.result_key
         self._crumbs.drop(
             Breadcrumb(
                 session_id=self._session_id,
                 plan_step_id=self._plan_step_id,
-                type=line.told.type,
-                timestamp=line.timestamp,
+                type=record.type,
+                timestamp=record.timestamp,
                 sequence=sequence,
-                subagent=getattr(line.event, "subagent", None),
-                result_key=line.told.result_key,
-                status=line.told.status,
-                revision=line.told.revision,
-                retry_count=line.retries,
-                latency_ms=line.latency_ms,
-                trace_id=line.trace_id,
+                subagent=getattr(event, "subagent", None),
+                result_key=record.content.result_key,
+                status=record.content.status,
+                revision=record.content.revision,
+                retry_count=max(0, getattr(event, "attempt", command.attempt if own else 1) - 1),
+                latency_ms=getattr(event, "latency_ms", record.telemetry.latency_ms),
+                trace_id=record.telemetry.trace_id,
                 ignored=ignored,
             )
         )
 
-    def pass_over(self, action: StepCommand, ignored: str) -> None:
-        """Something was sent, and is not delivered."""
-        trace = action.trace or self._traces.get(action.result_key or "", self._trace)
+    def record_ignored(self, command: StepCommand, ignored: str) -> None:
+        """A breadcrumb for a command that had no effect."""
+        trace = command.trace or self._trace_of(command.result_key)
         self._crumbs.drop(
             Breadcrumb(
                 session_id=self._session_id,
                 plan_step_id=self._plan_step_id,
-                type=action.type,
+                type=EVENT_TYPES[command.answers],
                 timestamp=stamp(self._wall()),
-                subagent=action.subagent,
-                result_key=action.result_key,
-                status=action.status,
-                retry_count=max(0, action.attempt - 1),
-                latency_ms=action.latency_ms,
+                subagent=command.subagent,
+                result_key=command.result_key,
+                status=command.status,
+                retry_count=max(0, command.attempt - 1),
+                latency_ms=command.latency_ms,
                 trace_id=trace.trace_id,
                 ignored=ignored,
             )
@@ -316,8 +247,8 @@ class StepEncoder:
 
 
 def too_late(session_id: str, plan_step_id: str, command: Command, timestamp: str) -> Breadcrumb:
-    """Of what was sent to a step after its end."""
-    crumb = Breadcrumb(session_id=session_id, plan_step_id=plan_step_id, type="", timestamp=timestamp, ignored=ENDED)
+    """The breadcrumb of a command that was sent after the end of its step."""
+    crumb = Breadcrumb(session_id=session_id, plan_step_id=plan_step_id, type="", timestamp=timestamp, ignored="ended")
     match command:
         case Push():
             return msgspec.structs.replace(

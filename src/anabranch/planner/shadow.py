@@ -1,4 +1,4 @@
-"""Shadow mode: where a step's results differ from the single answer of the old way, never what stands there."""
+"""Shadow mode: compares a step's results with the legacy answer and reports where they differ, never the values."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from anabranch.domain.contracts import Subagent, Telemetry
+from anabranch.domain.contracts import Subagent
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
 from anabranch.domain.signals import Compared
-from anabranch.planner.step_writer import Alarm, Later
+from anabranch.planner.services import Alarm, PlannerServices
 
-MOST = 50
-LONGEST_PATH = 200
+MAX_DIFFERENCES = 50
+MAX_PATH = 200
 Kind = Literal["missing", "extra", "different"]
 
 
 class Difference(Value, gc=False):
-    """`missing` is what only the old way has, `extra` what only the step has. The path is a JSON pointer that begins
+    """`missing` is only in the legacy answer, `extra` only in the step's result. The path is a JSON pointer that begins
     with the result key."""
 
     path: str
@@ -31,11 +31,11 @@ class Difference(Value, gc=False):
 
 
 def differences(legacy: Mapping[str, msgspec.Raw], results: Mapping[str, msgspec.Raw]) -> tuple[Difference, ...]:
-    """The first of them, in the order of their paths."""
+    """The first differences, in the order of their paths."""
     found: list[Difference] = []
     for key in sorted({*legacy, *results}):
         for difference in _under(key, legacy.get(key), results.get(key)):
-            if len(found) == MOST:
+            if len(found) == MAX_DIFFERENCES:
                 return tuple(found)
             found.append(difference)
     return tuple(found)
@@ -57,7 +57,7 @@ def _under(key: str, old: msgspec.Raw | None, new: msgspec.Raw | None) -> Iterat
 
 
 def _between(path: str, old: Any, new: Any) -> Iterator[Difference]:
-    """Depth first and without recursion: how deep they go is up to whoever sent them."""
+    """Depth first and without recursion, since the sender decides the depth."""
     todo: list[tuple[str, Any, Any]] = [(path, old, new)]
     while todo:
         at, left, right = todo.pop()
@@ -75,19 +75,19 @@ def _between(path: str, old: Any, new: Any) -> Iterator[Difference]:
             yield Difference(path=at, kind="different")
 
 
-# Not None, which JSON has too.
+# None is a JSON value.
 ABSENT = object()
 
 
 def _below(path: str, name: str) -> str:
-    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"[:LONGEST_PATH]
+    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"[:MAX_PATH]
 
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
 class Shadow(Value):
-    """What a comparison needs."""
+    """The results of an ended step that waits for its legacy answer."""
 
     session_id: str
     plan_step_id: str
@@ -101,12 +101,10 @@ class Shadow(Value):
 
 
 class Shadows:
-    """The oldest go first when there are too many."""
+    """Ended steps that wait for their legacy answer, up to 64 MiB; the oldest are dropped first."""
 
-    def __init__(self, *, telemetry: Telemetry, ttl_s: float, later: Later) -> None:
-        self._telemetry = telemetry
-        self._ttl_s = ttl_s
-        self._later = later
+    def __init__(self, services: PlannerServices) -> None:
+        self._services = services
         self._kept: OrderedDict[str, tuple[Shadow, Alarm]] = OrderedDict()
         self._bytes = 0
 
@@ -118,7 +116,7 @@ class Shadows:
 
     def keep(self, stream: str, shadow: Shadow) -> None:
         self.drop(stream)
-        self._kept[stream] = shadow, self._later(self._ttl_s, lambda: self.drop(stream))
+        self._kept[stream] = shadow, self._services.time.later(self._services.limits.ttl_s, lambda: self.drop(stream))
         self._bytes += shadow.size
         while self._bytes > MAX_BYTES:
             self.drop(next(iter(self._kept)))
@@ -138,23 +136,21 @@ class Shadows:
             self.drop(stream)
 
     async def compare(self, shadow: Shadow, legacy: Mapping[str, msgspec.Raw]) -> None:
-        """Result by result, so that nobody else has to wait for all of them."""
+        """Result by result, so that the event loop is not blocked for all of them."""
         found: list[str] = []
         for key in sorted({*legacy, *shadow.results}):
-            if len(found) < MOST:
+            if len(found) < MAX_DIFFERENCES:
                 other = {key: shadow.results[key]} if key in shadow.results else {}
                 found += [str(each) for each in _fewest(key, legacy.get(key), other, shadow.subagents.get(key))]
                 await asyncio.sleep(0)
-        told = tuple(found[:MOST])
-        self._telemetry.noted(
-            Compared(session_id=shadow.session_id, plan_step_id=shadow.plan_step_id, equal=not told, differences=told)
-        )
+        ids = {"session_id": shadow.session_id, "plan_step_id": shadow.plan_step_id}
+        self._services.telemetry.noted(Compared(**ids, equal=not found, differences=tuple(found[:MAX_DIFFERENCES])))
 
 
 def _fewest(
     key: str, old: msgspec.Raw | None, results: Mapping[str, msgspec.Raw], subagent: Subagent | None
 ) -> tuple[Difference, ...]:
-    """The old way may have its answer in the form in which subagents push, or in the one that the stream has."""
+    """The legacy answer may have the form that subagents push, or the one of the stream."""
     if old is None:
         return differences({}, results)
     found = differences({key: old}, results)

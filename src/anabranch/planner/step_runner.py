@@ -1,10 +1,9 @@
-"""One step on its way: the state machine, its writer, its subagents and its time."""
+"""One step in progress: the state machine, its writer, its subagents and its deadlines."""
 
 import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextvars import copy_context
 from typing import assert_never
 
 import msgspec
@@ -21,287 +20,269 @@ from anabranch.domain.events import (
     SubagentStarted,
     SubagentTimedOut,
 )
-from anabranch.domain.model import Context
 from anabranch.domain.signals import Stepped
-from anabranch.domain.steps import Cancel, Command, Decision, Directive, Expected, Fragment, Progress, Push, Receipt
+from anabranch.domain.steps import Cancel, Command, Decision, Expected, Fragment, Progress, Push, Receipt
 from anabranch.planner import commands
-from anabranch.planner.commands import StepCommand, sound, sound_fragment, sound_metrics
+from anabranch.planner.commands import StepCommand, check_metrics, checked_fragment, checked_payload
 from anabranch.planner.encoder import StepEncoder
+from anabranch.planner.services import Alarm, PlannerServices
 from anabranch.planner.step import Applied, Step
-from anabranch.planner.step_writer import Alarm, StepWriter
-from anabranch.planner.subagent_task import PlannerServices, SubagentSink, SubagentSlot
+from anabranch.planner.step_writer import OpenedStep, StepWriter
+from anabranch.planner.subagent_task import FAILED_HERE, SubagentTask
 from anabranch.planner.traces import step_trace, within
-
-# How soon to look again after the alarm has rung, if nothing came of it.
-SOON_S = 1.0
 
 
 class StepRunner:
-    """`over` is called once, when the step has ended or is not ours any more; `spawned` hears of every task."""
+    """`over` is called once, when the step has ended or this worker no longer owns it; `spawned` with every task."""
 
     def __init__(
         self,
-        stream: str,
-        token: str,
-        directive: Directive,
-        context: Context,
-        tools: PlannerServices,
+        opened: OpenedStep,
+        services: PlannerServices,
         *,
         over: Callable[["StepRunner"], None],
         spawned: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        self.stream = stream
-        self.directive = directive
-        self.context = context
+        self.stream = opened.stream
+        self.directive = directive = opened.directive
+        self.context = context = opened.context
         self.legacy = directive.legacy
         self.results: dict[str, msgspec.Raw] = {}
-        self._tools = tools
+        self._services = services
         self._over = over
         self._spawned = spawned
         self._running = True
         self._begun: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        self._began = tools.clock.monotonic()
-        self.step = Step(directive, now=self._began, timeout_s=tools.timeout_s)
+        self._began = services.time.now()
+        self.step = Step(directive, now=self._began, timeout_s=services.limits.timeout_s)
         self._alarm: Alarm | None = None
-        self._rings_at = math.inf
+        self._alarm_at = math.inf
         self._trace = step_trace(context, (one.trace for one in directive.expected if one.trace is not None))
         self._traces = {one.result_key: within(one.trace, context) for one in directive.expected if one.trace}
         self._keys = Counter(one.key for one in directive.expected)
-        self._seats: dict[str, SubagentSlot] = {}
-        self._sit_down()
+        self._tasks: dict[str, SubagentTask] = {}
+        self._create_tasks()
+        encoder = StepEncoder(directive, services, self._trace, self._traces)
         self._writer = StepWriter(
-            stream,
-            token,
-            self.step,
-            StepEncoder(directive, trace=self._trace, traces=self._traces, crumbs=tools.crumbs, wall=tools.wall),
-            log=tools.log,
-            clock=tools.clock,
-            telemetry=tools.telemetry,
-            context=context,
-            variables=copy_context(),
-            lease_s=tools.lease_s,
-            later=tools.later,
-            spawned=spawned,
-            settled=self._settled,
-            moved=lambda epoch: self._writer.put(commands.apart(epoch)),
-            lost=self.stop,
+            opened, self.step, encoder, services, spawned=spawned, settled=self._settled, lost=self.stop
         )
 
     @property
     def subagents(self) -> dict[str, Subagent]:
-        return {key: seat.subagent for key, seat in self._seats.items() if seat.subagent is not None}
+        return {key: task.subagent for key, task in self._tasks.items() if task.subagent is not None}
 
     @property
     def shadow(self) -> bool:
         return self.directive.shadow or self.directive.legacy is not None
 
     async def begin(self) -> None:
-        """Back when its beginning is written. If it cannot be, the step ends as failed, once that can be said."""
-        refused = {key: seat.refused for key, seat in self._seats.items() if seat.refused is not None}
-        here = [key for key, seat in self._seats.items() if key not in refused and seat.works_here]
-        action = commands.begun(here, refused, self._now())
-        action.reply = self._begun
-        self._begun.add_done_callback(self._unless_begun)
-        self._writer.put(action)
-        # Whoever asked may leave; the step has begun all the same.
+        """Returns when the start event is written. If it cannot be, the step ends as failed."""
+        refused = {key: task.refused for key, task in self._tasks.items() if task.refused is not None}
+        here = [key for key, task in self._tasks.items() if key not in refused and task.called_here]
+        command = commands.begun(here, refused, self._now())
+        command.reply = self._begun
+        self._begun.add_done_callback(self._fail_unless_begun)
+        self._writer.put(command)
+        # The caller may be cancelled; the step continues.
         await asyncio.shield(self._begun)
 
     async def store_traces(self) -> None:
         ids = self.directive.session_id, self.directive.plan_step_id
         traces = {self._name(one): self._traces.get(one.result_key, self._trace) for one in self.directive.expected}
-        await asyncio.gather(*(self._tools.traces.put(*ids, name, trace) for name, trace in traces.items()))
+        await asyncio.gather(*(self._services.traces.put(*ids, name, trace) for name, trace in traces.items()))
 
     async def take(self, command: Command) -> Receipt:
-        await self._has_begun()
+        await self._wait_until_begun()
         match command:
             case Push():
                 return await self._push(command)
             case Progress():
                 if self.shadow and command.legacy is not None:
                     self.legacy = command.legacy
-                said = msgspec.structs.replace(command, payload=sound(command.payload))
-                return await self.done(commands.progressed(said, self._now()))
+                said = msgspec.structs.replace(command, payload=checked_payload(command.payload))
+                return await self.execute(commands.progressed(said, self._now()))
             case Decision():
-                return await self.done(commands.decided(command, self._now()))
+                return await self.execute(commands.decided(command, self._now()))
             case Cancel():
-                return await self.done(commands.ended("cancelled", command.reason, self._now(), asked=True))
+                return await self.execute(commands.ended("cancelled", command.reason, self._now(), asked=True))
             case _:
                 assert_never(command)
 
-    async def _has_begun(self) -> None:
-        """A step whose beginning could not be written takes nothing: only its end is still to come."""
+    async def _wait_until_begun(self) -> None:
+        """A step whose start could not be written accepts no commands. Only its end is still to come."""
         if not self._begun.done():
             await asyncio.wait([self._begun])
         if self._begun.cancelled() or self._begun.exception() is not None:
-            raise StreamUnavailable("The step could not be begun; it will have ended in a moment.")
+            raise StreamUnavailable("The step could not be started; it is about to end.")
 
     def lose(self, reason: str) -> None:
         self._writer.put(commands.ended("worker_lost", reason, self._now()))
 
     def stop(self) -> None:
-        """Leave everything as it is, and say nothing."""
+        """Stop without writing anything."""
         if self._running:
             self._running = False
             self._writer.close()
             self._leave()
 
     async def _push(self, push: Push) -> Receipt:
-        seat = self._named(push)
-        if seat.subagent is None:  # it is switched off, and so there is nobody to put this into its form
+        task = self._named(push)
+        if task.subagent is None:  # switched off: there is no adapter for its payload
             fragment = Fragment(status=push.status)
         else:
-            fragment = sound_fragment(seat.subagent.taken(bytes(push.payload), push.status))
+            fragment = checked_fragment(task.subagent.taken(bytes(push.payload), push.status))
         metrics: Mapping[str, float] = fragment.metrics
         if push.metrics:
             metrics = {**fragment.metrics, **push.metrics}
-            sound_metrics(metrics)
+            check_metrics(metrics)
         if push.trace is None:
-            await self._look_for_trace(seat)
+            await self._find_stored_trace(task)
         trace = within(push.trace, self.context) if push.trace is not None else None
-        return await self.done(commands.pushed(push, seat.expected, fragment, metrics, trace, self._now()))
+        return await self.execute(commands.pushed(push, task.expected, fragment, metrics, trace, self._now()))
 
-    def _sit_down(self) -> None:
+    def _create_tasks(self) -> None:
         for expected in self.directive.expected:
             key = expected.result_key
             trace = self._traces.get(key, self._trace)
             context = msgspec.structs.replace(self.context, deadline=self.step.part(key).deadline)
             try:
-                subagent = self._tools.subagents.find(expected)
-                self._seats[key] = SubagentSlot(expected, subagent, trace, context, self._tools)
+                subagent = self._services.subagents.find(expected)
+                self._tasks[key] = SubagentTask(expected, subagent, trace, context, self._services)
             except Exception:
-                for seat in self._seats.values():
-                    seat.close("cancelled", 0)
+                for task in self._tasks.values():
+                    task.close("cancelled", 0)
                 raise
 
-    def _named(self, push: Push) -> SubagentSlot:
-        seats = [seat for seat in self._seats.values() if seat.expected.key == push.name]
-        if not seats and push.name in self._seats:
-            seats = [self._seats[push.name]]
-        if not seats:
+    def _named(self, push: Push) -> SubagentTask:
+        tasks = [task for task in self._tasks.values() if task.expected.key == push.name]
+        if not tasks and push.name in self._tasks:
+            tasks = [self._tasks[push.name]]
+        if not tasks:
             raise NotFound(f"The step expects no subagent {push.name!r}.")
         if push.result_key is not None:
-            seats = [seat for seat in seats if seat.expected.result_key == push.result_key]
-        if len(seats) != 1:
+            tasks = [task for task in tasks if task.expected.result_key == push.result_key]
+        if len(tasks) != 1:
             raise InvalidQuestion("The result key is not one of this subagent's, or it has several and none is named.")
-        return seats[0]
+        return tasks[0]
 
     def _name(self, expected: Expected) -> str:
-        """Under which its trace is kept: its key, unless several have the same."""
+        """The name of its trace in the store: its key, unless several subagents have the same one."""
         return expected.key if self._keys[expected.key] == 1 else expected.result_key
 
-    async def _look_for_trace(self, seat: SubagentSlot) -> None:
-        """The envelope named none; somebody may have stored one. Asked once, and then it is known here."""
-        if seat.expected.result_key in self._traces or seat.looked:
+    async def _find_stored_trace(self, task: SubagentTask) -> None:
+        """The envelope named no trace, but the store may have one. It is read once."""
+        if task.expected.result_key in self._traces or task.trace_searched:
             return
-        seat.looked = True
+        task.trace_searched = True
         ids = self.directive.session_id, self.directive.plan_step_id
-        if (found := await self._tools.traces.get(*ids, self._name(seat.expected))) is not None:
-            self._traces.setdefault(seat.expected.result_key, within(found, self.context))
+        if (found := await self._services.traces.get(*ids, self._name(task.expected))) is not None:
+            self._traces.setdefault(task.expected.result_key, within(found, self.context))
 
-    async def done(self, action: StepCommand) -> Receipt:
-        """What became of it, once that is certain."""
-        action.reply = asyncio.get_running_loop().create_future()
-        self._writer.put(action)
-        return await action.reply
+    async def execute(self, command: StepCommand) -> Receipt:
+        """The receipt of a command, once its effect is certain."""
+        command.reply = asyncio.get_running_loop().create_future()
+        self._writer.put(command)
+        return await command.reply
 
-    def _unless_begun(self, begun: "asyncio.Future[Receipt]") -> None:
+    def _fail_unless_begun(self, begun: "asyncio.Future[Receipt]") -> None:
         error = None if begun.cancelled() else begun.exception()
         if error is not None and self._running:
             reason = error.message if isinstance(error, AnabranchError) else InternalError.code
             self._writer.put(commands.ended("failed", reason, self._now()))
 
-    def _settled(self, action: StepCommand, applied: Applied) -> None:
-        if applied.ignored is None and action.trace is not None and action.result_key is not None:
-            self._traces[action.result_key] = action.trace
+    def _settled(self, command: StepCommand, applied: Applied) -> None:
+        if applied.ignored is None and command.trace is not None and command.result_key is not None:
+            self._traces[command.result_key] = command.trace
         for event in applied.events:
-            self._happened(event, action)
+            self._happened(event, command)
         self._arm(self._now())
 
-    def _happened(self, event: StepEvent, action: StepCommand) -> None:
+    def _happened(self, event: StepEvent, command: StepCommand) -> None:
         match event:
             case SubagentStarted():
-                seat = self._seats[event.result_key]
-                if seat.works_here and not action.result_key:
-                    self._start(seat)
+                task = self._tasks[event.result_key]
+                if task.called_here and not command.result_key:
+                    self._start(task)
             case SubagentResult():
                 if self.shadow and event.status in ("success", "partial"):
                     self.results[event.result_key] = event.payload
             case SubagentCompleted():
-                self._close(event.result_key, event.status, event.latency_ms, dismiss=action.asked)
+                self._close(event.result_key, event.status, event.latency_ms, cancel=command.asked)
             case SubagentTimedOut():
                 self._close(event.result_key, "timeout", event.deadline_ms)
             case SubagentDegraded():
                 self._close(event.result_key, "degraded", 0)
             case SubagentRetried():
-                self._again(self._seats[event.result_key], event.attempt, pushed=action.asked)
+                self._again(self._tasks[event.result_key], event.attempt, pushed=command.asked)
             case StepCompleted():
                 self._finish(event)
             case _:
                 pass
 
-    def _start(self, seat: SubagentSlot) -> None:
-        desk = SubagentSink(seat.expected, self.done, self._tools.clock)
-        self._spawned(seat.start(self.directive, desk, lambda: self._broke(seat)))
+    def _start(self, task: SubagentTask) -> None:
+        self._spawned(task.start(self.directive, self.execute, lambda: self._broke(task)))
 
-    def _broke(self, seat: SubagentSlot) -> None:
-        """Its task is over in a way that nothing in it could catch."""
+    def _broke(self, task: SubagentTask) -> None:
+        """The task ended with an error that nothing in it could catch."""
         if self._running:
-            attempt = self.step.part(seat.expected.result_key).attempt
-            self._writer.put(commands.failed(seat.expected, attempt, "It failed on our side.", self._now()))
+            attempt = self.step.part(task.expected.result_key).attempt
+            self._writer.put(commands.failed(task.expected, attempt, FAILED_HERE, self._now()))
 
-    def _close(self, result_key: str, status: str, latency_ms: int, *, dismiss: bool = True) -> None:
-        seat = self._seats[result_key]
-        seat.close(status, latency_ms)
-        if dismiss:  # else it has said so itself, and is about to leave
-            seat.dismiss()
+    def _close(self, result_key: str, status: str, latency_ms: int, *, cancel: bool = True) -> None:
+        task = self._tasks[result_key]
+        task.close(status, latency_ms)
+        if cancel:  # else the task has reported its end itself, and is about to return
+            task.cancel()
 
-    def _again(self, seat: SubagentSlot, attempt: int, *, pushed: bool) -> None:
+    def _again(self, task: SubagentTask, attempt: int, *, pushed: bool) -> None:
         if not pushed:
             return
-        seat.dismiss()
-        seat.reopen()
-        with self._tools.telemetry.span("aggregation.retry", seat.context, subagent=seat.expected.key, attempt=attempt):
+        task.cancel()
+        task.reopen()
+        with self._services.telemetry.span(
+            "aggregation.retry", task.context, subagent=task.expected.key, attempt=attempt
+        ):
             pass
 
     def _finish(self, end: StepCompleted) -> None:
         if self._running:
             self._running = False
-            self._tools.telemetry.noted(Stepped(status=end.status, latency_ms=self._since_ms()))
+            self._services.telemetry.noted(Stepped(status=end.status, latency_ms=self._since_ms()))
             self._leave()
 
     def _leave(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        for seat in self._seats.values():
-            seat.close("cancelled", self._since_ms())
-            seat.dismiss()
+        for task in self._tasks.values():
+            task.close("cancelled", self._since_ms())
+            task.cancel()
         self._over(self)
 
-    def _arm(self, now: float, soonest: float = 0.0) -> None:
-        """The alarm rings at the next deadline, or when it is time to hold the lease again."""
-        at = max(soonest, min(self.step.due(), self._writer.written_at + self._tools.lease_s / 3))
-        if not self._running or (self._alarm is not None and self._rings_at <= at):
+    def _arm(self, now: float, earliest: float = 0.0) -> None:
+        """Set the alarm to the next deadline, or to the next renewal of the lease."""
+        at = max(earliest, min(self.step.due(), self._writer.written_at + self._services.limits.lease_s / 3))
+        if not self._running or (self._alarm is not None and self._alarm_at <= at):
             return
         if self._alarm is not None:
             self._alarm.cancel()
-        self._rings_at = at
-        self._alarm = self._tools.later(max(0.0, at - now), self._ring)
+        self._alarm_at = at
+        self._alarm = self._services.time.later(max(0.0, at - now), self._check_deadlines)
 
-    def _ring(self) -> None:
+    def _check_deadlines(self) -> None:
         self._alarm = None
         now = self._now()
         if self.step.due() <= now:
             self._writer.put(commands.expired(now))
-        elif self._writer.written_at + self._tools.lease_s / 3 <= now:
+        elif self._writer.written_at + self._services.limits.lease_s / 3 <= now:
             self._writer.put(commands.renewed())
         else:
             self._arm(now, now + 0.001)
             return
-        self._arm(now, now + min(SOON_S, self._tools.lease_s / 3))
+        self._arm(now, now + min(self._services.timing.recheck_s, self._services.limits.lease_s / 3))
 
     def _now(self) -> float:
-        return self._tools.clock.monotonic()
+        return self._services.time.now()
 
     def _since_ms(self) -> int:
         return round((self._now() - self._began) * 1000)

@@ -1,4 +1,4 @@
-"""Where a subagent that works here hands in what it has, and learns whether more is wanted."""
+"""One subagent's part of a step: its circuit breaker, its span, and the task that calls it and retries."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from anabranch.domain.contracts import Breadcrumbs, Clock, EventLog, Span, Subagent, Subagents, Telemetry, Turns
+from anabranch.domain.contracts import Span, Subagent
 from anabranch.domain.errors import (
     AnabranchError,
     DeadlineExceeded,
@@ -23,105 +23,136 @@ from anabranch.domain.errors import (
     UpstreamError,
     UpstreamTimedOut,
 )
-from anabranch.domain.model import Context, Value
+from anabranch.domain.model import Context
 from anabranch.domain.signals import Subagented
 from anabranch.domain.steps import Directive, Expected, Fragment, Receipt, Trace
 from anabranch.planner import commands
-from anabranch.planner.commands import StepCommand, plain, sound_fragment
-from anabranch.planner.step_writer import Alarm, Later
-from anabranch.planner.traces import TelemetryContextStore
+from anabranch.planner.commands import StepCommand, checked_fragment, plain
+from anabranch.planner.services import Alarm, PlannerServices
+from anabranch.planner.step import FINAL
 
-# What a log says it has already it has got from here, when nobody could tell.
-COUNTS = (None, "duplicate")
+# A timer may fire this much early.
+TIMER_GRAIN_S = 0.05
+TIMED_OUT = (UpstreamTimedOut, RetrievalTimedOut, GenerationTimedOut, DeadlineExceeded)
+DISABLED = "It is switched off."
+CIRCUIT_OPEN = "It has failed too often recently; its circuit breaker is open."
+FAILED_HERE = "It failed on our side."
+# Which end of a subagent counts as a success for its breaker.
+BREAKER_OUTCOMES = {"success": True, "error": False, "timeout": False}
 
-
-class SubagentSink:
-    """One subagent's; `done` carries an action out and says what became of it."""
-
-    __slots__ = ("_began", "_clock", "_done", "_expected")
-
-    def __init__(self, expected: Expected, done: Callable[[StepCommand], Awaitable[Receipt]], clock: Clock) -> None:
-        self._expected = expected
-        self._done = done
-        self._clock = clock
-        self._began = clock.monotonic()
-
-    async def brought(self, fragment: Fragment, attempt: int) -> bool:
-        """False says that nobody wants more of this attempt."""
-        now = self._clock.monotonic()
-        latency_ms = round((now - self._began) * 1000)
-        goes_on = fragment.status not in ("success", "error")
-        try:
-            receipt = await self._done(commands.brought(self._expected, fragment, attempt, latency_ms, now))
-        except StreamFull:
-            return goes_on  # a part is passed over, and of an end the writer has made something else
-        return goes_on and receipt.ignored in COUNTS and receipt.status == "in_progress"
-
-    async def retried(self, attempt: int, reason: str) -> bool:
-        receipt = await self._done(commands.retried(self._expected, attempt, reason, self._clock.monotonic()))
-        return receipt.ignored in COUNTS
-
-    async def failed(self, attempt: int, error: str) -> None:
-        await self._done(commands.failed(self._expected, attempt, error, self._clock.monotonic()))
-
-
-RETRY_FIRST_WAIT_S = 0.5
-GRAIN_S = 0.05
-RAN_OUT = (UpstreamTimedOut, RetrievalTimedOut, GenerationTimedOut, DeadlineExceeded)
-
-Chance = Callable[[], float]
+Execute = Callable[[StepCommand], Awaitable[Receipt]]
 
 
 class SubagentTask:
-    """One subagent's part of a step, to be run as a task and cancelled when nobody waits for it any more."""
+    """`refused` says why the subagent is not called at all. `execute` applies a command to the step. `broke` is called
+    for an end of the task that nothing inside could catch."""
 
     def __init__(
-        self,
-        subagent: Subagent,
-        expected: Expected,
-        directive: Directive,
-        context: Context,
-        desk: SubagentSink,
-        *,
-        retries: int,
-        clock: Clock,
-        telemetry: Telemetry,
-        later: Later,
-        chance: Chance = random.random,
+        self, expected: Expected, subagent: Subagent | None, trace: Trace, context: Context, services: PlannerServices
     ) -> None:
-        self._subagent = subagent
-        self._expected = expected
-        self._directive = directive
-        self._context = context
-        self._desk = desk
-        self._retries = retries
-        self._clock = clock
-        self._telemetry = telemetry
-        self._later = later
-        self._chance = chance
+        self.expected = expected
+        self.subagent = subagent
+        self.trace_searched = False
+        self.context = msgspec.structs.replace(context, traceparent=trace.traceparent, tracestate=trace.tracestate)
+        self._services = services
+        self._breaker = services.breakers(_upstream(expected, context))
+        self._turn = 0 if subagent is None else self._breaker.enter()
+        self._open = True
+        self._began = services.time.now()
+        self._task: asyncio.Task[None] | None = None
+        self._alarm: Alarm | None = None
+        # A span may be entered here and left in another task, and must not enclose anything else meanwhile.
+        self._variables = copy_context()
+        self._wait_span, self._span = self._enter_span()
 
-    async def run(self) -> None:
-        attempt = 1
-        while (error := await self._tried(attempt)) is not None:
+    @property
+    def called_here(self) -> bool:
+        return self.expected.url is not None or self.expected.input is not None
+
+    @property
+    def refused(self) -> str | None:
+        if self.subagent is None:
+            return DISABLED
+        return None if self._turn else CIRCUIT_OPEN
+
+    def start(self, directive: Directive, execute: Execute, broke: Callable[[], None]) -> asyncio.Task[None]:
+        self._began = self._services.time.now()
+        call = self._run(directive, self._span.context, execute)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._cancel_alarm()
+            if not task.cancelled() and task.exception() is not None:
+                broke()
+
+        self._task = asyncio.get_running_loop().create_task(call, context=self._variables.copy())
+        self._task.add_done_callback(ended)
+        return self._task
+
+    def cancel(self) -> None:
+        """Cancel the call, and again as long as it does not end."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            self._cancel_alarm()
+            self._alarm = self._services.time.later(self._services.timing.cancel_again_s, self.cancel)
+
+    def close(self, status: str, latency_ms: int) -> None:
+        if not self._open:
+            return
+        self._open = False
+        good = BREAKER_OUTCOMES.get(status)
+        if self._turn:
+            self._breaker.leave(self._turn, good)
+            self._turn = 0
+        self._services.telemetry.noted(Subagented(subagent=self.expected.key, status=status, latency_ms=latency_ms))
+        self._span.set("status", status)
+        if good is False:
+            self._span.set("error.type", status)
+        self._variables.run(self._wait_span.__exit__, None, None, None)
+
+    def reopen(self) -> None:
+        """Another attempt was pushed after the end of one. It was not called, so the breaker only counts it."""
+        if not self._open:
+            self._open = True
+            self._turn = self._breaker.enter()
+            self._wait_span, self._span = self._enter_span()
+
+    def _enter_span(self) -> tuple[AbstractContextManager[Span], Span]:
+        span = self._services.telemetry.span("aggregation.wait", self.context, subagent=self.expected.key)
+        return span, self._variables.run(span.__enter__)
+
+    def _cancel_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    async def _run(self, directive: Directive, context: Context, execute: Execute) -> None:
+        """Call the subagent, and again after an error that may pass."""
+        time, attempt = self._services.time, 1
+        while (error := await self._call(directive, context, execute, attempt)) is not None:
             reason = plain(error.message)
-            wait_s = self._wait_s(error, attempt)
+            wait_s = self._retry_in_s(error, attempt, context)
             if wait_s is None:
-                if not self._ran_out(error):
-                    await self._desk.failed(attempt, reason)
+                # The step's own time-out may be noticed a moment early here. The step reports it.
+                if not (isinstance(error, TIMED_OUT) and time.now() >= context.deadline - TIMER_GRAIN_S):
+                    await execute(commands.failed(self.expected, attempt, reason, time.now()))
                 return
             attempt += 1
-            labels: dict[str, str | int] = {"subagent": self._expected.key, "attempt": attempt}
-            with self._telemetry.span("aggregation.retry", self._context, **labels):
-                await pause(wait_s, self._later)
-            if not await self._desk.retried(attempt, reason):
+            labels: dict[str, str | int] = {"subagent": self.expected.key, "attempt": attempt}
+            with self._services.telemetry.span("aggregation.retry", context, **labels):
+                await time.pause(wait_s)
+            receipt = await execute(commands.retried(self.expected, attempt, reason, time.now()))
+            if not _applied(receipt):
                 return
 
-    async def _tried(self, attempt: int) -> AnabranchError | None:
-        """What went wrong, or None if this was the last word."""
+    async def _call(
+        self, directive: Directive, context: Context, execute: Execute, attempt: int
+    ) -> AnabranchError | None:
+        """The error, or None if this attempt is complete."""
+        assert self.subagent is not None, "a subagent that is switched off is not started"
         try:
-            async with aclosing(self._subagent.work(self._expected, self._directive, self._context)) as fragments:
+            async with aclosing(self.subagent.work(self.expected, directive, context)) as fragments:
                 async for fragment in fragments:
-                    if not await self._desk.brought(_checked(fragment), attempt):
+                    if not await self._deliver(_checked(fragment), execute, attempt):
                         return None
         except AnabranchError as error:
             return error
@@ -129,158 +160,48 @@ class SubagentTask:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return InternalError("It was given up from within.")
+            return InternalError("It was cancelled from within.")
         except Exception as error:  # noqa: BLE001  the task's boundary: one subagent's bug costs only that subagent
-            self._telemetry.crashed(error, self._context)
-            return InternalError("It failed on our side.")
+            self._services.telemetry.crashed(error, context)
+            return InternalError(FAILED_HERE)
         return UpstreamError("It ended without a result.", Trouble.UNUSABLE)
 
-    def _ran_out(self, error: AnabranchError) -> bool:
-        """Whether that is the step's own time-out, noticed a moment early: timers have a grain. The step says so."""
-        return isinstance(error, RAN_OUT) and self._clock.monotonic() >= self._context.deadline - GRAIN_S
+    async def _deliver(self, fragment: Fragment, execute: Execute, attempt: int) -> bool:
+        """Whether the step wants more of this attempt."""
+        now = self._services.time.now()
+        latency_ms = round((now - self._began) * 1000)
+        unfinished = fragment.status not in FINAL
+        try:
+            receipt = await execute(commands.brought(self.expected, fragment, attempt, latency_ms, now))
+        except StreamFull:
+            return unfinished  # A part is skipped; for an end the writer has done the command's `instead`.
+        return unfinished and _applied(receipt) and receipt.status == "in_progress"
 
-    def _wait_s(self, error: AnabranchError, attempt: int) -> float | None:
-        """How long to wait before it is asked again; None if that cannot help or would be too late."""
-        if attempt > self._retries or not isinstance(error, Elsewhere) or not error.trouble.may_pass:
+    def _retry_in_s(self, error: AnabranchError, attempt: int, context: Context) -> float | None:
+        """None if a retry cannot help or would be too late."""
+        if attempt > self._services.limits.retries or not isinstance(error, Elsewhere) or not error.trouble.may_pass:
             return None
         wait_s = error.wait_s
         if wait_s is None:
-            wait_s = RETRY_FIRST_WAIT_S * 2.0 ** (attempt - 1) * (0.5 + self._chance() / 2)
-        return wait_s if self._clock.monotonic() + wait_s < self._context.deadline else None
+            wait_s = self._services.timing.first_retry_s * 2.0 ** (attempt - 1) * (0.5 + random.random() / 2)  # noqa: S311
+        return wait_s if self._services.time.now() + wait_s < context.deadline else None
+
+
+def _applied(receipt: Receipt) -> bool:
+    """A duplicate counts as applied: the log has the entry from an earlier write whose reply was lost."""
+    return receipt.ignored in (None, "duplicate")
 
 
 def _checked(fragment: object) -> Fragment:
     try:
-        return sound_fragment(fragment)
+        return checked_fragment(fragment)
     except InvalidQuestion as error:
-        raise UpstreamError("It brought something that cannot be used.", Trouble.UNUSABLE) from error
-
-
-async def pause(seconds: float, later: Later) -> None:
-    over = asyncio.get_running_loop().create_future()
-    alarm = later(seconds, lambda: None if over.done() else over.set_result(None))
-    try:
-        await over
-    finally:
-        alarm.cancel()
-
-
-SWITCHED_OFF = "It is switched off."
-CIRCUIT_OPEN = "It has failed too often of late and is left alone for a while."
-BREAKER_RECHECK_S = 1.0
-GOOD = {"success": True, "error": False, "timeout": False}
-
-
-class PlannerServices(Value):
-    """What every step needs of the rest of the house."""
-
-    log: EventLog
-    subagents: Subagents
-    breakers: Callable[[str], Turns]
-    clock: Clock
-    telemetry: Telemetry
-    crumbs: Breadcrumbs
-    traces: TelemetryContextStore
-    later: Later
-    wall: Callable[[], float]
-    timeout_s: float
-    retries: int
-    lease_s: float
-
-
-class SubagentSlot:
-    """`refused` says why the subagent is not asked at all."""
-
-    def __init__(
-        self, expected: Expected, subagent: Subagent | None, trace: Trace, context: Context, tools: PlannerServices
-    ) -> None:
-        self.expected = expected
-        self.subagent = subagent
-        self.looked = False
-        self.context = msgspec.structs.replace(context, traceparent=trace.traceparent, tracestate=trace.tracestate)
-        self._tools = tools
-        self._turns = tools.breakers(_upstream(expected, context))
-        self._turn = 0 if subagent is None else self._turns.enter()
-        self._open = True
-        self._task: asyncio.Task[None] | None = None
-        self._alarm: Alarm | None = None
-        # A span may be entered here and left in another task, and must not enclose anything else meanwhile.
-        self._variables = copy_context()
-        self._waited, self._span = self._waiting()
-
-    @property
-    def works_here(self) -> bool:
-        return self.expected.url is not None or self.expected.input is not None
-
-    @property
-    def refused(self) -> str | None:
-        if self.subagent is None:
-            return SWITCHED_OFF
-        return None if self._turn else CIRCUIT_OPEN
-
-    def start(self, directive: Directive, desk: SubagentSink, broke: Callable[[], None]) -> asyncio.Task[None]:
-        """Put it to work. `broke` hears of an end that nothing within could catch."""
-        assert self.subagent is not None, "one that is switched off does not start"
-        tools = self._tools
-        work = SubagentTask(
-            self.subagent,
-            self.expected,
-            directive,
-            self._span.context,
-            desk,
-            retries=tools.retries,
-            clock=tools.clock,
-            telemetry=tools.telemetry,
-            later=tools.later,
-        )
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
-            if not task.cancelled() and task.exception() is not None:
-                broke()
-
-        self._task = asyncio.get_running_loop().create_task(work.run(), context=self._variables.copy())
-        self._task.add_done_callback(ended)
-        return self._task
-
-    def dismiss(self) -> None:
-        """Nobody waits for its work any more. One who does not listen is told again."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm = self._tools.later(BREAKER_RECHECK_S, self.dismiss)
-
-    def close(self, status: str, latency_ms: int) -> None:
-        if not self._open:
-            return
-        self._open = False
-        if self._turn:
-            self._turns.leave(self._turn, GOOD.get(status))
-            self._turn = 0
-        signal = Subagented(subagent=self.expected.key, status=status, latency_ms=latency_ms)
-        self._tools.telemetry.noted(signal)
-        self._span.set("status", status)
-        if GOOD.get(status) is False:
-            self._span.set("error.type", status)
-        self._variables.run(self._waited.__exit__, None, None, None)
-
-    def reopen(self) -> None:
-        """Another attempt came after the end of one. It was not asked for, so that the breaker only watches."""
-        if not self._open:
-            self._open = True
-            self._turn = self._turns.enter()
-            self._waited, self._span = self._waiting()
-
-    def _waiting(self) -> tuple[AbstractContextManager[Span], Span]:
-        waited = self._tools.telemetry.span("aggregation.wait", self.context, subagent=self.expected.key)
-        return waited, self._variables.run(waited.__enter__)
+        raise UpstreamError("It sent a fragment that cannot be used.", Trouble.UNUSABLE) from error
 
 
 def _upstream(expected: Expected, context: Context) -> str:
-    """Whose breaker it is: nobody's failures count for anybody else. Of an address only what may be logged."""
+    """The name of the circuit breaker: per caller, subagent and address, so that one caller's failures do not count for
+    another. Of an address only what may be logged."""
     identity = f"user:{context.user_id}" if context.user_id is not None else "operator"
     names = [identity, expected.key]
     if expected.url is not None:

@@ -1,4 +1,4 @@
-"""Spec 2's TelemetryContextStore: under which trace each subagent of a step works."""
+"""Spec 2's TelemetryContextStore: the trace of each subagent of a step."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Trace
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-# What a cache may do that fails in its own way; for whoever asks that is a miss.
+# Errors of a cache; they count as a miss.
 MISSES = (AnabranchError, OSError, TimeoutError)
 
 _encoder = msgspec.json.Encoder()
@@ -44,8 +44,8 @@ class TelemetryContextStore:
 
 
 def step_trace(context: Context, named: Iterable[Trace] = ()) -> Trace:
-    """That of the request that brought the step; else a span of its own in the trace that its envelope names first, or
-    in one made for it."""
+    """The trace of the request that started the step; else a new span in the first trace of its envelope, or in a new
+    trace."""
     if asked := requested(context):
         return Trace(trace_id=asked[0], span_id=asked[1], tracestate=context.tracestate)
     first = next(iter(named), None)
@@ -54,7 +54,7 @@ def step_trace(context: Context, named: Iterable[Trace] = ()) -> Trace:
 
 
 def within(trace: Trace, context: Context) -> Trace:
-    """A subagent's trace, below the request that brought the step."""
+    """A subagent's trace, with the request that started the step as its parent."""
     asked = requested(context)
     if asked is None or trace.parent_span_id is not None or asked[1] == trace.span_id:
         return trace
@@ -62,11 +62,11 @@ def within(trace: Trace, context: Context) -> Trace:
 
 
 def requested(context: Context) -> tuple[str, str] | None:
-    """The trace and the span that a request came with."""
+    """The trace id and the span id of a request."""
     found = TRACEPARENT.fullmatch(context.traceparent or "")
     return None if found is None else (found[1], found[2])
 
 
 def _key(session_id: str, plan_step_id: str, subagent_key: str) -> str:
-    """No two have the same, whatever the ids are."""
+    """Unique, whatever the ids contain."""
     return f"trace:{len(session_id)}:{session_id}:{len(plan_step_id)}:{plan_step_id}:{subagent_key}"

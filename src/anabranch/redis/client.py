@@ -1,15 +1,19 @@
-"""The one way to Redis: the commands of one turn travel together, nobody loses more than one time-out, and while Redis
-is gone nobody waits for it at all."""
+"""The Redis client: commands of one event loop turn are sent together, a caller waits for at most one time-out, and
+while Redis is unreachable every command fails at once.
+
+It uses connections of redis-py directly: 6 µs of CPU per command against 40 with its client."""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from hiredis import pack_command
 
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.domain.model import Value
 from anabranch.domain.signals import RedisMoved, RedisSaidNo
 
 if TYPE_CHECKING:
@@ -19,16 +23,15 @@ Argument = str | bytes | int | float
 Reply: TypeAlias = bytes | int | list["Reply"] | None
 Sent = tuple[bytes, "asyncio.Future[Reply]"]
 
-PROBE_EVERY_S = 0.5
 MAX_CONNECTIONS = 16
 MAX_BATCH = 512
 QUARTERS = 4
 TURNS = 10
-LONGEST_NAME = 20
+MAX_ERROR_NAME = 20
 PING: bytes = pack_command(("PING",))
 
-# What the address may not decide: time is judged here, replies stay bytes, and a new connection asks for nothing more
-# than its password and its database.
+# Options that the URL may not set: time-outs are enforced here, replies stay bytes, and a new connection sends nothing
+# but AUTH and SELECT.
 OPTIONS: dict[str, Any] = {
     "socket_timeout": None,
     "socket_connect_timeout": None,
@@ -44,7 +47,7 @@ WRONG_ADDRESS = (
     "rediss://, or unix:///path; a password is percent-encoded."
 )
 UNREACHABLE = "Redis cannot be reached."
-DENIED = "Redis asks for another user or password."
+DENIED = "Redis refuses this user or password."
 BROKEN = "Redis closed the connection before it answered."
 LATE = "Redis did not answer in time."
 CLOSED = "The connection to Redis has been closed."
@@ -52,19 +55,31 @@ CLOSED = "The connection to Redis has been closed."
 
 class RedisGone(AnabranchError):
     """Redis cannot be reached or did not answer in time; whether it has run the command is not known. The message never
-    has what the driver says, since a server that does not know AUTH repeats the password in its complaint."""
+    quotes the driver: a server without AUTH repeats the password in its error."""
 
 
 class RedisRefused(RedisGone):
-    """Redis is there, but answered this one command with an error."""
+    """Redis answered this command with an error."""
+
+
+class RedisTiming(Value):
+    """`probe_every_s`: how often an unreachable Redis is tried again."""
+
+    probe_every_s: float = 0.5
+
+
+USUAL_TIMING = RedisTiming()
 
 
 class Redis:
-    """Nothing connects before the first command. Replies are as Redis sends them: bytes, numbers, None and lists."""
+    """Connects with the first command. Replies are as Redis sends them: bytes, numbers, None and lists."""
 
-    def __init__(self, url: str, *, timeout_s: float, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float, clock: Clock, telemetry: Telemetry, timing: RedisTiming = USUAL_TIMING
+    ) -> None:
         self._connections = Connections(url)
         self._timeout_s = timeout_s
+        self._timing = timing
         self._clock = clock
         self._telemetry = telemetry
         self._reachable = True
@@ -82,8 +97,8 @@ class Redis:
         return self._reachable and not self._closed
 
     async def execute(self, *command: Argument, wait_s: float | None = None) -> Reply:
-        """The reply to a command. Whoever is cancelled here, or has waited for `wait_s`, only stops waiting: the batch
-        that the command travels in goes on, and nothing is held against Redis."""
+        """The reply to a command. A caller that is cancelled, or has waited for `wait_s`, only stops waiting: the batch
+        of its command continues, and Redis does not count as unreachable."""
         if not self.reachable:
             raise RedisGone(CLOSED if self._closed else UNREACHABLE)
         loop = asyncio.get_running_loop()
@@ -92,11 +107,11 @@ class Redis:
         self._flush_soon(loop)
         if wait_s is None:
             return await reply
-        patience = ReplyTimeout(wait_s, lambda: _fail(reply, RedisGone(LATE)))
+        timeout = ReplyTimeout(wait_s, lambda: _fail(reply, RedisGone(LATE)))
         try:
             return await reply
         finally:
-            patience.end()
+            timeout.end()
 
     async def close(self) -> None:
         self._closed = True
@@ -115,8 +130,8 @@ class Redis:
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what the turn has collected, or leave it to collect more if every connection is busy. Having been held
-        back counts against a batch's time, but each gets a quarter of it at least, or it would never be tried."""
+        """Send the commands of this turn, or collect more while every connection is busy. The time that a batch has
+        waited counts against its time-out, but each batch gets at least a quarter of it."""
         self._flushing = False
         while self._collected and len(self._carrying) < MAX_CONNECTIONS:
             batch, self._collected = self._collected[:MAX_BATCH], self._collected[MAX_BATCH:]
@@ -131,19 +146,18 @@ class Redis:
             self._held_since = self._clock.monotonic()
 
     def _carried(self, batch: list[Sent], task: asyncio.Task[None]) -> None:
-        """Whatever became of a batch, nobody is left waiting; a task that is cancelled before its first step has not
-        even seen it."""
+        """Fail what is left of a batch: a task that is cancelled before its first step has not run at all."""
         self._carrying.discard(task)
         _fail_all(batch, CLOSED if self._closed else UNREACHABLE)
         if self._collected:
             self._flush_soon(task.get_loop())
 
     async def _carry(self, batch: list[Sent], budget_s: float) -> None:
-        """One batch, one write, in a task that no caller can cancel. A connection on which anything went wrong is
-        thrown away, so that no reply can ever reach the caller of another command."""
+        """Send one batch with one write, in a task that no caller can cancel. A connection with any error is closed, so
+        that no reply can reach the caller of another command."""
         task = asyncio.current_task()
         assert task is not None
-        patience = ReplyTimeout(budget_s, task.cancel)
+        timeout = ReplyTimeout(budget_s, task.cancel)
         connection: AbstractConnection | None = None
         used, failure = False, LATE
         try:
@@ -156,42 +170,42 @@ class Redis:
             self._idle.append(connection)
             connection = None
         except asyncio.CancelledError:
-            if not patience.over:
+            if not timeout.over:
                 failure = CLOSED if self._closed else UNREACHABLE
                 raise
             task.uncancel()
             self._lost(LATE)
         except (self._connections.error, OSError) as error:
             failure = BROKEN if used else UNREACHABLE
-            # A connection that had worked before says little about Redis, which may have been restarted meanwhile: the
-            # next command finds out on a fresh one. This one is not sent again: it has been written, so that Redis may
-            # have run it and died before it could say so, and a limit would count it twice.
+            # An error on a used connection says little about Redis, which may have been restarted: the next command
+            # tries a new connection. This one is not sent again: Redis may have run it before it died, and a rate limit
+            # would count it twice.
             await self._discard_idle()
             if not used:
                 self._lost(DENIED if isinstance(error, self._connections.denial) else UNREACHABLE)
         finally:
-            patience.end()
+            timeout.end()
             _fail_all(batch, failure)
             if connection is not None:
                 await connection.disconnect(nowait=True)
 
     async def _exchange(self, connection: "AbstractConnection", batch: list[Sent]) -> None:
-        """Every reply has to be read, also those that nobody waits for any more."""
+        """Every reply must be read, also those without a caller."""
         waited_for = [sent for sent in batch if not sent[1].done()]
         await connection.send_packed_command(b"".join([packed for packed, _ in waited_for]), check_health=False)
         for _, reply in waited_for:
             try:
-                said = await connection.read_response(disable_decoding=True)
+                value = await connection.read_response(disable_decoding=True)
             except self._connections.refusal as error:
                 self._telemetry.noted(RedisSaidNo(why=_why(error)))
                 _fail(reply, RedisRefused(f"Redis refused a command: {str(error)[:200]}"))
             else:
                 if not reply.done():
-                    reply.set_result(said)
+                    reply.set_result(value)
 
     async def _unused(self) -> "AbstractConnection | None":
-        """An idle connection that the other side has not closed. To write nothing finds out about a reset; by the time
-        that this task runs, the loop has seen every close that came before the command."""
+        """An idle connection that Redis has not closed. Writing nothing detects a reset; by the time this task runs,
+        the loop has seen every close that came before the command."""
         while self._idle:
             connection = self._idle.pop()
             try:
@@ -208,7 +222,7 @@ class Redis:
             await self._idle.pop().disconnect(nowait=True)
 
     def _lost(self, reason: str) -> None:
-        """From now on everybody is told at once, those too who are waiting for other batches."""
+        """Mark Redis as unreachable: all waiting and new commands fail at once."""
         if not self.reachable:
             return
         self._reachable = False
@@ -223,7 +237,7 @@ class Redis:
         loop = asyncio.get_running_loop()
         await self._discard_idle()
         while not self._reachable and not self._closed:
-            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.sleep(self._timing.probe_every_s)
             pong: asyncio.Future[Reply] = loop.create_future()
             await self._carry([(PING, pong)], self._timeout_s)
             refused = isinstance(pong.exception(), RedisRefused)
@@ -233,15 +247,14 @@ class Redis:
 
 
 class ReplyTimeout:
-    """Calls `give_up` once something has had its time. The time is Redis' and not ours: it is counted in quarters, of
-    which one that a busy loop has drawn out counts once, and at the end come a few turns in which a reply that is
-    already here can still be read."""
+    """Calls `on_timeout` after `seconds`. It measures Redis and not a busy event loop: the time is counted in quarters,
+    a quarter that the loop has delayed counts once, and at the end a few turns allow a received reply to be read."""
 
-    __slots__ = ("_give_up", "_handle", "_left", "_loop", "_quarter_s", "over")
+    __slots__ = ("_handle", "_left", "_loop", "_on_timeout", "_quarter_s", "over")
 
-    def __init__(self, seconds: float, give_up: Callable[[], object]) -> None:
+    def __init__(self, seconds: float, on_timeout: Callable[[], object]) -> None:
         self.over = False
-        self._give_up = give_up
+        self._on_timeout = on_timeout
         self._quarter_s = seconds / QUARTERS
         self._left = QUARTERS + TURNS
         self._loop = asyncio.get_running_loop()
@@ -258,11 +271,11 @@ class ReplyTimeout:
             self._handle = self._loop.call_soon(self._tick)
         else:
             self.over = True
-            self._give_up()
+            self._on_timeout()
 
 
 class Connections:
-    """Makes connections to one address, not yet connected. The driver is loaded here: most have no Redis."""
+    """Creates unconnected connections to one address. Imports redis-py, which most installations do not need."""
 
     def __init__(self, url: str) -> None:
         from redis.asyncio.connection import Connection, SSLConnection, parse_url  # noqa: PLC0415
@@ -277,7 +290,7 @@ class Connections:
             first = self._kind(**self._options)
         except (TypeError, ValueError, RedisError):
             raise ConfigurationError(WRONG_ADDRESS) from None
-        # Reading the machine's certificates takes the loop longer than many a batch, so all connections share them.
+        # Loading the system's certificates blocks the loop for long, so all connections share them.
         self._tls = first.ssl_context if isinstance(first, SSLConnection) else None
 
     def new(self) -> "AbstractConnection":
@@ -288,14 +301,14 @@ class Connections:
 
 
 def _why(error: Exception) -> str:
-    """The name of its error, such as READONLY or OOM; what stands behind it may be anything."""
+    """The name of a Redis error, such as READONLY or OOM; the rest of its text may be anything."""
     name = str(error).partition(" ")[0]
-    known = name if name.isascii() and name.isupper() and len(name) <= LONGEST_NAME else ""
+    known = name if name.isascii() and name.isupper() and len(name) <= MAX_ERROR_NAME else ""
     return known or type(error).__name__
 
 
 def _packed(command: tuple[Argument, ...]) -> bytes:
-    """Half a surrogate pair, which no UTF-8 can say, may stand in what a caller sends as its name."""
+    """A caller's name may contain half a surrogate pair, which UTF-8 cannot encode."""
     try:
         packed: bytes = pack_command(command)  # type: ignore[arg-type]
     except UnicodeEncodeError:
@@ -313,4 +326,10 @@ def _fail_all(batch: list[Sent], why: str) -> None:
 def _fail(reply: "asyncio.Future[Reply]", error: RedisGone) -> None:
     if not reply.done():
         reply.set_exception(error)
-        reply.exception()  # Whoever waited may be gone in this very turn; that an error stays unseen is no news then.
+        reply.exception()  # The caller may have been cancelled: avoid the warning about an exception never retrieved.
+
+
+@cache
+def script(package: str, path: str) -> str:
+    """A Lua script that ships with a package, without the comment at its top."""
+    return files(package).joinpath(path).read_text().partition("\n\n")[2]

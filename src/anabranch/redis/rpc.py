@@ -1,4 +1,4 @@
-"""Letters between workers, and bells that ring in all of them: one connection that listens, and finds its way back."""
+"""Request/reply and notifications between workers over Redis pub/sub, on one connection that reconnects by itself."""
 
 import asyncio
 import secrets
@@ -20,18 +20,26 @@ if TYPE_CHECKING:
 Handler = Callable[[bytes], Awaitable[bytes]]
 
 MAX_BYTES = 8 * 1024 * 1024
-MAX_ANSWERING = 1_000
-# A connection on which nothing is heard for this long, not even an echo, is given up for another.
-PING_EVERY_S = 1.0
-SILENCE_S = 3.0
-AGAIN_S = 0.2
+MAX_REPLYING = 1_000
 
 OWNER_UNREACHABLE = "The worker that holds this stream cannot be reached."
-TOO_LARGE = "This is too large to be handed to another worker."
+TOO_LARGE = f"A command to another worker has at most {MAX_BYTES:,} bytes."
+
+
+class RpcTiming(Value):
+    """`ping_every_s`: how often an idle connection is pinged. `silence_s`: how long it may receive nothing before it is
+    replaced. `reconnect_s`: the pause before that."""
+
+    ping_every_s: float = 1.0
+    silence_s: float = 3.0
+    reconnect_s: float = 0.2
+
+
+USUAL_TIMING = RpcTiming()
 
 
 class RpcMessage(Value, array_like=True):
-    """A question if somebody is to be answered; else the answer to one. One that `failed` has no answer."""
+    """A request if it has a `sender`; else the reply to one. With `failed` there is no reply body."""
 
     number: str
     sender: str = ""
@@ -44,50 +52,52 @@ _unpack = msgspec.msgpack.Decoder(RpcMessage).decode
 
 
 class ChannelWatch:
-    """Rings when something was published on a channel, and when something may have been missed there."""
+    """Is notified when a message was published on a channel, and when one may have been missed."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
 
-    def ring(self) -> None:
-        self._rung.set()
+    def notify(self) -> None:
+        self._notified.set()
 
     async def wait(self, wait_s: float) -> bool:
-        """Whether it rang since the last time, or does within that time."""
+        """Whether it was notified since the last call, or is within that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                await self._rung.wait()
-        rung = self._rung.is_set()
-        self._rung.clear()
-        return rung
+                await self._notified.wait()
+        notified = self._notified.is_set()
+        self._notified.clear()
+        return notified
 
 
 class WorkerRpc:
-    """Nothing is delivered twice; what gets lost is not sent again, and whoever asked hears so after its time."""
+    """Delivers at most once. A lost request is not sent again: its caller gets StreamUnavailable after the time-out.
+    `since` is when the connection was made, or None. `interrupted_at` is when it was last lost or came back: Redis may
+    hold other data since then."""
 
-    def __init__(self, url: str, redis: Redis, *, worker: str, clock: Clock) -> None:
+    def __init__(self, url: str, redis: Redis, *, worker: str, clock: Clock, timing: RpcTiming = USUAL_TIMING) -> None:
         self._connections = Connections(url)
         self._redis = redis
         self._clock = clock
+        self._timing = timing
         self._address = _address(worker)
         self._worker = worker
         self._handler: Handler | None = None
         self._task: asyncio.Task[None] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
-        self._asked: dict[str, asyncio.Future[RpcMessage]] = {}
-        self._chimes: dict[str, set[ChannelWatch]] = {}
-        # What is still to be said on the connection: channels to hear, or not to hear any more.
-        self._unsaid: list[tuple[str, str]] = []
-        self._something = asyncio.Event()
+        self._replying: set[asyncio.Task[None]] = set()
+        self._requests: dict[str, asyncio.Future[RpcMessage]] = {}
+        self._watches: dict[str, set[ChannelWatch]] = {}
+        # Subscriptions to send on the connection.
+        self._unsent: list[tuple[str, str]] = []
+        self._to_send = asyncio.Event()
         self._connected = False
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self.since: float | None = None
-        # When it was last interrupted, or came back after that: all that Redis holds may be another since then.
-        self.shaken_at = float("-inf")
+        self.interrupted_at = float("-inf")
 
     @property
     def up(self) -> bool:
-        """Whether it listens; `since` is since when."""
+        """Whether it is connected."""
         return self.since is not None
 
     def start(self, handler: Handler) -> None:
@@ -95,56 +105,56 @@ class WorkerRpc:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        tasks = [*self._answering, *([self._task] if self._task else [])]
+        tasks = [*self._replying, *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ask(self, worker: str, body: bytes, wait_s: float = 2.0) -> bytes:
-        """What that worker's handler says to this; StreamUnavailable if nobody is there or the answer is late, and then
-        it is not known whether it was heard."""
+        """The reply of that worker's handler. StreamUnavailable if it cannot be reached or is late; then it is not
+        known whether it has handled the request."""
         if len(body) > MAX_BYTES:
             raise InvalidQuestion(TOO_LARGE)
         if not self.up:
             raise StreamUnavailable(OWNER_UNREACHABLE)
         number = secrets.token_hex(8)
         answer: asyncio.Future[RpcMessage] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._requests[number] = answer
         try:
             async with asyncio.timeout(wait_s):
-                letter = RpcMessage(number=number, sender=self._worker, body=body)
-                if not await self._redis.execute("PUBLISH", _address(worker), _pack(letter)):
+                request = RpcMessage(number=number, sender=self._worker, body=body)
+                if not await self._redis.execute("PUBLISH", _address(worker), _pack(request)):
                     raise StreamUnavailable(OWNER_UNREACHABLE)
-                said = await answer
+                reply = await answer
         except (TimeoutError, RedisGone) as error:
             raise StreamUnavailable(OWNER_UNREACHABLE) from error
         finally:
-            del self._asked[number]
-        if said.failed:
+            del self._requests[number]
+        if reply.failed:
             raise StreamUnavailable(OWNER_UNREACHABLE)
-        return said.body
+        return reply.body
 
     @contextmanager
     def listen(self, channel: str) -> Iterator[ChannelWatch]:
-        """A chime for what is published there. It also rings once it really listens, and after every interruption."""
-        chime = ChannelWatch()
-        chimes = self._chimes.get(channel)
-        if chimes is None:
-            chimes = self._chimes[channel] = set()
-            self._say("SUBSCRIBE", channel)
-        chimes.add(chime)
+        """A watch on a channel. It is also notified once the subscription is active, and after every interruption."""
+        watch = ChannelWatch()
+        watches = self._watches.get(channel)
+        if watches is None:
+            watches = self._watches[channel] = set()
+            self._send("SUBSCRIBE", channel)
+        watches.add(watch)
         try:
-            yield chime
+            yield watch
         finally:
-            chimes.discard(chime)
-            if not chimes:
-                del self._chimes[channel]
-                self._say("UNSUBSCRIBE", channel)
+            watches.discard(watch)
+            if not watches:
+                del self._watches[channel]
+                self._send("UNSUBSCRIBE", channel)
 
-    def _say(self, verb: str, channel: str) -> None:
+    def _send(self, verb: str, channel: str) -> None:
         if self._connected:
-            self._unsaid.append((verb, channel))
-            self._something.set()
+            self._unsent.append((verb, channel))
+            self._to_send.set()
 
     async def _run(self) -> None:
         while True:
@@ -156,94 +166,94 @@ class WorkerRpc:
             finally:
                 self._lost()
                 await connection.disconnect(nowait=True)
-            for chime in [chime for chimes in self._chimes.values() for chime in chimes]:
-                chime.ring()
-            await asyncio.sleep(AGAIN_S)
+            for watch in [watch for watches in self._watches.values() for watch in watches]:
+                watch.notify()
+            await asyncio.sleep(self._timing.reconnect_s)
 
     async def _listening(self, connection: "AbstractConnection") -> None:
-        """Until something goes wrong. One reads and one writes; whichever fails ends the other."""
-        async with asyncio.timeout(SILENCE_S):
+        """Until an error. One task reads and one writes; if one fails, the other is cancelled."""
+        async with asyncio.timeout(self._timing.silence_s):
             await connection.connect()  # type: ignore[no-untyped-call]
-        self._heard_at = asyncio.get_running_loop().time()
-        self._unsaid = [("SUBSCRIBE", channel) for channel in (self._address, *self._chimes)]
+        self._received_at = asyncio.get_running_loop().time()
+        self._unsent = [("SUBSCRIBE", channel) for channel in (self._address, *self._watches)]
         self._connected = True
-        talking = asyncio.create_task(self._talk(connection))
-        hearing = asyncio.create_task(self._hear(connection))
+        sending = asyncio.create_task(self._send_loop(connection))
+        receiving = asyncio.create_task(self._receive_loop(connection))
         try:
-            done, _ = await asyncio.wait((talking, hearing), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (talking, hearing):
+            for task in (sending, receiving):
                 task.cancel()
-            await asyncio.gather(talking, hearing, return_exceptions=True)
+            await asyncio.gather(sending, receiving, return_exceptions=True)
 
-    async def _talk(self, connection: "AbstractConnection") -> None:
+    async def _send_loop(self, connection: "AbstractConnection") -> None:
         while True:
-            unsaid, self._unsaid = self._unsaid, []
-            self._something.clear()
-            packed = b"".join([_packed(command) for command in unsaid]) or _packed(("PING",))
-            async with asyncio.timeout(SILENCE_S):
+            unsent, self._unsent = self._unsent, []
+            self._to_send.clear()
+            packed = b"".join([_packed(command) for command in unsent]) or _packed(("PING",))
+            async with asyncio.timeout(self._timing.silence_s):
                 await connection.send_packed_command(packed, check_health=False)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PING_EVERY_S):
-                    await self._something.wait()
-            if asyncio.get_running_loop().time() - self._heard_at > SILENCE_S:
+                async with asyncio.timeout(self._timing.ping_every_s):
+                    await self._to_send.wait()
+            if asyncio.get_running_loop().time() - self._received_at > self._timing.silence_s:
                 raise TimeoutError
 
-    async def _hear(self, connection: "AbstractConnection") -> None:
+    async def _receive_loop(self, connection: "AbstractConnection") -> None:
         while True:
             try:
-                said: Reply = await connection.read_response(disable_decoding=True)
+                message: Reply = await connection.read_response(disable_decoding=True)
             except (self._connections.error, OSError):
-                self._lost()  # At once, before anybody hears from the Redis that comes after this one.
+                self._lost()  # At once, before any command reaches the next Redis.
                 raise
-            self._heard_at = asyncio.get_running_loop().time()
+            self._received_at = asyncio.get_running_loop().time()
             if self.since is None:
                 self.since = self._clock.monotonic()
-                if self.shaken_at > float("-inf"):
-                    self.shaken_at = self.since
-            match said:
+                if self.interrupted_at > float("-inf"):
+                    self.interrupted_at = self.since
+            match message:
                 case [b"message" | b"subscribe" as kind, bytes(channel), body]:
-                    self._came(kind == b"message", channel.decode("utf-8", "surrogatepass"), body)
+                    self._receive(kind == b"message", channel.decode("utf-8", "surrogatepass"), body)
 
     def _lost(self) -> None:
         self._connected = False
         if self.since is not None:
             self.since = None
-            self.shaken_at = self._clock.monotonic()
+            self.interrupted_at = self._clock.monotonic()
 
-    def _came(self, message: bool, channel: str, body: Reply) -> None:
+    def _receive(self, published: bool, channel: str, body: Reply) -> None:
         if channel != self._address:
-            for chime in self._chimes.get(channel, ()):
-                chime.ring()
-        elif message and isinstance(body, bytes):
-            with suppress(msgspec.MsgspecError):  # Whatever that was, it was none of our letters.
-                self._opened(_unpack(body))
+            for watch in self._watches.get(channel, ()):
+                watch.notify()
+        elif published and isinstance(body, bytes):
+            with suppress(msgspec.MsgspecError):  # Not a message of ours.
+                self._handle(_unpack(body))
 
-    def _opened(self, letter: RpcMessage) -> None:
-        if not letter.sender:
-            answer = self._asked.get(letter.number)
+    def _handle(self, message: RpcMessage) -> None:
+        if not message.sender:
+            answer = self._requests.get(message.number)
             if answer is not None and not answer.done():
-                answer.set_result(letter)
+                answer.set_result(message)
             return
-        task = asyncio.create_task(self._answered(letter, busy=len(self._answering) >= MAX_ANSWERING))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        task = asyncio.create_task(self._reply(message, busy=len(self._replying) >= MAX_REPLYING))
+        self._replying.add(task)
+        task.add_done_callback(self._replying.discard)
 
-    async def _answered(self, letter: RpcMessage, *, busy: bool) -> None:
-        """Whatever becomes of a question, whoever asked hears of it."""
-        answer = RpcMessage(number=letter.number, failed=True)
+    async def _reply(self, message: RpcMessage, *, busy: bool) -> None:
+        """Run the handler and send its reply, or that it failed."""
+        answer = RpcMessage(number=message.number, failed=True)
         try:
             if self._handler is not None and not busy:
-                body = await self._handler(letter.body)
+                body = await self._handler(message.body)
                 if len(body) <= MAX_BYTES:
-                    answer = RpcMessage(number=letter.number, body=body)
+                    answer = RpcMessage(number=message.number, body=body)
         except AnabranchError:
-            return  # That there is no answer is said below.
+            return  # The failure is sent below.
         finally:
             with suppress(RedisGone):
-                await self._redis.execute("PUBLISH", _address(letter.sender), _pack(answer))
+                await self._redis.execute("PUBLISH", _address(message.sender), _pack(answer))
 
 
 def _address(worker: str) -> str:

@@ -1,20 +1,15 @@
-"""The subagent that acts: what it proposes or did becomes a card on which a person can confirm it."""
+"""The action adapter: a proposed or executed action becomes a card that a person can confirm."""
 
-from collections.abc import AsyncGenerator
 from typing import Any, Literal, get_args
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.events import SubagentStatus
-from anabranch.domain.model import Context, Value
-from anabranch.domain.steps import Directive, Expected, Fragment
+from anabranch.domain.model import Value
 from anabranch.subagents.payloads import (
     MAX_LABEL,
     Aliases,
     Object,
     cut,
     fitted,
-    fragment,
-    handed_over,
     joined,
     label,
     missing,
@@ -55,18 +50,8 @@ class Proposal(Value):
     confirmation_id: str | int | None = None
 
 
-class ActionSubagent:
-    """It pushes what it proposes or did, is asked for it, or has it in the envelope's `input`."""
-
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        return fragment(payload, status, confirmation)
-
-    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return handed_over(self, expected)
-
-
 def confirmation(given: Object) -> Object:
-    """The card. An action that does not say otherwise waits for somebody to confirm it."""
+    """The card. Unless it says otherwise, an action needs a confirmation."""
     sent, others = fitted(given, Proposal, ALIASES)
     if not sent.action:
         raise missing("action", ALIASES)

@@ -1,9 +1,7 @@
-"""How a question under way is told as a step's results: what is worth a revision, and when."""
+"""The documentation subagent: answers a question and streams the answer in progress as revisions of its result."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -37,59 +35,21 @@ from anabranch.subagents.payloads import (
 from anabranch.text.messages import LANGUAGES, known
 
 PENDING = 256
-EVERY_S = 0.1
-
-
-class Mailbox:
-    """What an Answerer emits and a generator has not taken yet; when it is full, the Answerer waits."""
-
-    def __init__(self) -> None:
-        self._events: deque[AnswerEvent] = deque()
-        self._bell = asyncio.Event()
-        self._room = asyncio.Event()
-        self._closed = False
-
-    @property
-    def over(self) -> bool:
-        return self._closed and not self._events
-
-    async def put(self, event: AnswerEvent) -> None:
-        while len(self._events) >= PENDING:
-            self._room.clear()
-            await self._room.wait()
-        self._events.append(event)
-        self._bell.set()
-
-    def close(self, answering: "asyncio.Task[object]") -> None:
-        if not answering.cancelled():
-            answering.exception()  # whoever left does not ask for it
-        self._closed = True
-        self._bell.set()
-
-    async def news(self, patience_s: float | None) -> Sequence[AnswerEvent]:
-        """What has come since the last time; nothing, if nothing comes within that time or it is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._bell.wait()
-        self._bell.clear()
-        events = tuple(self._events)
-        self._events.clear()
-        self._room.set()
-        return events
+TEXT_EVERY_S = 0.1
 
 
 class PartialResults:
-    """Each source's part as it comes, and the text so far, at most ten times a second."""
+    """The status of each source as it replies, and the text so far at most ten times a second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sources: list[Object] = []
         self._found = 0
         self._text: list[str] = []
-        self._waiting = False
-        self._told = float("-inf")
+        self._unsent = False
+        self._sent_at = float("-inf")
 
-    def heard(self, event: AnswerEvent) -> Fragment | None:
+    def update(self, event: AnswerEvent) -> Fragment | None:
         match event:
             case RetrievalStarted():
                 self._sources = [{"source": path, "status": "pending", "passages": 0} for path in event.sources]
@@ -102,28 +62,28 @@ class PartialResults:
             case RetrievalFinished():
                 self._found = event.passages
                 return self._retrieval(finished=True)
-            case Token() if event.text and not self._in_vain:
+            case Token() if event.text and not self._all_failed:
                 self._text.append(event.text)
-                self._waiting = True
+                self._unsent = True
                 return None
             case _:
                 return None
 
     @property
-    def _in_vain(self) -> bool:
-        """No source could be asked: what is said then is not the beginning of an answer."""
+    def _all_failed(self) -> bool:
+        """No source has replied: the text is not the beginning of an answer."""
         return bool(self._sources) and all(one["status"] != Status.SUCCESS for one in self._sources)
 
     @property
-    def patience_s(self) -> float | None:
-        """How long the text that waits may still wait for more."""
-        return max(0.0, self._told + EVERY_S - self._clock.monotonic()) if self._waiting else None
+    def wait_s(self) -> float | None:
+        """How long the unsent text waits for more; None if there is none."""
+        return max(0.0, self._sent_at + TEXT_EVERY_S - self._clock.monotonic()) if self._unsent else None
 
     def due(self) -> Fragment | None:
         now = self._clock.monotonic()
-        if not self._waiting or now < self._told + EVERY_S:
+        if not self._unsent or now < self._sent_at + TEXT_EVERY_S:
             return None
-        self._told, self._waiting = now, False
+        self._sent_at, self._unsent = now, False
         self._text = ["".join(self._text)]
         return Fragment(status="partial", payload=closed({"stage": "generation", "answer": self._text[0]}))
 
@@ -132,10 +92,10 @@ class PartialResults:
         return Fragment(status="in_progress", payload=closed(said))
 
 
-LONGEST = 10_000
+MAX_QUESTION = 10_000
 MAX_CITATIONS = 100
 MAX_QUOTE = 1_000
-MOST = 2**53
+MAX_COUNT = 2**53
 INPUT_ALIASES: Aliases = {"question": ("query",)}
 ALIASES: Aliases = {"answer": ("text", "response"), "citations": ("sources",)}
 CITATION_ALIASES: Aliases = {
@@ -145,7 +105,7 @@ CITATION_ALIASES: Aliases = {
     "url": ("link",),
 }
 
-# What the collections that a question names are for its caller; NotFound if one is not there.
+# Resolves collection names for a caller; NotFound if one does not exist.
 Chosen = Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]]
 
 
@@ -157,12 +117,12 @@ class DocumentationInput(Value):
 
 
 class Written(Value):
-    """An answer as it is sent by one who works elsewhere."""
+    """What a subagent elsewhere sends as its answer."""
 
     answer: str | None = None
     citations: list[dict[str, Any] | str] | None = None
     model: str | None = None
-    retrieval_count: Annotated[int, msgspec.Meta(ge=0, lt=MOST)] | None = None
+    retrieval_count: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
 
 
 class Cited(Value):
@@ -174,8 +134,8 @@ class Cited(Value):
 
 
 class DocumentationSubagent:
-    """Here it needs an `input` with a `question` (or `query`), and may be told the `collections` to search, `top_k` and
-    a `language`; without an input it pushes what it finds. `template` is the question that every one is made from."""
+    """A Subagent that answers from collections. Its `input` has a `question` (or `query`) and may name `collections`,
+    `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question."""
 
     def __init__(self, answerer: Answerer, clock: Clock, *, template: Question, max_top_k: int, chosen: Chosen) -> None:
         self._answerer = answerer
@@ -187,7 +147,7 @@ class DocumentationSubagent:
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
         made = fragment(payload, status, written if status == "success" else so_far, ("citations",))
         count = msgspec.json.decode(made.payload, type=CountedSources).retrieval_count
-        metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MOST else {}
+        metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MAX_COUNT else {}
         return msgspec.structs.replace(made, metrics=metrics)
 
     async def work(
@@ -197,20 +157,22 @@ class DocumentationSubagent:
         context: Context,
     ) -> AsyncGenerator[Fragment, None]:
         question = await self._question(opened(input_of(expected)), context)
-        mailbox, telling = Mailbox(), PartialResults(self._clock)
-        answering = asyncio.create_task(self._answered(question, context, mailbox.put))
-        answering.add_done_callback(mailbox.close)
+        results = PartialResults(self._clock)
+        events: asyncio.Queue[AnswerEvent] = asyncio.Queue(PENDING)
+        answering = asyncio.create_task(self._answered(question, context, events.put))
         try:
-            while not mailbox.over:
-                for event in await mailbox.news(telling.patience_s):
-                    if (told := telling.heard(event)) is not None:
-                        yield told
-                if (told := telling.due()) is not None:
-                    yield told
+            while not (answering.done() and events.empty()):
+                for event in await _next_events(events, answering, results.wait_s):
+                    if (partial := results.update(event)) is not None:
+                        yield partial
+                if (partial := results.due()) is not None:
+                    yield partial
             yield finished(answering.result())
         finally:
             answering.cancel()
             await asyncio.wait({answering})
+            if not answering.cancelled():
+                answering.exception()  # avoids the warning about an exception never retrieved
 
     async def _answered(self, question: Question, context: Context, emit: Emit) -> Answer:
         limit = asyncio.timeout(context.deadline - self._clock.monotonic())
@@ -226,8 +188,8 @@ class DocumentationSubagent:
         asked, _ = fitted(given, DocumentationInput, INPUT_ALIASES)
         if asked.question is None:
             raise missing("question", INPUT_ALIASES)
-        if not asked.question.strip() or len(asked.question) > LONGEST:
-            raise InvalidQuestion(f"question must have 1 to {LONGEST:,} characters.")
+        if not asked.question.strip() or len(asked.question) > MAX_QUESTION:
+            raise InvalidQuestion(f"question must have 1 to {MAX_QUESTION:,} characters.")
         top_k = min(self._template.top_k, self._max_top_k) if asked.top_k is None else asked.top_k
         if not 1 <= top_k <= self._max_top_k:
             raise InvalidQuestion(f"top_k is {top_k}; it must be from 1 to {self._max_top_k}.")
@@ -242,12 +204,29 @@ class DocumentationSubagent:
         )
 
 
+async def _next_events(
+    events: asyncio.Queue[AnswerEvent], answering: "asyncio.Task[Answer]", wait_s: float | None
+) -> list[AnswerEvent]:
+    """All events since the last call. Waits for the first of them, the end of the answer, or `wait_s`."""
+    found = []
+    getting = asyncio.ensure_future(events.get())
+    try:
+        await asyncio.wait({getting, answering}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            found.append(getting.result())
+    finally:
+        getting.cancel()
+    while not events.empty():
+        found.append(events.get_nowait())
+    return found
+
+
 class CountedSources(Value):
     retrieval_count: Any = None
 
 
 def finished(answer: Answer) -> Fragment:
-    """The whole answer. Where no source could be asked, that is a failure, and may pass."""
+    """The final result. UpstreamError if every source failed; that may pass."""
     if answer.ground is Ground.ALL_FAILED:
         why = next((reply.error for reply in answer.replies if reply.error), "The search failed.")
         raise UpstreamError(why, Trouble.DOWN)
@@ -265,8 +244,8 @@ def finished(answer: Answer) -> Fragment:
 
 
 def _citations(answer: Answer) -> list[Object]:
-    """As `/v1/query` writes them: `start_char` and `end_char` are offsets in the document's content; of a passage from
-    elsewhere, in the passage."""
+    """As `/v1/query` has them: `start_char` and `end_char` are offsets in the document, or in the passage if it is not
+    from a collection."""
     found = []
     for citation in answer.citations[:MAX_CITATIONS]:
         passage = answer.passages[citation.passage]
@@ -291,7 +270,7 @@ def _citations(answer: Answer) -> list[Object]:
 
 
 def written(given: Object) -> Object:
-    """An answer that was written elsewhere, in the form of our own."""
+    """The final answer of a subagent elsewhere, in our form."""
     found = so_far(given)
     if found.get("answer") is None:
         raise missing("answer", ALIASES)
@@ -299,7 +278,7 @@ def written(given: Object) -> Object:
 
 
 def so_far(given: Object) -> Object:
-    """As much of it as there is."""
+    """The fields that are there so far."""
     sent, others = fitted(given, Written, ALIASES)
     count = sent.retrieval_count
     if sent.citations is not None and count is None:

@@ -1,4 +1,4 @@
-"""A subagent at a URL: asked once, and what it replies is taken as it comes."""
+"""A subagent at a URL: called once, and its reply is streamed."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
@@ -31,14 +31,14 @@ STATUSES: Mapping[str, SubagentStatus] = {
 }
 # Spec 2's adapter output; an object with other fields and no payload is a payload itself.
 OUTPUT = frozenset({"type", "subagent", "status", "result_key", "payload", "telemetry", "revision", "attempt"})
-KEPT_ALIVE = (b'"heartbeat"', b'"ping"')
+KEEP_ALIVE = (b'"heartbeat"', b'"ping"')
 DONE = b"[DONE]"
 
 T = TypeVar("T")
 
 
 class SubagentRequest(Value, omit_defaults=True):
-    """What a subagent is sent; never anybody's token."""
+    """The request to a subagent; it never contains a token."""
 
     session_id: str
     plan_step_id: str
@@ -53,14 +53,17 @@ class Measured(Value):
 
 
 class HttpSubagent:
-    """Asks at the URL that the envelope names, through the guard. The reply is JSON, or server-sent events, or JSON
-    lines: each one spec 2's adapter output, or else the payload itself, which then is the whole result. It ends with a
-    success or an error; what comes after that is not read. `inner` is the adapter of its key."""
+    """A Subagent that is called at the envelope's URL, through the address guard. The reply is JSON, server-sent events
+    or JSON lines. Each part is spec 2's adapter output, or the payload itself, which then is the whole result. Nothing
+    is read after a success or an error. `inner` is the adapter of its key."""
 
-    def __init__(self, inner: Subagent, outbound: Outbound, clock: Clock) -> None:
+    def __init__(
+        self, inner: Subagent, outbound: Outbound, clock: Clock, *, max_fragments: int = MAX_FRAGMENTS
+    ) -> None:
         self._inner = inner
         self._outbound = outbound
         self._clock = clock
+        self._max_fragments = max_fragments
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
         return self._inner.taken(payload, status)
@@ -75,7 +78,7 @@ class HttpSubagent:
                 trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
-            for _ in range(MAX_FRAGMENTS):
+            for _ in range(self._max_fragments):
                 output = await self._in_time(anext(outputs, None), context)
                 if output is None:
                     raise UpstreamError("It ended without a result.", Trouble.DOWN)
@@ -83,10 +86,10 @@ class HttpSubagent:
                 yield fragment
                 if fragment.status in ("success", "error"):
                     return
-            raise UpstreamError(f"It sent more than {MAX_FRAGMENTS:,} parts.", Trouble.UNUSABLE)
+            raise UpstreamError(f"It sent more than {self._max_fragments:,} parts.", Trouble.UNUSABLE)
 
     async def _in_time(self, waited_for: Awaitable[T], context: Context) -> T:
-        """One step of a call at a time: a generator must not yield inside a time-out."""
+        """Wait for one step of a call: a generator must not yield inside a time-out."""
         limit = asyncio.timeout(context.deadline - self._clock.monotonic())
         try:
             async with limit:
@@ -97,7 +100,7 @@ class HttpSubagent:
             raise
 
     def _fragment(self, output: bytes) -> Fragment:
-        """One output in its adapter's form. What cannot be understood is the subagent's failure, not the planner's."""
+        """One output in its adapter's form. Output that cannot be used is the subagent's failure, not the planner's."""
         if len(output) > MAX_BYTES:
             raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
         output = content_of(output.decode(errors="surrogateescape")).encode(errors="surrogateescape")
@@ -149,10 +152,10 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _keeps_alive(event: bytes) -> bool:
-    if len(event) > MAX_METRIC or not any(name in event for name in KEPT_ALIVE):
+    if len(event) > MAX_METRIC or not any(name in event for name in KEEP_ALIVE):
         return False
     try:
-        return bytes(msgspec.json.decode(event, type=dict[str, msgspec.Raw]).get("type", EMPTY)) in KEPT_ALIVE
+        return bytes(msgspec.json.decode(event, type=dict[str, msgspec.Raw]).get("type", EMPTY)) in KEEP_ALIVE
     except UNDECODABLE:
         return False
 
@@ -179,7 +182,7 @@ def _status(given: msgspec.Raw | None) -> SubagentStatus:
 
 
 def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
-    """What it measured, as far as those are numbers; the rest is nobody's loss."""
+    """The metrics that are numbers; others are ignored."""
     try:
         measured = msgspec.json.decode(telemetry or EMPTY, type=Measured).metrics
     except UNDECODABLE:

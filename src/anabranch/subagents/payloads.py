@@ -1,4 +1,4 @@
-"""What every adapter does with a payload: opens it, finds its fields under their names, writes it on one line."""
+"""Shared by all adapters: decodes a payload, finds its fields under their aliases, and encodes the card."""
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -9,29 +9,49 @@ from anabranch.domain.contracts import Subagent
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import SubagentStatus
-from anabranch.domain.steps import Expected, Fragment
+from anabranch.domain.model import Context
+from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.network.syft_wire import reason
 
 MAX_BYTES = 512 * 1024
-# Whoever reads the stream later walks down there too, and not every reader's stack is deep.
+# Readers of the stream decode it too, and not every decoder allows deep nesting.
 MAX_DEPTH = 64
 MAX_URL = 4096
 MAX_LABEL = 200
 UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 Object = dict[str, Any]
-# Other names under which a field may be sent, the better ones first.
+# Other names of a field, in order of preference.
 Aliases = Mapping[str, tuple[str, ...]]
 T = TypeVar("T")
 
 encode = msgspec.json.Encoder().encode
 
 
+def as_sent(given: Object) -> Object:
+    return given
+
+
+class CardSubagent:
+    """A Subagent that pushes its result, is called at its URL, or has it in the envelope's `input`. `card` converts its
+    payload; the fields `unchecked` are removed from a payload that `card` cannot convert."""
+
+    def __init__(self, card: Callable[[Object], Object] = as_sent, unchecked: Collection[str] = ()) -> None:
+        self.card = card
+        self._unchecked = unchecked
+
+    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+        return fragment(payload, status, self.card, self._unchecked)
+
+    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
+        return input_as_result(self, expected)
+
+
 def fragment(
     payload: bytes, status: SubagentStatus, card: Callable[[Object], Object], unchecked: Collection[str] = ()
 ) -> Fragment:
-    """The payload in its adapter's form. What is not finished need not be complete: then it goes on as it was sent, but
-    for the fields that a page would trust, which could not be checked."""
+    """The payload as a card. An unfinished result may be incomplete: then it is passed on as it was sent, without the
+    fields that a page would trust and that could not be checked."""
     given = opened(payload)
     try:
         made = card(given)
@@ -42,8 +62,8 @@ def fragment(
     return Fragment(status=status, payload=closed(made), reason=reason(given) if status == "error" else "")
 
 
-async def handed_over(subagent: Subagent, expected: Expected) -> AsyncGenerator[Fragment, None]:
-    """The work of those who do none here: what stands in the envelope is their result."""
+async def input_as_result(subagent: Subagent, expected: Expected) -> AsyncGenerator[Fragment, None]:
+    """The envelope's `input` is the result."""
     yield subagent.taken(input_of(expected), "success")
 
 
@@ -70,7 +90,7 @@ def opened(payload: bytes) -> Object:
 
 
 def closed(value: object) -> msgspec.Raw:
-    """JSON of our own writing: compact, and nothing in it ends a line."""
+    """Compact JSON without line ends."""
     body = one_line(encode(value))
     if len(body) > MAX_BYTES:
         raise InvalidQuestion(f"The payload is larger than {MAX_BYTES:,} bytes.")
@@ -78,7 +98,7 @@ def closed(value: object) -> msgspec.Raw:
 
 
 def fitted(given: Object, form: type[T], aliases: Aliases) -> tuple[T, Object]:
-    """The fields that a form knows, and all the others, as they were sent."""
+    """The fields of a form, and all other fields as they were sent."""
     named = dict(given)
     for field, others in aliases.items():
         found = next((name for name in (field, *others) if given.get(name) is not None), None)
@@ -102,7 +122,7 @@ def missing(field: str, aliases: Aliases) -> InvalidQuestion:
 
 
 def joined(card: Object, others: Object) -> Object:
-    """A card, and with it what its adapter does not know; where they have the same name, the card's counts."""
+    """A card and the unknown fields; the card wins where names are equal."""
     return card | {name: value for name, value in others.items() if name not in card}
 
 
@@ -111,13 +131,13 @@ def cut(text: str, most: int) -> str:
 
 
 def label(name: str) -> str:
-    """A name as a person would write it: `unit_price` is a unit price."""
+    """A readable label: `unit_price` becomes `Unit price`."""
     words = " ".join(name.replace("_", " ").replace("-", " ").split())
     return cut(words[:1].upper() + words[1:], MAX_LABEL)
 
 
 def web_address(url: str | None, field: str) -> str | None:
-    """An address that a page may follow: one that runs a script is none."""
+    """A URL that a page may link to: http or https, never a script."""
     if url is None:
         return None
     if len(url) > MAX_URL or not url.lower().startswith(("http://", "https://")) or not url.isprintable():
@@ -126,7 +146,7 @@ def web_address(url: str | None, field: str) -> str | None:
 
 
 def _deeper(value: object, most: int) -> bool:
-    """Whether it is nested more than so deep; level by level, since a stack would have to be as deep."""
+    """Whether it is nested more than `most` deep; level by level, without recursion."""
     level: list[Any] = [value]
     for _ in range(most):
         level = [

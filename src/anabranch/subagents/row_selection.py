@@ -1,12 +1,10 @@
-"""The subagent that chooses rows of a table: its result becomes a card with a preview of the table."""
+"""The row selection adapter: rows of a table become a card with a preview."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.events import SubagentStatus
-from anabranch.domain.model import Context, Value
-from anabranch.domain.steps import Directive, Expected, Fragment
+from anabranch.domain.model import Value
 from anabranch.subagents.payloads import (
     MAX_LABEL,
     Aliases,
@@ -14,8 +12,6 @@ from anabranch.subagents.payloads import (
     cut,
     encode,
     fitted,
-    fragment,
-    handed_over,
     joined,
     label,
     missing,
@@ -37,7 +33,7 @@ COLUMN_ALIASES: Aliases = {"key": ("name", "field", "id"), "label": ("title", "h
 
 
 class Table(Value):
-    """A table as it is sent: rows as objects or as arrays, columns by name or described."""
+    """What a subagent sends: rows as objects or as arrays, columns as names or as objects."""
 
     rows: list[dict[str, Any] | list[Any]] | None = None
     columns: list[str | dict[str, Any]] | None = None
@@ -53,18 +49,8 @@ class Column(Value):
     type: str | None = None
 
 
-class RowSelectionSubagent:
-    """It pushes its rows, is asked for them, or has them in the envelope's `input`."""
-
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        return fragment(payload, status, preview)
-
-    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return handed_over(self, expected)
-
-
 def preview(given: Object) -> Object:
-    """The card: columns that have a key, a label and a type, and the first rows as arrays of that width."""
+    """The card: columns with key, label and type, and the first rows as arrays."""
     table, others = fitted(given, Table, ALIASES)
     if table.rows is None:
         raise missing("rows", ALIASES)
@@ -114,7 +100,7 @@ def _row(row: Object | list[Any], keys: Sequence[str]) -> list[Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers, words, yes, no and nothing as they are; what holds more than that as its JSON."""
+    """Scalars as they are; objects and arrays as JSON text."""
     if isinstance(value, dict | list):
         value = encode(value).decode()
     elif isinstance(value, int) and abs(value) >= MAX_INTEGER:

@@ -1,4 +1,4 @@
-"""The subagent that judges the others: its decision may end a step."""
+"""The safety adapter: its decision may end a step."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 from anabranch.domain.events import SafetyVerdict, SubagentStatus
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
-from anabranch.subagents.payloads import Object, closed, cut, handed_over, joined, opened
+from anabranch.subagents.payloads import Object, closed, cut, input_as_result, joined, opened
 
 MAX_REASON = 1_000
 MAX_SHOWN = 100
@@ -19,8 +19,8 @@ VERDICTS: dict[str, SafetyVerdict] = {"allow": "allow", "warn": "warn", "block":
 
 
 class SafetySubagent:
-    """It pushes its decision, is asked for it, or has it in the envelope's `input`. What is neither allow nor warn
-    counts as block, also no decision at all. Before it is through, only a block counts."""
+    """A Subagent that pushes its decision, is called at its URL, or has it in the envelope's `input`. Anything but
+    allow and warn counts as block, also a missing decision. In an unfinished result only a block counts."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
         given = opened(payload)
@@ -39,11 +39,11 @@ class SafetySubagent:
         return Fragment(status=status, payload=closed(joined(card, others)), verdict=verdict, reason=reason)
 
     def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return handed_over(self, expected)
+        return input_as_result(self, expected)
 
 
 def _verdict(said: Any) -> tuple[SafetyVerdict, str]:
-    """The decision, and what is doubtful about it."""
+    """The decision, and why it counts as block if it is unknown."""
     if said is None:
         return "block", "No decision was given, which counts as block."
     found = VERDICTS.get(said.strip().lower()) if isinstance(said, str) else None

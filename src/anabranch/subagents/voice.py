@@ -1,27 +1,23 @@
-"""The subagent that listens: what it heard becomes a card with the transcript."""
+"""The voice adapter: recognized speech becomes a card with the transcript."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.events import SubagentStatus
-from anabranch.domain.model import Context, Value
-from anabranch.domain.steps import Directive, Expected, Fragment
+from anabranch.domain.model import Value
 from anabranch.subagents.payloads import (
     MAX_LABEL,
     Aliases,
     Object,
     cut,
     fitted,
-    fragment,
-    handed_over,
     joined,
     missing,
     web_address,
 )
 
 MAX_SEGMENTS = 500
-LONGEST_S = 10_000_000
+MAX_DURATION_S = 10_000_000
 ALIASES: Aliases = {
     "transcript": ("text", "transcription"),
     "language": ("lang", "locale"),
@@ -29,6 +25,7 @@ ALIASES: Aliases = {
     "duration": ("duration_s", "duration_seconds"),
     "audio_url": ("recording_url",),
 }
+UNCHECKED = ("audio_url", *ALIASES["audio_url"])
 SEGMENT_ALIASES: Aliases = {
     "text": ("transcript",),
     "start": ("start_s", "start_time"),
@@ -37,8 +34,8 @@ SEGMENT_ALIASES: Aliases = {
 }
 
 
-class Heard(Value):
-    """What is sent; times without a unit in their name are seconds."""
+class Speech(Value):
+    """What a subagent sends; times without a unit in their name are seconds."""
 
     transcript: str | None = None
     language: str | None = None
@@ -59,34 +56,24 @@ class VoiceSegment(Value):
     confidence: float | None = None
 
 
-class VoiceSubagent:
-    """It pushes what it heard, is asked for it, or has it in the envelope's `input`."""
-
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        return fragment(payload, status, transcript, ("audio_url", *ALIASES["audio_url"]))
-
-    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return handed_over(self, expected)
-
-
 def transcript(given: Object) -> Object:
-    """The card. Without a transcript the segments are one, and without a duration it ends with the last of them."""
-    heard, others = fitted(given, Heard, ALIASES)
-    segments = [_segment(one, at) for at, one in enumerate((heard.segments or [])[:MAX_SEGMENTS])]
-    text = heard.transcript
+    """The card. The segments replace a missing transcript, and the end of the last one a missing duration."""
+    speech, others = fitted(given, Speech, ALIASES)
+    segments = [_segment(one, at) for at, one in enumerate((speech.segments or [])[:MAX_SEGMENTS])]
+    text = speech.transcript
     if text is None:
         if not segments:
             raise missing("transcript", ALIASES)
         text = " ".join(one["text"] for one in segments if one["text"])
-    duration_ms = _ms(heard.duration_ms, heard.duration, "duration_ms")
+    duration_ms = _ms(speech.duration_ms, speech.duration, "duration_ms")
     card = {
         "card": "voice_transcript",
         "transcript": text,
-        "language": cut(heard.language, MAX_LABEL) if heard.language else None,
-        "confidence": _share(heard.confidence, "confidence"),
+        "language": cut(speech.language, MAX_LABEL) if speech.language else None,
+        "confidence": _share(speech.confidence, "confidence"),
         "duration_ms": _last(segments) if duration_ms is None else duration_ms,
         "segments": segments,
-        "audio_url": web_address(heard.audio_url, "audio_url"),
+        "audio_url": web_address(speech.audio_url, "audio_url"),
     }
     return joined(card, others)
 
@@ -110,7 +97,7 @@ def _ms(given_ms: float | None, given_s: float | None, field: str) -> int | None
     ms = given_ms if given_ms is not None else given_s * 1000 if given_s is not None else None
     if ms is None:
         return None
-    if not 0 <= ms <= LONGEST_S * 1000:
+    if not 0 <= ms <= MAX_DURATION_S * 1000:
         raise InvalidQuestion(f"{field} is not a length of time.")
     return round(ms)
 

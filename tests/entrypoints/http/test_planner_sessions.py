@@ -2,11 +2,11 @@
 
 import pytest
 
-from anabranch.app.planner import Planner
+from anabranch.app.planner import Planner, StreamStores
 from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Cancel, Directive, Expected
-from anabranch.eventlog.memory import MemorySessions
+from anabranch.planner.sessions import MemorySessions
 from anabranch.testing import FakeSubagent
 from support.planner_server import Workbench
 
@@ -17,11 +17,8 @@ async def test_a_session_stays_its_owners_as_long_as_one_of_its_steps_runs() -> 
     bench = Workbench({"notes": FakeSubagent()})
     sessions = MemorySessions(bench.clock)
     planner = Planner(
-        log=bench.memory,
-        sessions=sessions,
-        coordinator=bench.coordinator,
-        worker="w",
-        post=None,
+        StreamStores("w", bench.memory, sessions),
+        bench.coordinator,
         ttl_s=TTL_S,
         client_bytes=2**20,
         streaming=True,

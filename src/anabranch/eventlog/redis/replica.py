@@ -1,71 +1,68 @@
-"""Streams that other workers write, as this one's readers see them: one copy of each, however many read it."""
+"""Copies of the streams that other workers write: one per stream, for all of its readers in this process."""
 
 import asyncio
 from collections.abc import Callable
 
 from anabranch.domain.errors import AnabranchError, NotFound, StreamFull, StreamUnavailable
-from anabranch.domain.eventlog import Page, SequencedEntry, epoch
+from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry, epoch
 from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, channel
+from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
+from anabranch.eventlog.streams import Streams
 from anabranch.eventlog.tape import Tape
 from anabranch.redis.client import RedisGone
 from anabranch.redis.rpc import WorkerRpc
 
-# A message can get lost, and that a worker has died is told by nobody.
-LOOK_EVERY_S = 1.0
-LOOK_AFTER_END_S = 15.0
 PAGE = 1_000
-
 UNREACHABLE = "The log that the workers share cannot be reached."
 
 
 class Replica:
-    """One stream. Until the first look it is neither there nor missing."""
+    """One stream. Before the first read it is neither present nor missing."""
 
-    __slots__ = ("facts", "lock", "looked", "looks", "size", "tape", "task", "trouble", "watches")
+    __slots__ = ("error", "facts", "loaded", "lock", "reads", "size", "tape", "task", "watches")
 
     def __init__(self) -> None:
         self.watches = 0
         self.task: asyncio.Task[None] | None = None
         self.tape: Tape | None = None
-        self.facts: StreamSlice | None = None
-        self.trouble: AnabranchError | None = None
+        self.facts: Page | None = None
+        self.error: AnabranchError | None = None
         self.size = 0
-        self.looks = 0
-        self.looked = asyncio.Event()
+        self.reads = 0
+        self.loaded = asyncio.Event()
         self.lock = asyncio.Lock()
 
-    def shown(self) -> tuple[int, bool, bool, type | None]:
-        """What readers would want to know of if it changes."""
+    def state(self) -> tuple[int, bool, bool, type | None]:
+        """What readers are notified of when it changes."""
         head, abandoned = (self.tape.head, bool(self.facts and self.facts.abandoned)) if self.tape else (-1, False)
-        return head, bool(self.tape and self.tape.ended), abandoned, type(self.trouble) if self.trouble else None
+        return head, bool(self.tape and self.tape.ended), abandoned, type(self.error) if self.error else None
 
 
 class Replicas:
-    """A replica is there while somebody watches a stream that is not written here. One task keeps it: it is woken by
-    the stream's channel, and looks by itself now and then."""
+    """A replica exists while anybody watches a stream that this worker does not write. One task updates it when the
+    stream's channel notifies it, and at intervals. Replicas share the memory bound of the `owned` streams."""
 
     def __init__(
         self,
-        remote: RedisStreamStore,
-        post: WorkerRpc,
+        store: RedisStreamStore,
+        rpc: WorkerRpc,
+        owned: Streams[OwnedStream],
+        writer: StreamWriter,
         *,
-        max_events: int,
-        max_bytes: int,
-        ours: Callable[[str], bool],
-        missing: Callable[[], AnabranchError],
-        resized: Callable[[int], None],
+        limits: LogLimits,
+        timing: RedisLogTiming,
         changed: Callable[[str], None],
     ) -> None:
-        self._remote = remote
-        self._post = post
-        self._max_events = max_events
-        self._max_bytes = max_bytes
-        self._ours = ours
-        self._missing = missing
-        self._resized = resized
+        self._store = store
+        self._rpc = rpc
+        self._owned = owned
+        self._writer = writer
+        self._limits = limits
+        self._timing = timing
         self._changed = changed
         self._replicas: dict[str, Replica] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -82,136 +79,139 @@ class Replicas:
             self._end(replica)
 
     def follow(self, stream: str) -> None:
-        """Keep a replica if it is watched and not written here, and none otherwise."""
+        """Update a replica if the stream is watched and not written here; stop otherwise."""
         replica = self._replicas.get(stream)
         if replica is None:
             return
-        if self._ours(stream):
+        if self._owned.get(stream) is not None:
             self._end(replica)
         elif replica.task is None:
-            replica.looked.clear()
-            replica.task = asyncio.create_task(self._keep(stream, replica))
+            replica.loaded.clear()
+            replica.task = asyncio.create_task(self._update(stream, replica))
 
     async def read(self, stream: str, after: int, limit: int) -> Page | None:
-        """None if no replica is kept. A stream that is missing here and a cursor that means nothing here may mean
-        something to Redis: the reader may come from a worker that knows more already."""
+        """None if there is no replica. If the stream is missing or the cursor is not valid here, Redis is read first:
+        the reader may come from a worker that is further ahead."""
         replica = self._replicas.get(stream)
         if replica is None or replica.task is None:
             return None
-        await replica.looked.wait()
+        await replica.loaded.wait()
         tape = replica.tape
-        if replica.trouble or (tape is not None and after and not tape.floor <= after <= tape.head):
-            await self._look_again(stream, replica)
-        if replica.trouble is not None:
-            raise replica.trouble.__class__(replica.trouble.message)
-        tape, facts = replica.tape, replica.facts
-        if tape is None or facts is None:
-            return None  # It has just become ours, or nobody watches it any more.
-        entries, reset, more = tape.read(after, limit)
-        return Page(
-            entries=entries,
-            head=tape.head,
-            reset=reset,
-            more=more,
-            ended=tape.ended,
-            identity=facts.identity,
-            about=facts.about,
-            keeper=facts.keeper,
-            abandoned=facts.abandoned and not tape.ended,
-        )
+        if replica.error or (tape is not None and after and not tape.floor <= after <= tape.head):
+            await self._refresh_now(stream, replica)
+        if replica.error is not None:
+            raise replica.error.__class__(replica.error.message)
+        if replica.tape is None or replica.facts is None:
+            return None  # This worker owns the stream now, or nobody watches it any more.
+        return replica.tape.page(after, limit, replica.facts)
 
     async def close(self) -> None:
         for replica in self._replicas.values():
             self._end(replica)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def missing(self) -> AnabranchError:
+        """The error for a stream that Redis does not have."""
+        if self.stable_s() < self._limits.lease_s:
+            return StreamUnavailable("Redis was unreachable; the stream may still be restored. Try again.")
+        return NotFound("There is no such stream.")
+
+    def stable_s(self) -> float:
+        """Seconds since Redis was last found unreachable."""
+        return self._store.now() - self.interrupted_at
+
+    @property
+    def interrupted_at(self) -> float:
+        return max(self._store.interrupted_at, self._rpc.interrupted_at)
 
     def _end(self, replica: Replica) -> None:
         if replica.task is not None:
             replica.task.cancel()
-            self._leaving.add(replica.task)
-            replica.task.add_done_callback(self._leaving.discard)
+            self._track(replica.task)
             replica.task = None
-            replica.looked.set()  # Whoever still waits reads elsewhere.
-            self._forget(replica, None)
+            replica.loaded.set()  # Waiting readers read elsewhere.
+            self._clear(replica, None)
 
-    async def _keep(self, stream: str, replica: Replica) -> None:
-        with self._post.listen(channel(stream)) as chime:
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _update(self, stream: str, replica: Replica) -> None:
+        with self._rpc.listen(channel(stream)) as notified:
             while True:
-                await self._look(stream, replica)
-                replica.looked.set()
+                await self._refresh(stream, replica)
+                replica.loaded.set()
                 ended = replica.tape is not None and replica.tape.ended
-                await chime.wait(LOOK_AFTER_END_S if ended else LOOK_EVERY_S)
+                await notified.wait(self._timing.recheck_ended_s if ended else self._timing.recheck_s)
 
-    async def _look_again(self, stream: str, replica: Replica) -> None:
-        """Once for all who ask at the same time, and whoever stops waiting stops nobody else's look."""
-        look = asyncio.create_task(self._look(stream, replica, replica.looks))
-        self._leaving.add(look)
-        look.add_done_callback(self._leaving.discard)
-        await asyncio.shield(look)
+    async def _refresh_now(self, stream: str, replica: Replica) -> None:
+        """One read for all who ask at the same time. A caller that is cancelled does not cancel it."""
+        task = asyncio.create_task(self._refresh(stream, replica, replica.reads))
+        self._track(task)
+        await asyncio.shield(task)
 
-    async def _look(self, stream: str, replica: Replica, looks: int | None = None) -> None:
-        """Unless another look has begun since there were so many."""
+    async def _refresh(self, stream: str, replica: Replica, reads: int | None = None) -> None:
+        """Read what is new, unless another read has begun since there were `reads`."""
         async with replica.lock:
-            if replica.task is None or (looks is not None and replica.looks > looks):
+            if replica.task is None or (reads is not None and replica.reads > reads):
                 return
-            replica.looks += 1
-            before = replica.shown()
+            replica.reads += 1
+            before = replica.state()
             try:
-                await self._caught_up(stream, replica)
+                await self._catch_up(stream, replica)
             except RedisGone:
-                replica.trouble = StreamUnavailable(UNREACHABLE)
+                replica.error = StreamUnavailable(UNREACHABLE)
             except StreamFull as full:
-                self._forget(replica, StreamUnavailable(full.message))
-            except (NotFound, StreamUnavailable) as trouble:
-                self._forget(replica, trouble)
-            if replica.shown() != before:
+                self._clear(replica, StreamUnavailable(full.message))
+            except (NotFound, StreamUnavailable) as error:
+                self._clear(replica, error)
+            if replica.state() != before:
                 self._changed(stream)
 
-    async def _caught_up(self, stream: str, replica: Replica) -> None:
+    async def _catch_up(self, stream: str, replica: Replica) -> None:
         tape = replica.tape
-        if tape is None:
-            await self._load(stream, replica)
-            return
-        part = await self._part(stream, replica, tape.head)
-        while not part.reset and epoch(part.head) == tape.epoch:
-            tape.extend(part.entries)
-            replica.facts, replica.trouble = part, None
-            self._fit(replica, tape)
-            if not part.more:
-                return
-            part = await self._part(stream, replica, tape.head)
+        if tape is not None:
+            part = await self._read(stream, replica, tape.head)
+            while not part.page.reset and epoch(part.page.head) == tape.epoch:
+                tape.extend(part.page.entries)
+                self._account(replica, tape)
+                replica.facts, replica.error = part.page, None
+                if not part.page.more:
+                    return
+                part = await self._read(stream, replica, tape.head)
         await self._load(stream, replica)
 
     async def _load(self, stream: str, replica: Replica) -> None:
-        entries: list[SequencedEntry] = []
-        part = await self._part(stream, replica, 0)
-        entries.extend(part.entries)
-        while part.more:
-            before = epoch(part.head)
-            part = await self._part(stream, replica, entries[-1].sequence, onward=True)
-            if epoch(part.head) != before:
-                part, entries = await self._part(stream, replica, 0), []
-            entries.extend(part.entries)
-        tape = Tape.of(
-            entries, part.head, part.floor, part.ended, max_events=self._max_events, max_bytes=self._max_bytes
-        )
-        self._fit(replica, tape)
-        replica.tape, replica.facts, replica.trouble = tape, part, None
+        part = await self._read(stream, replica, 0)
+        entries: list[SequencedEntry] = [*part.page.entries]
+        while part.page.more:
+            before = epoch(part.page.head)
+            part = await self._read(stream, replica, entries[-1].sequence, onward=True)
+            if epoch(part.page.head) != before:
+                part, entries = await self._read(stream, replica, 0), []
+            entries.extend(part.page.entries)
+        limits = self._limits
+        bounds = {"max_events": limits.max_events, "max_bytes": limits.max_bytes}
+        tape = Tape.of(entries, part.page.head, part.floor, part.page.ended, **bounds)
+        self._account(replica, tape)
+        replica.tape, replica.facts, replica.error = tape, part.page, None
 
-    async def _part(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> StreamSlice:
-        part = await self._remote.part(stream, after, PAGE, onward=onward)
+    async def _read(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> StreamSlice:
+        part = await self._store.read(stream, after, PAGE, onward=onward)
         if replica.task is None:
             raise StreamUnavailable(UNREACHABLE)  # Nobody needs it any more.
         if part is None:
-            raise self._missing()
+            raise self.missing()
         return part
 
-    def _forget(self, replica: Replica, trouble: AnabranchError | None) -> None:
+    def _clear(self, replica: Replica, error: AnabranchError | None) -> None:
         replica.tape = replica.facts = None
-        replica.trouble = trouble
-        self._fit(replica, None)
+        replica.error = error
+        self._account(replica, None)
 
-    def _fit(self, replica: Replica, tape: Tape | None) -> None:
+    def _account(self, replica: Replica, tape: Tape | None) -> None:
+        """Count the replica's memory. StreamsFull if it does not fit."""
         size = tape.size if tape is not None else 0
-        self._resized(size - replica.size)
+        self._writer.dropped(self._owned.make_room(max(size - replica.size, 0)))
+        self._owned.elsewhere += size - replica.size
         replica.size = size

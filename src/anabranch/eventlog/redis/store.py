@@ -1,62 +1,42 @@
-"""The log in Redis, as typed calls: what each script is given, and what its reply means."""
+"""The event log in Redis as typed calls. Each call is one Lua script (`lua/`), which runs atomically.
+
+A stream is a hash (who may read it, who writes it, its head) and a Redis stream of entries whose ids are their
+sequences. Sequences travel as text and stay below 2**53, so that Lua numbers hold them exactly. Time is Redis' own, so
+the workers' clocks need not agree. The first write of a script is one that a Redis without memory refuses, so that a
+script does everything or nothing.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from anabranch.domain.contracts import Clock
-from anabranch.domain.eventlog import LAST, Entry, SequencedEntry
+from anabranch.domain.eventlog import LAST, Entry, LogLimits, Page, SequencedEntry
 from anabranch.domain.model import Value
-from anabranch.eventlog.redis import scripts
-from anabranch.redis.client import Argument, Redis, RedisGone, RedisRefused, Reply
+from anabranch.eventlog.streams import StreamOwner
+from anabranch.redis.client import Argument, Redis, RedisGone, RedisRefused, Reply, script
 
-# What one command carries at most, besides a single entry that is larger: it has to fit into Redis' time-out.
+# The most that one command carries, unless a single entry is larger: it must arrive within the Redis time-out.
 CHUNK_BYTES = 512 * 1024
-# What was collected for a restore that nobody finished.
+# How long Redis keeps the entries of a restore that was not finished.
 STAGED_MS = 60_000
 
 Verdict = Literal["ok", "taken", "lost", "behind", "ahead", "unstaged", "absent", "ended", "held", "buried"]
-VERDICTS: dict[bytes, Verdict] = {
-    b"ok": "ok",
-    b"taken": "taken",
-    b"lost": "lost",
-    b"behind": "behind",
-    b"ahead": "ahead",
-    b"unstaged": "unstaged",
-    b"absent": "absent",
-    b"ended": "ended",
-    b"held": "held",
-    b"buried": "buried",
-}
+VERDICTS: dict[bytes, Verdict] = {name.encode(): name for name in get_args(Verdict)}
+UNKNOWN_REPLY = "Redis sent a reply that the event log does not know."
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[str, int, bytes, bool, bool]).decode
 
 
-class HeldStream(Value):
-    """Whose a stream is, for as long as it is kept."""
-
-    stream: str
-    token: str
-    identity: str
-    about: bytes
-
-
 class StreamSlice(Value):
-    """Entries of a stream, and how the stream stands. A part may be shorter than asked for, even when there is more."""
+    """A page of a stream, and the stream's floor. It may be shorter than asked for, even when there are more
+    entries."""
 
-    entries: tuple[SequencedEntry, ...]
-    head: int
+    page: Page
     floor: int
-    reset: bool
-    more: bool
-    ended: bool
-    identity: str
-    about: bytes
-    keeper: str
-    abandoned: bool
 
 
 def channel(stream: str) -> str:
@@ -64,78 +44,81 @@ def channel(stream: str) -> str:
 
 
 class RedisStreamStore:
-    """Everything raises RedisGone, after which it is not known whether the script has run, or will: one that waits in
-    the socket of a frozen server may run after later ones. `shaken_at` is when Redis was last found to be gone."""
+    """Every call may raise RedisGone. Then it is not known whether the script has run or will: one that waits in the
+    socket of a frozen server may run after later ones. `interrupted_at` is when Redis was last found unreachable."""
 
-    def __init__(self, redis: Redis, *, worker: str, clock: Clock, ttl_s: float, lease_s: float) -> None:
+    def __init__(self, redis: Redis, *, worker: str, clock: Clock, limits: LogLimits) -> None:
         self._redis = redis
         self._worker = worker
         self._clock = clock
-        self._ttl_ms = max(1, round(ttl_s * 1000))
-        self._lease_ms = max(1, round(lease_s * 1000))
-        self.shaken_at = float("-inf")
+        self._ttl_ms = max(1, round(limits.ttl_s * 1000))
+        self._lease_ms = max(1, round(limits.lease_s * 1000))
+        self.interrupted_at = float("-inf")
 
     @property
     def reachable(self) -> bool:
         return self._redis.reachable
 
-    def shaken(self) -> None:
-        self.shaken_at = self._clock.monotonic()
+    def now(self) -> float:
+        return self._clock.monotonic()
 
-    async def open(self, held: HeldStream, epoch_head: int, replaces: str) -> Verdict:
+    def interrupted(self) -> None:
+        self.interrupted_at = self.now()
+
+    async def open(self, owner: StreamOwner, epoch_head: int, replaces: str) -> Verdict:
         return await self._verdict(
-            scripts.OPEN,
-            _keys(held.stream),
-            held.token,
+            "open",
+            _keys(owner.stream),
+            owner.token,
             self._worker,
-            held.identity,
-            held.about,
+            owner.identity,
+            owner.about,
             epoch_head,
             self._lease_ms,
             self._ttl_ms + self._lease_ms,
-            channel(held.stream),
+            channel(owner.stream),
             replaces,
         )
 
-    async def append(self, held: HeldStream, head: int, recorded: Sequence[SequencedEntry]) -> Verdict:
+    async def append(self, owner: StreamOwner, head: int, recorded: Sequence[SequencedEntry]) -> Verdict:
         ended = bool(recorded) and recorded[-1].final
         return await self._verdict(
-            scripts.APPEND,
-            _keys(held.stream),
-            held.token,
+            "append",
+            _keys(owner.stream),
+            owner.token,
             head,
             recorded[-1].sequence if recorded else head,
             int(ended),
             self._lease_ms,
             self._ttl_ms if ended else self._ttl_ms + self._lease_ms,
-            channel(held.stream),
+            channel(owner.stream),
             *_packed(recorded),
         )
 
-    async def trim(self, held: HeldStream, head: int, floor: int, gone: Sequence[int]) -> None:
-        await self._verdict(scripts.TRIM, _keys(held.stream), held.token, head, floor, *gone)
+    async def trim(self, owner: StreamOwner, head: int, floor: int, gone: Sequence[int]) -> None:
+        await self._verdict("trim", _keys(owner.stream), owner.token, head, floor, *gone)
 
-    async def part(self, stream: str, after: int, limit: int, *, onward: bool = False) -> StreamSlice | None:
-        """What stands behind a cursor, or with `onward` behind a place; None where there is no such stream."""
+    async def read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> StreamSlice | None:
+        """The entries after a cursor, or None if there is no such stream. With `onward` the cursor is never reset."""
         after = max(0, min(after, LAST)) if after >= 0 else LAST
-        reply = await self._run(scripts.READ, _keys(stream), after, limit, CHUNK_BYTES, int(onward))
+        reply = await self._run("read", _keys(stream), after, limit, CHUNK_BYTES, int(onward))
         return None if reply is None else _slice(reply)
 
-    async def bury(self, stream: str, last: Entry, epoch: int) -> Verdict:
+    async def end_abandoned(self, stream: str, last: Entry, epoch: int) -> Verdict:
         given = (_entry(last), self._ttl_ms, channel(stream), epoch)
         try:
-            return await self._verdict(scripts.BURY, _keys(stream), *given)
+            return await self._verdict("end_abandoned", _keys(stream), *given)
         except RedisRefused:
-            self.shaken()  # It takes nothing, so its owner could not say either that it lives.
+            self.interrupted()  # Redis takes no writes, so the owner could not renew its lease either.
             raise
 
     async def stage(self, stream: str, attempt: str, recorded: Sequence[SequencedEntry]) -> None:
-        """Collect part of what is to be restored, where nobody reads it."""
-        await self._verdict(scripts.STAGE, (_staged(stream, attempt),), STAGED_MS, *_packed(recorded))
+        """Store part of a restore under a key that nobody reads."""
+        await self._verdict("stage", (_staged(stream, attempt),), STAGED_MS, *_packed(recorded))
 
     async def restore(
         self,
-        held: HeldStream,
+        owner: StreamOwner,
         recorded: Sequence[SequencedEntry],
         *,
         head: int,
@@ -144,49 +127,49 @@ class RedisStreamStore:
         left_s: float,
         attempt: str = "",
     ) -> Verdict:
-        """Put what was staged in that attempt, and these behind it, in the place of all that Redis has."""
+        """Replace the stream in Redis by the entries that were staged in that attempt, followed by these."""
         return await self._verdict(
-            scripts.RESTORE,
-            (*_keys(held.stream), _staged(held.stream, attempt)),
-            held.token,
+            "restore",
+            (*_keys(owner.stream), _staged(owner.stream, attempt)),
+            owner.token,
             self._worker,
-            held.identity,
-            held.about,
+            owner.identity,
+            owner.about,
             head,
             floor,
             int(ended),
             self._lease_ms,
             max(1, round(left_s * 1000)) if ended else self._ttl_ms + self._lease_ms,
-            channel(held.stream),
+            channel(owner.stream),
             int(bool(attempt)),
             *_packed(recorded),
         )
 
     async def undo(self, stream: str, token: str) -> None:
-        await self._verdict(scripts.UNDO, _keys(stream), token)
+        await self._verdict("undo", _keys(stream), token)
 
     async def known(self, stream: str) -> tuple[str, int] | None:
-        """With which token it is written, and how far it is."""
+        """The token of its owner and its head."""
         match await self._execute("HMGET", _keys(stream)[0], "token", "head"):
             case [bytes(token), bytes(head)]:
                 return token.decode(), int(head)
         return None
 
     async def uptime_s(self) -> float:
-        """For how long Redis has been running; for ever, if it does not say."""
-        said = await self._execute("INFO", "server")
-        found = re.search(rb"uptime_in_seconds:(\d+)", said) if isinstance(said, bytes) else None
+        """How long Redis has been running; infinite if it does not say."""
+        info = await self._execute("INFO", "server")
+        found = re.search(rb"uptime_in_seconds:(\d+)", info) if isinstance(info, bytes) else None
         return float(found[1]) if found else float("inf")
 
-    async def _verdict(self, script: str, keys: tuple[str, ...], *arguments: Argument) -> Verdict:
-        reply = await self._run(script, keys, *arguments)
+    async def _verdict(self, name: str, keys: tuple[str, ...], *arguments: Argument) -> Verdict:
+        reply = await self._run(name, keys, *arguments)
         verdict = VERDICTS.get(reply) if isinstance(reply, bytes) else None
         if verdict is None:
-            raise RedisGone("Redis answered the log with something else.")
+            raise RedisGone(UNKNOWN_REPLY)
         return verdict
 
-    async def _run(self, script: str, keys: tuple[str, ...], *arguments: Argument) -> Reply:
-        return await self._execute("EVAL", script, len(keys), *keys, *arguments)
+    async def _run(self, name: str, keys: tuple[str, ...], *arguments: Argument) -> Reply:
+        return await self._execute("EVAL", script(__package__, f"lua/{name}.lua"), len(keys), *keys, *arguments)
 
     async def _execute(self, *command: Argument) -> Reply:
         try:
@@ -194,7 +177,7 @@ class RedisStreamStore:
         except RedisRefused:
             raise
         except RedisGone:
-            self.shaken()
+            self.interrupted()
             raise
 
 
@@ -206,16 +189,12 @@ def _staged(stream: str, attempt: str) -> str:
     return f"anabranch:{{{stream}}}:staged:{attempt}"
 
 
-def _entry(entry: Entry | SequencedEntry) -> bytes:
+def _entry(entry: Entry) -> bytes:
     return _pack((entry.key, entry.revision, entry.body, entry.partial, entry.final))
 
 
 def _packed(recorded: Iterable[SequencedEntry]) -> list[Argument]:
-    packed: list[Argument] = []
-    for each in recorded:
-        packed.append(each.sequence)
-        packed.append(_entry(each))
-    return packed
+    return [part for each in recorded for part in (each.sequence, _entry(each))]
 
 
 def _slice(reply: Reply) -> StreamSlice:
@@ -232,10 +211,9 @@ def _slice(reply: Reply) -> StreamSlice:
             int(abandoned),
             list(entries),
         ]:
-            return StreamSlice(
+            page = Page(
                 entries=tuple(map(_recorded, entries[::2], entries[1::2])),
                 head=int(head),
-                floor=int(floor),
                 reset=bool(reset),
                 more=bool(more),
                 ended=bool(ended),
@@ -244,15 +222,16 @@ def _slice(reply: Reply) -> StreamSlice:
                 keeper=keeper.decode(),
                 abandoned=bool(abandoned),
             )
-    raise RedisGone("Redis answered the log with something else.")
+            return StreamSlice(page=page, floor=int(floor))
+    raise RedisGone(UNKNOWN_REPLY)
 
 
 def _recorded(name: Reply, packed: Reply) -> SequencedEntry:
     if not isinstance(name, bytes) or not isinstance(packed, bytes):
-        raise RedisGone("Redis answered the log with something else.")
+        raise RedisGone(UNKNOWN_REPLY)
     try:
         key, revision, body, partial, final = _unpack(packed)
     except msgspec.MsgspecError as error:
-        raise RedisGone("Redis holds something in the log that is none of ours.") from error
+        raise RedisGone("Redis holds an entry in the event log that cannot be decoded.") from error
     sequence = int(name.partition(b"-")[0])
     return SequencedEntry(sequence=sequence, key=key, revision=revision, body=body, partial=partial, final=final)

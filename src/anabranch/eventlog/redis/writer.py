@@ -1,247 +1,277 @@
-"""How this worker writes its streams: through Redis while it is there, alone while it is not, and back again.
+"""How this worker writes its streams: through Redis while it is reachable, locally while it is not, and back again.
 
-Two workers must never hand out one sequence with two bodies. This is why they do not:
+Two workers must never publish two different bodies under one sequence. This is why they do not:
 
-- Redis takes an append only from whoever has the stream's token, and only behind exactly the head that the writer knows
-  (token and whole sequence are compared, epoch included). The writer shows an entry to its readers only once Redis has
-  acknowledged it, or in an epoch of which Redis has never heard: `Mirror.told` is the highest that it may know, and
-  whatever is written alone is written above it. So whatever became of a command whose reply never came, even if it runs
-  long afterwards, its numbers are not used for anything else.
-- A restore replaces what Redis has only if that has our token and no higher head, so an old one that comes late changes
-  nothing. One that is not acknowledged counts as told. If the epoch that is restored is one that Redis knew before,
-  then everything that was ever acknowledged in it stands in the mirror, under the same numbers.
-- A burial takes the token away, so after it neither append nor restore is taken; before it they have renewed the lease,
-  and it is not. It writes one number, the next behind Redis' head. If Redis was restarted since that epoch began (its
-  run_id is not the one that is kept with the stream) it may have forgotten numbers that readers have had, so the burial
-  counts anew in an epoch of its own: they lie from 2**15 on and are drawn by lot, where no owner ever comes.
-- Whoever was stopped for longer than its lease writes nothing alone before Redis has told it that the stream is still
-  its own: another may have buried it.
-- A stream that Redis has forgotten altogether can be opened anew by another worker. If that worker has seen Redis go
-  within the time that streams are kept, it begins in an epoch drawn by lot, too (2**10 to 2**14), and the old owner is
-  refused, because the token is another.
+- Redis accepts an append only from the holder of the stream's token, and only directly after the head that the writer
+  knows (token and whole sequence are compared, epoch included). The writer shows an entry to its readers only once
+  Redis has acknowledged it, or in an epoch that Redis has never seen: `OwnedStream.sent_epoch` is the highest epoch
+  that Redis may have seen, and local writes use a higher one. So whatever happens to a command whose reply never came,
+  even if it runs long afterwards, its sequences are not used for anything else.
+- A restore replaces what Redis has only if that has our token and no higher head, so a late restore changes nothing. A
+  restore that is not acknowledged counts as sent. If the restored epoch is one that Redis knew before, then everything
+  that was ever acknowledged in it is in our copy, under the same sequences.
+- Ending an abandoned stream clears the token, so later appends and restores are refused; earlier ones have renewed the
+  lease, and then the stream is not abandoned. It writes one sequence, the next after Redis' head. If Redis was
+  restarted since that epoch began (its run_id is not the stored one), it may have lost sequences that readers have
+  received. Then the entries are renumbered in a random epoch from 2**15 on, which no owner ever reaches.
+- A worker that was paused for longer than its lease writes nothing locally before Redis has confirmed that it still
+  owns the stream: another worker may have ended it.
+- A stream that Redis has lost altogether can be opened again by another worker. If that worker has seen Redis
+  unreachable within the time that streams are kept, it starts in a random epoch, too (2**10 to 2**14). The old owner is
+  refused, because the token differs.
 """
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal
 
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import LeaseLost, StreamFull, StreamUnavailable
-from anabranch.domain.eventlog import Entry, SequencedEntry
-from anabranch.eventlog.redis.owned_streams import OwnedStream, OwnedStreams, PendingAppend
+from anabranch.domain.eventlog import Entry, LogLimits, SequencedEntry
+from anabranch.domain.model import Value
 from anabranch.eventlog.redis.store import CHUNK_BYTES, RedisStreamStore, Verdict
-from anabranch.eventlog.tape import weight
+from anabranch.eventlog.streams import NOT_OWNED, Stream, StreamOwner, Streams
+from anabranch.eventlog.tape import Tape, weight
 from anabranch.redis.client import RedisGone
 
-# What is written together at most; what waits beyond that goes next.
+# The most entries that one command appends; the rest goes in the next.
 MAX_ENTRIES = 500
 
-Outcome = Literal["shared", "alone", "lost"]
+Outcome = Literal["shared", "local", "lost"]
+
+
+class PendingAppend(Value):
+    """Entries to append, and the future of their sequences."""
+
+    entries: Sequence[Entry]
+    done: asyncio.Future[list[int]]
+
+
+class OwnedStream(Stream):
+    """A stream that this worker writes. `sent_epoch` is the highest epoch that Redis may have seen. While the stream is
+    `shared`, Redis has acknowledged exactly what is on the tape. `untrimmed` are the sequences that were trimmed here
+    and not yet in Redis. The holder of the `lock` is the only one to change the stream in Redis."""
+
+    __slots__ = ("appends", "lock", "sent_epoch", "untrimmed", "writing")
+
+    def __init__(self, owner: StreamOwner, tape: Tape, due: float) -> None:
+        super().__init__(owner, tape, due)
+        self.sent_epoch = tape.epoch
+        self.untrimmed: list[int] = []
+        self.appends: deque[PendingAppend] = deque()
+        self.writing: asyncio.Task[None] | None = None
+        self.lock = asyncio.Lock()
+
+    def renumber(self) -> None:
+        """Move to an epoch that Redis has never seen."""
+        self.tape = self.tape.renumbered(self.sent_epoch + 1)
+        self.untrimmed.clear()
 
 
 class StreamWriter:
-    """Appends of one stream never overlap: what waits while one is under way goes together in the next. Nobody who
-    waits can cancel a write. `changed` is called for every stream of which readers should look again."""
+    """Appends to one stream never overlap: appends that wait while one is in progress go together in the next. A caller
+    that is cancelled does not cancel a write. `changed` is called for each stream that readers should read again;
+    `detached` is set when a stream continues without Redis."""
 
     def __init__(
         self,
-        remote: RedisStreamStore,
-        mirrors: OwnedStreams,
+        store: RedisStreamStore,
+        streams: Streams[OwnedStream],
         *,
         clock: Clock,
-        lease_s: float,
+        limits: LogLimits,
         changed: Callable[[str], None],
     ) -> None:
-        self._remote = remote
-        self._mirrors = mirrors
+        self._store = store
+        self._streams = streams
         self._clock = clock
-        self._lease_s = lease_s
+        self._limits = limits
         self._changed = changed
-        self.parted = asyncio.Event()
+        self.detached = asyncio.Event()
 
-    async def append(self, mirror: OwnedStream, entries: Sequence[Entry]) -> list[int]:
+    async def append(self, stream: OwnedStream, entries: Sequence[Entry]) -> list[int]:
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        mirror.calls.append(PendingAppend(entries=entries, done=done))
-        if mirror.writing is None:
-            mirror.writing = asyncio.create_task(self._drain(mirror))
+        stream.appends.append(PendingAppend(entries=entries, done=done))
+        if stream.writing is None:
+            stream.writing = asyncio.create_task(self._drain(stream))
         return await done
 
-    async def restore(self, mirror: OwnedStream) -> None:
-        """Put the mirror in the place of what Redis has. It is handed over beside its appends, all but what they bring
-        meanwhile: if Redis refuses already that, it has not heard of the epoch."""
-        tape, attempt, staged = mirror.tape, "", 0
+    async def restore(self, stream: OwnedStream) -> None:
+        """Replace what Redis has by our copy. It is staged while appends continue; only the rest is sent under the
+        lock. If Redis refuses while staging, it has not seen the epoch."""
+        tape, attempt, staged = stream.tape, "", 0
         try:
             while True:
                 entries, reset, _ = tape.read(staged, len(tape))
                 if reset:
-                    return  # It was trimmed meanwhile beyond what was handed over. The next time it will do.
+                    return  # Staged entries were trimmed meanwhile. The next attempt starts again.
                 chunk = _chunk(entries)
                 if not chunk or (attempt and len(chunk) == len(entries)):
                     break
                 attempt = attempt or secrets.token_hex(8)
-                await self._remote.stage(mirror.held.stream, attempt, chunk)
+                await self._store.stage(stream.owner.stream, attempt, chunk)
                 staged = chunk[-1].sequence
-            async with mirror.lock:
+            async with stream.lock:
                 entries, reset, _ = tape.read(staged, len(tape))
-                as_before = mirror.tape is tape and not reset and len(_chunk(entries)) == len(entries)
-                if as_before and not mirror.shared and self._mirrors.get(mirror.held.stream) is mirror:
-                    await self._commit(mirror, entries, attempt)
+                unchanged = stream.tape is tape and not reset and len(_chunk(entries)) == len(entries)
+                if unchanged and not stream.shared and self._streams.get(stream.owner.stream) is stream:
+                    await self._commit(stream, entries, attempt)
         except RedisGone:
             return
 
-    async def _commit(self, mirror: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
-        tape, now = mirror.tape, self._clock.monotonic()
-        mirror.told = max(mirror.told, tape.epoch)
-        verdict = await self._remote.restore(
-            mirror.held,
+    async def _commit(self, stream: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
+        tape, now = stream.tape, self._clock.monotonic()
+        stream.sent_epoch = max(stream.sent_epoch, tape.epoch)
+        verdict = await self._store.restore(
+            stream.owner,
             entries,
             head=tape.head,
             floor=tape.floor,
             ended=tape.ended,
-            left_s=self._mirrors.left_s(mirror, now),
+            left_s=stream.due + self._limits.ttl_s - now,
             attempt=attempt,
         )
         if verdict == "ok":
-            mirror.shared = True
-            mirror.drops.clear()
+            stream.shared = True
+            stream.untrimmed.clear()
             if not tape.ended:
-                self._mirrors.renew(mirror, now + self._lease_s)
+                self._streams.renew(stream, now + self._limits.lease_s)
         elif verdict == "lost":
-            self.lost(mirror)
+            self.drop(stream)
         elif verdict == "ahead":
-            self._mirrors.renumber(mirror)
-            self._changed(mirror.held.stream)
+            self._renumber(stream)
+            self._changed(stream.owner.stream)
 
-    def lost(self, mirror: OwnedStream) -> None:
-        """It is not ours any more: readers go on with what Redis has."""
-        if self._mirrors.drop(mirror):
-            self._changed(mirror.held.stream)
+    def drop(self, stream: OwnedStream) -> None:
+        """This worker no longer owns the stream: readers continue with what Redis has."""
+        if self._streams.drop(stream):
+            self.dropped([stream])
 
-    async def _drain(self, mirror: OwnedStream) -> None:
+    def dropped(self, streams: Sequence[OwnedStream]) -> None:
+        for stream in streams:
+            _fail(stream.appends, LeaseLost(NOT_OWNED))
+            stream.appends.clear()
+            self._changed(stream.owner.stream)
+
+    async def _drain(self, stream: OwnedStream) -> None:
         calls: list[PendingAppend] = []
         try:
-            while mirror.calls:
-                async with mirror.lock:
-                    calls = _together(mirror)
-                    await self._write(mirror, calls)
+            while stream.appends:
+                async with stream.lock:
+                    calls = _next_appends(stream)
+                    await self._write(stream, calls)
         except BaseException as error:
-            # The process is closing, or this is our own fault: nobody is left waiting, and what Redis has is not known.
-            mirror.shared = False
-            mirror.calls.extendleft(reversed(calls))
-            mirror.fail(error if isinstance(error, Exception) else LeaseLost("This worker is closing."))
+            # The process is closing, or this is a bug: fail every caller, and treat what Redis has as unknown.
+            stream.shared = False
+            failure = error if isinstance(error, Exception) else LeaseLost("This worker is closing.")
+            _fail([*calls, *stream.appends], failure)
+            stream.appends.clear()
             raise
         finally:
-            mirror.writing = None
+            stream.writing = None
 
-    async def _write(self, mirror: OwnedStream, calls: Sequence[PendingAppend]) -> None:
-        if mirror.tape.ended or self._mirrors.get(mirror.held.stream) is not mirror:
-            _fail(calls, LeaseLost("This stream has ended, or has another owner."))
+    async def _write(self, stream: OwnedStream, calls: Sequence[PendingAppend]) -> None:
+        if stream.tape.ended or self._streams.get(stream.owner.stream) is not stream:
+            _fail(calls, LeaseLost(NOT_OWNED))
             return
         entries = [entry for call in calls for entry in call.entries]
         try:
-            planned = mirror.tape.plan(entries)
+            planned = stream.tape.plan(entries)
             recorded = [each for each in planned if each is not None]
-            given_up = self._mirrors.make_room(sum(weight(each) for each in recorded if not each.final))
+            self.dropped(self._streams.make_room(sum(weight(each) for each in recorded if not each.final)))
         except StreamFull as full:
             if len(calls) == 1:
                 _fail(calls, full)
                 return
             for call in calls:
-                await self._write(mirror, [call])
+                await self._write(stream, [call])
             return
-        for each in given_up:
-            self._changed(each.held.stream)
         now = self._clock.monotonic()
-        away = mirror.abandoned(now)
-        outcome = await self._shared(mirror, recorded) if mirror.shared else "alone"
+        expired = stream.abandoned(now)
+        outcome = await self._append_shared(stream, recorded) if stream.shared else "local"
         if outcome == "lost":
-            _fail(calls, LeaseLost("This stream has ended, or has another owner."))
-            self.lost(mirror)
+            _fail(calls, LeaseLost(NOT_OWNED))
+            self.drop(stream)
             return
-        if outcome == "alone" and away:
-            # We were stopped for longer than our lease: somebody may have ended the stream in our place, and only Redis
-            # can tell. Until it has, nothing is written alone.
-            mirror.shared = False
-            self.parted.set()
-            _fail(calls, StreamUnavailable("The log that the workers share has to be asked first; try again."))
-            return
-        if outcome == "alone":
-            planned = self._part(mirror, entries)
+        if outcome == "local":
+            stream.shared = False
+            self.detached.set()
+            if expired:
+                # This worker was paused for longer than its lease. Another may have ended the stream, and only Redis
+                # knows. Nothing is written locally before Redis has confirmed the owner.
+                _fail(calls, StreamUnavailable("Redis must confirm the owner of this stream first; try again."))
+                return
+            if any(planned) and stream.tape.epoch <= stream.sent_epoch:
+                self._renumber(stream)
+                planned = stream.tape.plan(entries)
             recorded = [each for each in planned if each is not None]
-        self._mirrors.renew(mirror, now + self._lease_s)
+        self._streams.renew(stream, now + self._limits.lease_s)
         if recorded:
-            self._mirrors.write(mirror, recorded, self._clock.monotonic())
-            await self._trim(mirror)
+            stream.untrimmed.extend(self._streams.write(stream, recorded, self._clock.monotonic()))
+            await self._trim(stream)
         _deliver(calls, planned)
         if recorded:
-            self._changed(mirror.held.stream)
+            self._changed(stream.owner.stream)
 
-    def _part(self, mirror: OwnedStream, entries: Sequence[Entry]) -> list[SequencedEntry | None]:
-        """Go on without Redis: only in an epoch of which it has not heard is anything written."""
-        mirror.shared = False
-        self.parted.set()
-        planned = mirror.tape.plan(entries)
-        if mirror.tape.epoch > mirror.told or not any(planned):
-            return planned
-        self._mirrors.renumber(mirror)
-        return mirror.tape.plan(entries)
+    def _renumber(self, stream: OwnedStream) -> None:
+        stream.renumber()
+        self._streams.resized(stream)
 
-    async def _shared(self, mirror: OwnedStream, recorded: Sequence[SequencedEntry]) -> Outcome:
+    async def _append_shared(self, stream: OwnedStream, recorded: Sequence[SequencedEntry]) -> Outcome:
         try:
-            verdict = await self._remote.append(mirror.held, mirror.tape.head, recorded)
+            verdict = await self._store.append(stream.owner, stream.tape.head, recorded)
             if verdict == "behind":
-                verdict = await self._replaced(mirror, recorded)
+                verdict = await self._replace(stream, recorded)
         except RedisGone:
-            return "alone"
+            return "local"
         if verdict == "ok":
             return "shared"
-        return "lost" if verdict == "lost" else "alone"
+        return "lost" if verdict == "lost" else "local"
 
-    async def _trim(self, mirror: OwnedStream) -> None:
-        """Redis forgets what the tape has trimmed. That is seldom, and if it fails, it can wait."""
-        if mirror.shared and mirror.drops:
+    async def _trim(self, stream: OwnedStream) -> None:
+        """Trim in Redis what the tape has trimmed. That is rare, and may fail until the next time."""
+        if stream.shared and stream.untrimmed:
             with suppress(RedisGone):
-                await self._remote.trim(mirror.held, mirror.tape.head, mirror.tape.floor, mirror.drops)
-                mirror.drops.clear()
+                await self._store.trim(stream.owner, stream.tape.head, stream.tape.floor, stream.untrimmed)
+                stream.untrimmed.clear()
 
-    async def _replaced(self, mirror: OwnedStream, recorded: Sequence[SequencedEntry]) -> Verdict:
-        """Redis was restarted, and has forgotten something. If it is little, it gets all of it at once, and nobody
-        notices."""
-        tape = mirror.tape
+    async def _replace(self, stream: OwnedStream, recorded: Sequence[SequencedEntry]) -> Verdict:
+        """Redis was restarted and has lost entries. If the stream fits into one command, send all of it."""
+        tape = stream.tape
         entries = (*tape.read(0, len(tape))[0], *recorded)
         if len(_chunk(entries)) < len(entries):
             return "behind"
-        ended = bool(recorded) and recorded[-1].final
-        return await self._remote.restore(
-            mirror.held,
+        return await self._store.restore(
+            stream.owner,
             entries,
             head=entries[-1].sequence if entries else tape.head,
             floor=tape.floor,
-            ended=ended,
-            left_s=self._mirrors.left_s(mirror, mirror.due),
+            ended=bool(recorded) and recorded[-1].final,
+            left_s=self._limits.ttl_s,
         )
 
 
-def _together(mirror: OwnedStream) -> list[PendingAppend]:
-    """The next calls that can go in one command. One that ends the stream is the last."""
+def _next_appends(stream: OwnedStream) -> list[PendingAppend]:
+    """The next appends that fit into one command. One that ends the stream is the last."""
     calls: list[PendingAppend] = []
     count = size = 0
-    while mirror.calls:
-        entries = mirror.calls[0].entries
+    while stream.appends:
+        entries = stream.appends[0].entries
         count += len(entries)
         size += sum(len(entry.body) for entry in entries)
         if calls and (count > MAX_ENTRIES or size > CHUNK_BYTES):
             break
-        calls.append(mirror.calls.popleft())
+        calls.append(stream.appends.popleft())
         if any(entry.final for entry in entries):
             break
     return calls
 
 
 def _chunk(entries: Sequence[SequencedEntry]) -> Sequence[SequencedEntry]:
-    """As many of them as one command carries."""
+    """The first entries, as many as one command carries."""
     size = 0
     for count, each in enumerate(entries):
         size += weight(each)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ import pytest
 from anabranch.domain.errors import LeaseLost, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import Page, epoch
 from anabranch.eventlog.reader import Batch, StreamReader
-from anabranch.eventlog.redis import log, replica
-from anabranch.redis import client as redis_module
-from support.event_log_contract import PLENTY, entry, read_through
-from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until, worker
+from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.testing.contracts.event_log import PLENTY, entry, read_through
+from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until
+from support.shared_log import worker as any_worker
 from support.valkey_server import Valkey, running_valkey
 
 LEASE_S = 0.3
@@ -26,11 +27,7 @@ LEASE_S = 0.3
 NOISE_S = 0.8
 
 
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_module, "PROBE_EVERY_S", 0.02)
-    monkeypatch.setattr(log, "MEND_EVERY_S", 0.02)
-    monkeypatch.setattr(replica, "LOOK_EVERY_S", 0.2)
+worker = partial(any_worker, timing=RedisLogTiming(repair_every_s=0.02, recheck_s=0.2), probe_every_s=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +232,7 @@ async def test_a_redis_that_was_set_back_buries_in_new_numbers(mortal: Valkey) -
 
 
 async def buried(one: Worker) -> bool:
-    return await one.log.bury("s", entry("end", body=b"lost", final=True))
+    return await one.log.end_abandoned("s", entry("end", body=b"lost", final=True))
 
 
 async def refused(one: Worker, token: str) -> bool:

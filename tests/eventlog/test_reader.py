@@ -7,11 +7,11 @@ import pytest
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import NotFound
-from anabranch.domain.eventlog import Entry, Page
+from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import BATCH, Batch, StreamReader, TooSlow
 from anabranch.testing import ManualClock
-from support.event_log_contract import LogSettings, entry
+from anabranch.testing.contracts.event_log import entry
 
 LONG_S = 1_000.0
 CAP = 10_000
@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, **given: float) -> None:
         self.clock = ManualClock()
-        self.log: MemoryLog = memory_log(self.clock, LogSettings(**given))  # type: ignore[arg-type]
+        self.log: MemoryLog = memory_log(self.clock, LogLimits(**given))  # type: ignore[arg-type]
         self.token = ""
 
     async def begin(self) -> "Scene":
@@ -89,7 +89,7 @@ async def test_a_stream_that_is_not_there_is_not_found_on_entering_and_nothing_s
     with pytest.raises(NotFound):
         async with scene.reader():
             pass
-    assert len(scene.log._bells) == 0
+    assert len(scene.log._watchers) == 0
 
 
 async def test_a_stream_that_is_forgotten_under_a_reader_is_not_found() -> None:
@@ -101,7 +101,7 @@ async def test_a_stream_that_is_forgotten_under_a_reader_is_not_found() -> None:
         scene.log.tend()
         with pytest.raises(NotFound):
             await waiting
-    assert len(scene.log._bells) == 0
+    assert len(scene.log._watchers) == 0
 
 
 async def test_the_end_is_told_with_the_last_batch_and_as_often_as_asked() -> None:

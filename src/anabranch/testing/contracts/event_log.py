@@ -1,4 +1,7 @@
-"""What every EventLog promises, as one suite: a runner gives it logs over one store, and a way to let time pass."""
+"""The contract suite of EventLog.
+
+Subclass `EventLogContract` in a test module and define a fixture `benches` that returns a `Benches`.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,34 +13,26 @@ import pytest
 
 from anabranch.domain.contracts import EventLog
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
-from anabranch.domain.eventlog import EPOCH, LAST, Entry, Page, SequencedEntry, place
+from anabranch.domain.eventlog import EPOCH, LAST, Entry, LogLimits, Page, SequencedEntry, place
 
 WAIT_S = 20.0
 PLENTY = 1_000
 
 
-class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log is made with; a runner may make the times shorter, never change the bounds."""
-
-    ttl_s: float = 1_800.0
-    lease_s: float = 10.0
-    max_events: int = 20_000
-    max_bytes: int = 16 * 2**20
-    memory_bytes: int = 256 * 2**20
-
-
 class Bench(msgspec.Struct, kw_only=True):
-    """Two logs over one store (or twice the same one): who writes and who reads. `settings` are those in force;
-    `advance` lets that many of their seconds pass for both."""
+    """Two logs over one store, or the same log twice: one writes and one reads. `limits` are those in force; `advance`
+    lets that many seconds pass for both."""
 
     writer: EventLog
     reader: EventLog
     advance: Callable[[float], Awaitable[None]]
-    settings: LogSettings
+    limits: LogLimits
 
 
 class Benches(Protocol):
-    def __call__(self, settings: LogSettings = ...) -> AbstractAsyncContextManager[Bench]: ...
+    """Makes a Bench with these limits; a runner may make the times shorter, never change the bounds."""
+
+    def __call__(self, limits: LogLimits = ...) -> AbstractAsyncContextManager[Bench]: ...
 
 
 def entry(key: str, revision: int = 1, body: bytes = b"{}", *, partial: bool = False, final: bool = False) -> Entry:
@@ -64,10 +59,10 @@ async def read_through(log: EventLog, stream: str, after: int, limit: int) -> tu
     raise AssertionError("reading does not come to an end")
 
 
-class LogContract:
-    """A runner subclasses this and has a fixture `benches` that makes a Bench as a context manager."""
+class EventLogContract:
+    """What every EventLog promises."""
 
-    async def test_what_is_written_is_read_in_its_order_and_counted_from_one(self, benches: Benches) -> None:
+    async def test_entries_are_read_in_append_order_with_sequences_from_one(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="user:a", about=b"what it is")
             assert await bench.writer.append("s", token, [entry("a"), entry("b", 7)]) == [1, 2]
@@ -79,7 +74,7 @@ class LogContract:
             assert (page.identity, page.about) == ("user:a", b"what it is")
             assert page.keeper == (await bench.writer.read("s", 0, 1)).keeper != ""
 
-    async def test_an_entry_comes_back_as_it_was_given(self, benches: Benches) -> None:
+    async def test_an_entry_is_read_back_unchanged(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("ströme/{1}:\n", identity="")
             given = entry("schlüssel:\u2028 x", 2**40, "ä".encode(), partial=True)
@@ -89,7 +84,7 @@ class LogContract:
             assert (first.key, first.revision, first.body) == (given.key, given.revision, given.body)
             assert (first.partial, first.final, second.partial, second.final) == (True, False, False, True)
 
-    async def test_pages_follow_each_other_without_gap_or_double(self, benches: Benches) -> None:
+    async def test_pages_have_no_gaps_and_no_duplicates(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry(str(number)) for number in range(7)])
@@ -99,7 +94,7 @@ class LogContract:
             assert (await bench.reader.read("s", 4, 2)).more is True
             assert (await bench.reader.read("s", 7, 2)).entries == ()
 
-    async def test_streams_do_not_know_each_other(self, benches: Benches) -> None:
+    async def test_streams_are_independent(self, benches: Benches) -> None:
         async with benches() as bench:
             tokens = {name: await bench.writer.open(name, identity=name) for name in ("s", "s:1", "{s}", "t")}
             for name, token in tokens.items():
@@ -108,7 +103,7 @@ class LogContract:
                 page = await bench.reader.read(name, 0, PLENTY)
                 assert (page.identity, [each.body for each in page.entries]) == (name, [name.encode()])
 
-    async def test_only_a_higher_revision_counts(self, benches: Benches) -> None:
+    async def test_only_a_higher_revision_is_appended(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             assert await bench.writer.append("s", token, [entry("k", 2), entry("k", 2), entry("k", 1)]) == [1, 0, 0]
@@ -121,7 +116,7 @@ class LogContract:
                 (4, "k", 6),
             ]
 
-    async def test_writing_the_same_again_changes_nothing(self, benches: Benches) -> None:
+    async def test_appending_the_same_entries_again_changes_nothing(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             entries = [entry("a", partial=True), entry("b"), entry("a", 2)]
@@ -131,7 +126,7 @@ class LogContract:
             assert await bench.reader.read("s", 0, PLENTY) == before
 
     @pytest.mark.parametrize("after", [4, EPOCH - 1, EPOCH, EPOCH + 2, 5 * EPOCH + 1, LAST, 2**80, -1, -EPOCH])
-    async def test_a_cursor_that_is_not_ours_begins_again(self, benches: Benches, after: int) -> None:
+    async def test_an_invalid_cursor_resets_to_the_beginning(self, benches: Benches, after: int) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             assert (await bench.reader.read("s", after, 1)).reset is True
@@ -140,7 +135,7 @@ class LogContract:
             assert (page.reset, page.more, page.head, written(page)) == (True, True, 3, [(1, "a", 1), (2, "b", 1)])
 
     @pytest.mark.parametrize("after", [0, 1, 2, 3])
-    async def test_a_cursor_that_is_ours_goes_on(self, benches: Benches, after: int) -> None:
+    async def test_a_valid_cursor_continues(self, benches: Benches, after: int) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry("a"), entry("a", 2), entry("b")])
@@ -148,8 +143,8 @@ class LogContract:
             assert page.reset is False
             assert [each.sequence for each in page.entries] == [1, 2, 3][after:]
 
-    async def test_superseded_partials_go_first_and_no_cursor_notices(self, benches: Benches) -> None:
-        async with benches(LogSettings(max_events=16)) as bench:
+    async def test_superseded_partials_are_trimmed_first_and_no_cursor_is_reset(self, benches: Benches) -> None:
+        async with benches(LogLimits(max_events=16)) as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry("plain"), entry("plain", 2)])
             for revision in range(1, 31):
@@ -163,10 +158,8 @@ class LogContract:
                 assert later.reset is False, cursor
                 assert later.entries == tuple(each for each in page.entries if each.sequence > cursor)
 
-    async def test_a_cursor_that_has_lost_something_begins_again_with_the_latest_of_everything(
-        self, benches: Benches
-    ) -> None:
-        async with benches(LogSettings(max_events=16)) as bench:
+    async def test_a_cursor_below_the_floor_resets_to_the_latest_of_every_key(self, benches: Benches) -> None:
+        async with benches(LogLimits(max_events=16)) as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry("first"), entry("second", partial=True)])
             for revision in range(1, 41):
@@ -187,7 +180,7 @@ class LogContract:
     @pytest.mark.parametrize("limit", [1, 2, 3, 100])
     async def test_a_trimmed_stream_can_be_paged_through(self, benches: Benches, limit: int) -> None:
         """What is kept below the floor has no cursor to go on with, so it must be behind the reader with one page."""
-        async with benches(LogSettings(max_events=16)) as bench:
+        async with benches(LogLimits(max_events=16)) as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry(f"old{number}") for number in range(6)])
             for revision in range(1, 31):
@@ -196,8 +189,8 @@ class LogContract:
             assert await read_through(bench.reader, "s", 0, limit) == (kept, 0)
             assert await read_through(bench.reader, "s", 2, limit) == (kept, 1)
 
-    async def test_one_that_is_full_takes_nothing_more_but_its_end(self, benches: Benches) -> None:
-        async with benches(LogSettings(max_events=5)) as bench:
+    async def test_a_full_stream_accepts_only_its_end(self, benches: Benches) -> None:
+        async with benches(LogLimits(max_events=5)) as bench:
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry(str(number)) for number in range(4)])
             before = await bench.reader.read("s", 0, PLENTY)
@@ -214,8 +207,8 @@ class LogContract:
             assert [each.key for each in page.entries] == ["0", "1", "2", "3", "4", "end"]
             assert page.ended is True
 
-    async def test_bytes_are_bounded_as_events_are(self, benches: Benches) -> None:
-        async with benches(LogSettings(max_bytes=100_000)) as bench:
+    async def test_bytes_are_bounded(self, benches: Benches) -> None:
+        async with benches(LogLimits(max_bytes=100_000)) as bench:
             token = await bench.writer.open("s", identity="")
             for revision in range(1, 31):
                 await bench.writer.append("s", token, [entry("k", revision, bytes(10_000), partial=revision % 2 == 0)])
@@ -231,31 +224,31 @@ class LogContract:
             page = await bench.reader.read("s", 30, PLENTY)
             assert (page.ended, [len(each.body) for each in page.entries]) == (True, [200_000])
 
-    async def test_what_ended_is_forgotten_after_its_time(self, benches: Benches) -> None:
-        async with benches(LogSettings(ttl_s=60, lease_s=5)) as bench:
-            settings = bench.settings
+    async def test_an_ended_stream_expires_after_its_ttl(self, benches: Benches) -> None:
+        async with benches(LogLimits(ttl_s=60, lease_s=5)) as bench:
+            limits = bench.limits
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry("a"), entry("end", final=True)])
-            await bench.advance(settings.ttl_s * 0.8)
+            await bench.advance(limits.ttl_s * 0.8)
             assert (await bench.reader.read("s", 0, PLENTY)).ended is True
-            await bench.advance(settings.ttl_s * 0.4)
+            await bench.advance(limits.ttl_s * 0.4)
             await self._gone(bench, "s")
             assert await bench.writer.open("s", identity="") != token
             assert (await bench.reader.read("s", 0, PLENTY)).head == 0
 
-    async def test_what_nobody_ends_is_forgotten_too(self, benches: Benches) -> None:
-        async with benches(LogSettings(ttl_s=60, lease_s=20)) as bench:
-            settings = bench.settings
+    async def test_an_abandoned_stream_expires_after_lease_and_ttl(self, benches: Benches) -> None:
+        async with benches(LogLimits(ttl_s=60, lease_s=20)) as bench:
+            limits = bench.limits
             token = await bench.writer.open("s", identity="")
             for _ in range(4):
-                await bench.advance(settings.lease_s * 0.9)
+                await bench.advance(limits.lease_s * 0.9)
                 await bench.writer.append("s", token, [])
-            await bench.advance(settings.ttl_s + settings.lease_s * 0.7)
+            await bench.advance(limits.ttl_s + limits.lease_s * 0.7)
             assert (await bench.reader.read("s", 0, 1)).abandoned is True
-            await bench.advance(settings.lease_s * 0.6)
+            await bench.advance(limits.lease_s * 0.6)
             await self._gone(bench, "s")
 
-    async def test_only_its_owner_writes(self, benches: Benches) -> None:
+    async def test_only_the_owner_can_append(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             other = await bench.writer.open("t", identity="")
@@ -277,25 +270,25 @@ class LogContract:
             for entries in ([entry("c")], [end], [entry("end", 2, final=True)], []):
                 with pytest.raises(LeaseLost):
                     await bench.writer.append("s", token, entries)
-            assert await bench.reader.bury("s", entry("lost", final=True)) is False
+            assert await bench.reader.end_abandoned("s", entry("lost", final=True)) is False
             page = await bench.reader.read("s", 0, PLENTY)
             assert (page.ended, written(page)) == (True, [(1, "a", 1), (2, "end", 1)])
 
     async def test_a_stream_is_buried_only_after_its_lease(self, benches: Benches) -> None:
         async with benches() as bench:
-            lease_s = bench.settings.lease_s
+            lease_s = bench.limits.lease_s
             lost = entry("end", body=b"lost", final=True)
             token = await bench.writer.open("s", identity="")
             await bench.writer.append("s", token, [entry("a")])
             await bench.advance(lease_s * 0.7)
             assert (await bench.reader.read("s", 0, 1)).abandoned is False
-            assert await bench.reader.bury("s", lost) is False
+            assert await bench.reader.end_abandoned("s", lost) is False
             await bench.writer.append("s", token, [])
             await bench.advance(lease_s * 0.7)
-            assert await bench.reader.bury("s", lost) is False
+            assert await bench.reader.end_abandoned("s", lost) is False
             await bench.advance(lease_s * 0.7)
             assert (await bench.reader.read("s", 0, 1)).abandoned is True
-            assert await bench.reader.bury("s", lost) is True
+            assert await bench.reader.end_abandoned("s", lost) is True
             page = await bench.reader.read("s", 0, PLENTY)
             assert (page.ended, page.abandoned) == (True, False)
             assert [each.body for each in page.entries] == [b"{}", b"lost"]
@@ -303,27 +296,27 @@ class LogContract:
                 await bench.writer.append("s", token, [entry("b")])
             assert (await bench.reader.read("s", 0, PLENTY)).head == 2
 
-    async def test_an_owner_that_was_only_late_goes_on(self, benches: Benches) -> None:
+    async def test_a_late_owner_keeps_its_stream_until_another_worker_ends_it(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
-            await bench.advance(bench.settings.lease_s * 1.5)
+            await bench.advance(bench.limits.lease_s * 1.5)
             assert (await bench.reader.read("s", 0, 1)).abandoned is True
             assert await bench.writer.append("s", token, [entry("a")]) == [1]
             assert (await bench.reader.read("s", 0, 1)).abandoned is False
-            assert await bench.reader.bury("s", entry("end", final=True)) is False
+            assert await bench.reader.end_abandoned("s", entry("end", final=True)) is False
 
-    async def test_of_many_who_bury_exactly_one_does(self, benches: Benches) -> None:
+    async def test_concurrent_end_abandoned_ends_the_stream_once(self, benches: Benches) -> None:
         async with benches() as bench:
             await bench.writer.open("s", identity="")
-            await bench.advance(bench.settings.lease_s * 1.5)
+            await bench.advance(bench.limits.lease_s * 1.5)
             ends = [entry("end", body=str(number).encode(), final=True) for number in range(10)]
             logs = [bench.writer, bench.reader]
-            done = await asyncio.gather(*(logs[number % 2].bury("s", end) for number, end in enumerate(ends)))
+            done = await asyncio.gather(*(logs[number % 2].end_abandoned("s", end) for number, end in enumerate(ends)))
             assert sum(done) == 1
             page = await bench.reader.read("s", 0, PLENTY)
             assert [each.body for each in page.entries] == [ends[done.index(True)].body]
 
-    async def test_every_watcher_is_woken_by_what_is_written_and_by_the_end(self, benches: Benches) -> None:
+    async def test_every_watch_is_notified_of_appends_and_of_the_end(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
 
@@ -350,7 +343,7 @@ class LogContract:
                 await bench.writer.append("s", token, [entry("end", final=True)])
             assert [task.result() for task in watchers] == [[1, 2, 3]] * 4
 
-    async def test_what_is_written_between_a_look_and_the_wait_wakes_at_once(self, benches: Benches) -> None:
+    async def test_an_append_between_read_and_wait_is_not_missed(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             async with bench.reader.watch("s") as watch:
@@ -360,7 +353,7 @@ class LogContract:
                     while (await bench.reader.read("s", 0, 1)).head < 1:
                         await watch.changed()
 
-    async def test_one_who_gives_up_waiting_leaves_the_others_alone(self, benches: Benches) -> None:
+    async def test_cancelling_one_watch_does_not_affect_another(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="")
             async with bench.reader.watch("s") as stays, bench.reader.watch("s") as leaves:
@@ -374,21 +367,21 @@ class LogContract:
                     await staying
                     await leaves.changed()
 
-    async def test_the_buried_wake_their_watchers(self, benches: Benches) -> None:
+    async def test_end_abandoned_notifies_watches(self, benches: Benches) -> None:
         async with benches() as bench:
             await bench.writer.open("s", identity="")
-            await bench.advance(bench.settings.lease_s * 1.5)
+            await bench.advance(bench.limits.lease_s * 1.5)
             async with bench.writer.watch("s") as watch:
-                assert await bench.reader.bury("s", entry("end", final=True)) is True
+                assert await bench.reader.end_abandoned("s", entry("end", final=True)) is True
                 async with asyncio.timeout(WAIT_S):
                     while not (await bench.writer.read("s", 0, 1)).ended:
                         await watch.changed()
 
-    async def test_what_is_not_there_is_not_found(self, benches: Benches) -> None:
+    async def test_a_missing_stream_is_not_found(self, benches: Benches) -> None:
         async with benches() as bench:
             await self._gone(bench, "never")
 
-    async def test_two_streams_never_share_a_name(self, benches: Benches) -> None:
+    async def test_opening_an_existing_stream_is_a_conflict(self, benches: Benches) -> None:
         async with benches() as bench:
             token = await bench.writer.open("s", identity="user:a")
             for log in (bench.writer, bench.reader):
@@ -400,7 +393,7 @@ class LogContract:
                     await log.open("s", identity="user:b")
             assert (await bench.reader.read("s", 0, 1)).identity == "user:a"
 
-    async def test_of_many_who_open_exactly_one_owns(self, benches: Benches) -> None:
+    async def test_concurrent_open_has_one_owner(self, benches: Benches) -> None:
         async with benches() as bench:
             opening = [log.open("s", identity="") for log in [bench.writer, bench.reader] * 5]
             opened = await asyncio.gather(*opening, return_exceptions=True)
@@ -414,7 +407,7 @@ class LogContract:
             with pytest.raises(NotFound):
                 await log.append(stream, "token", [entry("a")])
             with pytest.raises(NotFound):
-                await log.bury(stream, entry("end", final=True))
+                await log.end_abandoned(stream, entry("end", final=True))
 
     @staticmethod
     async def _all(semaphore: asyncio.Semaphore, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Letters between workers over a real Redis that is killed and frozen."""
+"""Request/reply between workers over a real Redis that is killed and frozen."""
 
 import asyncio
 import time
@@ -10,15 +10,14 @@ import pytest
 
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
-from anabranch.redis import client as redis_module
-from anabranch.redis import rpc as post_module
-from anabranch.redis.client import Redis
-from anabranch.redis.rpc import MAX_BYTES, Handler, WorkerRpc
+from anabranch.redis.client import Redis, RedisTiming
+from anabranch.redis.rpc import MAX_BYTES, USUAL_TIMING, Handler, RpcTiming, WorkerRpc
 from anabranch.testing.fakes import Recorder
 from support.shared_log import WAIT_S, eventually, until
 from support.valkey_server import Valkey, running_valkey
 
 NOISE_S = 0.8
+QUICK = RpcTiming(ping_every_s=0.05, silence_s=0.3, reconnect_s=0.02)
 
 Posts = Callable[..., AbstractAsyncContextManager[WorkerRpc]]
 
@@ -30,11 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
-    monkeypatch.setattr(redis_module, "PROBE_EVERY_S", 0.02)
-    monkeypatch.setattr(post_module, "PING_EVERY_S", 0.05)
-    monkeypatch.setattr(post_module, "SILENCE_S", 0.3)
-    monkeypatch.setattr(post_module, "AGAIN_S", 0.02)
+def mortal(tmp_path: Path) -> Iterator[Valkey]:
     with running_valkey(tmp_path) as started:
         yield started
 
@@ -44,9 +39,11 @@ async def echo(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def open_post(url: str, name: str, handler: Handler = echo) -> AsyncIterator[WorkerRpc]:
-    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    post = WorkerRpc(url, redis, worker=name, clock=SystemClock())
+async def open_rpc(
+    url: str, name: str, handler: Handler = echo, timing: RpcTiming = USUAL_TIMING
+) -> AsyncIterator[WorkerRpc]:
+    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), timing=RedisTiming(probe_every_s=0.02))
+    post = WorkerRpc(url, redis, worker=name, clock=SystemClock(), timing=timing)
     post.start(handler)
     try:
         await until(lambda: post.up)
@@ -56,8 +53,8 @@ async def open_post(url: str, name: str, handler: Handler = echo) -> AsyncIterat
         await redis.close()
 
 
-async def test_each_gets_the_answer_to_its_own_question(server: Valkey) -> None:
-    async with open_post(server.url, "a") as a, open_post(server.url, "b") as b:
+async def test_each_request_gets_its_own_reply(server: Valkey) -> None:
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b") as b:
         questions = [str(number).encode() for number in range(100)]
         asked = [post.ask(worker, body) for body in questions for post, worker in ((a, "b"), (b, "a"))]
         answers = await asyncio.gather(*asked)
@@ -67,7 +64,7 @@ async def test_each_gets_the_answer_to_its_own_question(server: Valkey) -> None:
 
 
 async def test_where_nobody_is_nobody_waits(server: Valkey) -> None:
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         began = time.monotonic()
         with pytest.raises(StreamUnavailable):
             await a.ask("nobody", b"hello", wait_s=WAIT_S)
@@ -88,7 +85,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
             raise Conflict("no")
         return body
 
-    async with open_post(server.url, "a") as a, open_post(server.url, "b", moody):
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b", moody):
         for body in (b"fail", b"too much"):
             began = time.monotonic()
             with pytest.raises(StreamUnavailable):
@@ -101,7 +98,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
 
 async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         for body in (b"", b"\xff\xff", b"{}", b"\x94\xa1x\xc0\xc0\xc0", b"\x91\xa1x"):
             assert await redis.execute("PUBLISH", "anabranch:post:a", body) == 1
         assert await a.ask("a", b"still here") == b"heard still here"
@@ -110,7 +107,7 @@ async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
 
 async def test_a_chime_rings_for_its_channel_and_when_something_may_be_missed(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
-    async with open_post(server.url, "a") as a:
+    async with open_rpc(server.url, "a") as a:
         with a.listen("news") as one, a.listen("news") as two, a.listen("other") as other:
             for chime in (one, two, other):
                 assert await chime.wait(WAIT_S)  # it really listens now
@@ -132,8 +129,8 @@ async def _silent(redis: Redis, channel: str) -> bool:
     return await redis.execute("PUBLISH", channel, "") == 0
 
 
-async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a") as a, open_post(mortal.url, "b"):
+async def test_rpc_reconnects_after_redis_was_killed(mortal: Valkey) -> None:
+    async with open_rpc(mortal.url, "a", timing=QUICK) as a, open_rpc(mortal.url, "b", timing=QUICK):
         with a.listen("news") as chime:
             assert await chime.wait(WAIT_S)
             mortal.kill()
@@ -152,12 +149,12 @@ async def test_it_finds_its_way_back_to_a_redis_that_was_killed(mortal: Valkey) 
             await eventually(heard)
 
 
-async def test_it_notices_that_redis_has_frozen(mortal: Valkey) -> None:
-    async with open_post(mortal.url, "a") as a:
-        shaken_at = a.shaken_at
+async def test_rpc_detects_a_frozen_redis(mortal: Valkey) -> None:
+    async with open_rpc(mortal.url, "a", timing=QUICK) as a:
+        interrupted_at = a.interrupted_at
         mortal.freeze()
         await until(lambda: not a.up)
-        assert a.shaken_at > shaken_at
+        assert a.interrupted_at > interrupted_at
         mortal.thaw()
         await until(lambda: a.up)
         await eventually(lambda: a.ask("a", b"back"))

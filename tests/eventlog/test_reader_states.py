@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import StreamFull
-from anabranch.domain.eventlog import EPOCH, Entry, Page, SequencedEntry, epoch
+from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry, epoch
 from anabranch.eventlog import reader
 from anabranch.eventlog.reader import Batch, StreamReader, TooSlow
+from anabranch.eventlog.streams import Stream
 from anabranch.testing import ManualClock
-from support.event_log_contract import LogSettings, entry
+from anabranch.testing.contracts.event_log import entry
 
 SMALL_BATCH = 3
 KEYS = "abcd"
@@ -81,7 +82,7 @@ class MuxStates(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
-        self.log = memory_log(self.clock, LogSettings(max_events=24, lease_s=10.0))
+        self.log = memory_log(self.clock, LogLimits(max_events=24, lease_s=10.0))
         self.token = self.runner.run(self.log.open("s", identity=""))
         self.everything: list[SequencedEntry] = []
         self.revisions = dict.fromkeys(KEYS, 0)
@@ -90,12 +91,18 @@ class MuxStates(RuleBasedStateMachine):
         self.clients.append(Client(0))
 
     @property
+    def stream(self) -> Stream:
+        found = self.log._streams.get("s")
+        assert found is not None
+        return found
+
+    @property
     def tape_floor(self) -> int:
-        return (self.log._live.get("s") or self.log._ended["s"]).tape.floor
+        return self.stream.tape.floor
 
     @property
     def now_epoch(self) -> int:
-        return (self.log._live.get("s") or self.log._ended["s"]).tape.epoch
+        return self.stream.tape.epoch
 
     def next_entry(self, key: str, size: int, partial: bool) -> Entry:
         self.revisions[key] += 1
@@ -138,10 +145,10 @@ class MuxStates(RuleBasedStateMachine):
     @rule(epochs=st.integers(1, 2))
     def renumber(self, epochs: int) -> None:
         """As a log does that has lost touch with the others."""
-        stream = self.log._live["s"]
+        stream = self.stream
         stream.tape = stream.tape.renumbered(stream.tape.epoch + epochs)
         self.everything = list(stream.tape.read(0, PLENTY)[0])
-        self.log._bells.ring("s")
+        self.log._watchers.notify("s")
 
     @rule(index=indexes, pulls=st.sampled_from([1, 2, 4, PLENTY]))
     def pull(self, index: int, pulls: int) -> None:
@@ -231,7 +238,7 @@ class MuxStates(RuleBasedStateMachine):
             if not self.ended:
                 self.end(buried=False)
             self.runner.run(self.finished())
-            assert len(self.log._bells) == 0
+            assert len(self.log._watchers) == 0
         finally:
             self.runner.close()
 
