@@ -2,16 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
-from anabranch.domain.model import Filters, Query
+from anabranch.domain.model import Embedding, Filters, Query
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import documents, jobs
+from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, text, workshop
 
 PRIVATE = Permissions(visibility="private")
@@ -181,6 +182,28 @@ async def test_permissions(shop: Workshop) -> None:
         listed, total = await shop.room.documents(caller, "hers", 0, 100)
         assert {document.title for document in listed} == expected
         assert total == len(expected)
+
+
+async def test_permissions_that_change_while_a_document_is_ingested_again_stay_changed(tmp_path: Path) -> None:
+    """One document comes with new content, the other with new metadata; neither with permissions."""
+
+    class Embedder(FakeEmbedder):
+        """The owner makes both private while the new content is being embedded."""
+
+        async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
+            for one in (await opened.room.documents(OPERATOR, None, 0, 2))[0]:
+                await opened.room.describe(OPERATOR, one.id, permissions=PRIVATE)
+            return await super().embed(texts)
+
+    async with workshop(tmp_path, embedder=Embedder()) as opened:
+        await opened.collection()
+        await opened.put("Herons eat fish.", "Otters eat fish.")
+        again = [text("Herons eat frogs."), text("Otters eat fish.", metadata={"tags": ["river"]})]
+        job = await opened.room.ingest(OPERATOR, "notes", again)
+        await opened.take_in()
+        assert [item.outcome for item in (await opened.room.job(OPERATOR, job)).items] == ["replaced", "updated"]
+        kept, _ = await opened.room.documents(OPERATOR, None, 0, 3)
+        assert [one.permissions for one in kept] == [PRIVATE, PRIVATE]
 
 
 async def test_a_change_of_permissions_holds_at_once(shop: Workshop) -> None:

@@ -132,20 +132,24 @@ def _named(claim: Claim) -> str | None:
 def _known(db: sqlite3.Connection, claim: Claim, content_hash: str, recipe: str) -> Settled | None:
     """The document that is there already: the same content under the same identity, or the same in everything."""
     same = documents.by_identity(db, claim.collection.key, claim.arrived.identity or "")
-    if same is not None and (same.content_hash, same.recipe) == (content_hash, recipe):
+    if same is not None:
+        if (same.content_hash, same.recipe) != (content_hash, recipe):
+            return None
         metadata = {**same.metadata, **claim.arrived.metadata}
         titled = _given_title(claim) not in (None, same.title)
-        changed = titled or metadata != same.metadata or permissions_for(claim) != same.permissions
-        return Settled(same, changed)
+        return Settled(same, titled or metadata != same.metadata or permissions_for(claim, same) != same.permissions)
+    seen_by = (claim.owner, permissions_for(claim, None))
     for other in documents.alike(db, claim.collection.key, content_hash, recipe):
         said = {name: other.metadata.get(name) for name in claim.arrived.metadata}
-        if (other.owner, other.permissions) == (claim.owner, permissions_for(claim)) and said == claim.arrived.metadata:
-            return Settled(other, changed=False) if same is None else None
+        if (other.owner, other.permissions) == seen_by and said == claim.arrived.metadata:
+            return Settled(other, changed=False)
     return None
 
 
-def permissions_for(claim: Claim) -> Permissions:
-    return claim.arrived.permissions or claim.collection.settings.default_permissions
+def permissions_for(claim: Claim, kept: StoredDocument | None) -> Permissions:
+    """The permissions given with the claim, else those of the document that is kept, else the collection's default."""
+    default = claim.collection.settings.default_permissions if kept is None else kept.permissions
+    return claim.arrived.permissions or default
 
 
 def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
@@ -166,7 +170,7 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
         content_hash=content_hash,
         recipe=recipe,
         metadata=metadata,
-        permissions=permissions_for(claim),
+        permissions=permissions_for(claim, None),
         day=day_of(metadata),
         pages=parsed.pages,
         size=size,
@@ -190,15 +194,20 @@ def _settle(db: sqlite3.Connection, claim: Claim, prepared: Prepared, vectors: S
     match prepared:
         case Ready(draft=draft, pieces=pieces):
             old = documents.by_identity(db, draft.collection, draft.identity)
+            draft = msgspec.structs.replace(draft, permissions=permissions_for(claim, old))
             kept = documents.insert(db, draft, pieces, vectors)
             jobs.complete(db, claim.key, kept.id, "replaced" if old else "added", kept.chunk_count)
         case Settled(document=document, changed=changed):
-            if changed:
-                metadata = {**document.metadata, **claim.arrived.metadata}
-                title = _given_title(claim) or document.title
-                day = day_of(metadata, document.created_at)
+            # Its permissions may have changed since it was read, and what was not given must not undo that.
+            if changed and (now := documents.by_key(db, document.key)) is not None:
+                metadata = {**now.metadata, **claim.arrived.metadata}
                 documents.describe(
-                    db, document.key, title=title, metadata=metadata, permissions=permissions_for(claim), day=day
+                    db,
+                    now.key,
+                    title=_given_title(claim) or now.title,
+                    metadata=metadata,
+                    permissions=permissions_for(claim, now),
+                    day=day_of(metadata, now.created_at),
                 )
             outcome = "updated" if changed else "unchanged"
             jobs.complete(db, claim.key, document.id, outcome, document.chunk_count)  # type: ignore[arg-type]

@@ -108,6 +108,23 @@ def test_again_only_what_changed_is_taken_in(change: Run, shelf: Shelf) -> None:
     assert json.loads(change("index", "status", "--json").out)["behind_chunks"] == 0
 
 
+def test_ingest_again_without_visibility_keeps_the_permissions(change: Run, shelf: Shelf) -> None:
+    file, more = str(shelf.books / "rivers.txt"), ("-c", "handbook", "--json")
+
+    def outcome(*options: str) -> tuple[str, str]:
+        (said,) = json.loads(change("ingest", file, *more, *options).out)["documents"]
+        listed = json.loads(change("documents", *more).out)
+        (kept,) = (one for one in listed if one["filename"] == "rivers.txt")
+        return said["outcome"], kept["permissions"]["visibility"]
+
+    assert outcome("--visibility", "private") == ("updated", "private")
+    assert outcome() == ("unchanged", "private")
+    assert outcome("--meta", "year=2025") == ("updated", "private")
+    (shelf.books / "rivers.txt").write_text(RIVERS + "A bayou is another.\n")
+    assert outcome() == ("replaced", "private")
+    assert outcome("--visibility", "public") == ("updated", "public")
+
+
 async def test_beside_somebody_who_indexes_it_only_hands_over(shelf: Shelf) -> None:
     """As beside a running server, which has the lock."""
     (shelf.books / "broken.pdf").unlink()

@@ -82,8 +82,8 @@ def command(
     """Take files, folders and web pages into a collection.
 
     PATH is a file, a folder (with all that is in it) or an http(s) address. A file is known by its path below the
-    folder, or by its name: run it again, and only what has changed is taken in anew. The exit status is 1 if any
-    document failed.
+    folder, or by its name: run it again, and only what has changed is taken in anew. Without permissions, a document
+    keeps those that it has, and a new one gets the collection's. The exit status is 1 if any document failed.
     """
     settings = configured(config)
     permissions = permissions_given(visibility, users, groups)

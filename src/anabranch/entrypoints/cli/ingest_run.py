@@ -134,9 +134,8 @@ class IngestRun:
         kept = documents.by_identity(db, self._collection.key, identity)
         if kept is None or (kept.content_hash, kept.recipe) != (content_hash, self._recipe):
             return None
-        permissions = arrived.permissions or self._collection.settings.default_permissions
-        same = {**kept.metadata, **arrived.metadata} == kept.metadata and permissions == kept.permissions
-        return kept if same and arrived.title in (None, kept.title) else None
+        same = {**kept.metadata, **arrived.metadata} == kept.metadata and arrived.title in (None, kept.title)
+        return kept if same and arrived.permissions in (None, kept.permissions) else None
 
     async def _send(self, *, wait: bool) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0

@@ -76,7 +76,7 @@ def permission_options(command: Command) -> Command:
             click.option(
                 "--visibility",
                 type=click.Choice(get_args(Visibility)),
-                help="Who may see it: everyone, only its owner, or also those named [default: the collection's].",
+                help="Who may see it: everyone, only its owner, or also those named.",
             ),
             click.option("--user", "users", multiple=True, help="A user who may see what is restricted; repeatable."),
             click.option("--group", "groups", multiple=True, help="A group that may; repeatable."),
