@@ -16,7 +16,6 @@ from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorQuer
 from anabranch.domain.model import Allowance, Answer, Context, Endpoint, Message, Question, Until
 from anabranch.domain.signals import Rejected
 from anabranch.knowledge.model import Identified
-from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
 from anabranch.policies.admission import AdmissionSlot, AdmittedAnswerer
 from anabranch.telemetry.correlation import new_correlation_id
@@ -94,7 +93,7 @@ class Anabranch:
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
         if self.knowledge.exists:
             room = await self.knowledge()
-            key = await room.database.read(lambda db: keys.find(db, token))
+            key = await room.api_key(token)
             if key is not None:
                 return Identified(user=key.user, groups=key.groups, operator=key.operator, audiences=tuple(audiences))
         raise Unauthorized("The API key is not known, or was revoked.")

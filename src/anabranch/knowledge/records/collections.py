@@ -7,6 +7,7 @@ import msgspec
 
 from anabranch.knowledge.model import Collection, CollectionSettings
 from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
 
@@ -18,11 +19,11 @@ def create(
     try:
         db.execute(
             "INSERT INTO collections (id, owner, name, description, settings, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (identifier, owner, name, description, msgspec.json.encode(settings).decode(), time.time()),
+            (identifier, owner, name, description, as_json(settings), time.time()),
         )
     except sqlite3.IntegrityError:
         return None
-    documents.changed(db, "collection", 0)
+    documents.record_change(db, "collection", 0)
     return by_id(db, identifier)
 
 
@@ -59,7 +60,7 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM endpoints WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
-    documents.changed(db, "collection", 0)
+    documents.record_change(db, "collection", 0)
     return len(keys)
 
 

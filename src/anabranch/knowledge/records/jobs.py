@@ -13,6 +13,7 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, Job, JobItem, NewDocument, Outcome
 from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
 # A document that was in hand this often when the whole process ended is not tried again. The first time it may have
@@ -48,7 +49,7 @@ def create(
     identifier = new_id()
     cursor = db.execute(
         "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-        (identifier, collection.key, collection.id, owner, msgspec.json.encode(chunking).decode(), time.time()),
+        (identifier, collection.key, collection.id, owner, as_json(chunking), time.time()),
     )
     job = cursor.lastrowid
     for ordinal, document in enumerate(arrived):
@@ -59,7 +60,7 @@ def create(
         cursor = db.execute(
             "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
             "VALUES (?, ?, ?, 'pending', ?, ?)",
-            (job, ordinal, kept.id if kept else new_id(), msgspec.json.encode(described).decode(), content_hash),
+            (job, ordinal, kept.id if kept else new_id(), as_json(described), content_hash),
         )
         db.execute("INSERT INTO uploads VALUES (?, ?)", (cursor.lastrowid, document.data))
     return identifier
@@ -120,7 +121,7 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
         "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
         "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
-        (msgspec.json.encode(chosen).decode(),),
+        (as_json(chosen),),
     ).fetchall()
     claims: list[Claim] = []
     for row in rows:
@@ -188,8 +189,19 @@ def is_pending(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM items WHERE status = 'pending' LIMIT 1").fetchone() is not None
 
 
-def waiting(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT count(*) FROM items WHERE status IN ('pending', 'processing')").fetchone()[0])
+def waiting(db: sqlite3.Connection, collection: int | None = None, last: int | None = None) -> int:
+    """How many items are not finished, of one collection or all, up to the item `last` or all."""
+    row = db.execute(
+        "SELECT count(*) FROM items JOIN jobs ON jobs.key = items.job WHERE items.status IN ('pending', 'processing') "
+        "AND jobs.collection = coalesce(?, jobs.collection) AND items.key <= coalesce(?, items.key)",
+        (collection, last),
+    ).fetchone()
+    return int(row[0])
+
+
+def last_item(db: sqlite3.Connection) -> int:
+    """The key of the newest item; 0 if there is none."""
+    return int(db.execute("SELECT coalesce(max(key), 0) FROM items").fetchone()[0])
 
 
 def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:

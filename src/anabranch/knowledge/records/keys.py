@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
 
@@ -34,7 +35,7 @@ def create(
     identifier, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
     db.execute(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-        (identifier, _hash(secret), user, msgspec.json.encode(groups).decode(), operator, note, time.time()),
+        (identifier, _hash(secret), user, as_json(groups), operator, note, time.time()),
     )
     return next(key for key in listed(db) if key.id == identifier), secret
 

@@ -4,10 +4,9 @@ import sqlite3
 import time
 from typing import Any, Literal
 
-import msgspec
-
 from anabranch.domain.model import Passage, Value
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.database import as_json
 
 DAY_S = 86_400
 # What guests ask is kept under no user's name, and not under the operator's ("") either.
@@ -69,8 +68,8 @@ def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
             asked.conversation,
             asked.original,
             asked.rewritten,
-            _json(asked.variants),
-            _json(asked.filters),
+            as_json(asked.variants),
+            as_json(asked.filters),
             asked.top_k,
             asked.endpoint,
             asked.transaction_token,
@@ -164,7 +163,3 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
         db.executemany(f"DELETE FROM {table} WHERE query = ?", ((query,) for query in chosen))  # noqa: S608
     db.executemany("DELETE FROM queries WHERE id = ?", ((query,) for query in chosen))
     return len(chosen)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
