@@ -121,16 +121,13 @@ def clustered(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
-def test_a_sketch_loses_nothing_that_an_exact_search_finds(
-    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("anabranch.knowledge.index.segment.GATHERED", 1_000)
+def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, share: float) -> None:
     vectors = clustered(binary_vectors.WORTH_IT)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
     segment.sketch = BinaryVectors.of(vectors)
     assert segment.sketch is not None
     segment.write(tmp_path / "one")
-    mapped = Segment.map(tmp_path / "one", 128)
+    mapped = Segment.map(tmp_path / "one", 128, max_gathered=1_000)
     assert mapped.sketch is not None
     assert mapped.sketch.reach == segment.sketch.reach < len(vectors) // 8
     chance = np.random.default_rng(1)

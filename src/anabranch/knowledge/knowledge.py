@@ -285,7 +285,7 @@ class Knowledge:
         await self._database.write(lambda db: queries.record(db, asked))
 
     async def turns(self, caller: Caller, conversation: str, limit: int) -> list[Turn]:
-        """The last turns of the caller's own conversation. Guests have none, because they cannot be told from each other."""
+        """The last turns of the caller's own conversation. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
         return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))

@@ -1,4 +1,4 @@
-"""Re-embedding: every chunk is embedded again beside the old vectors, and all vectors are swapped in one transaction."""
+"""Re-embedding: every chunk is embedded again, and all vectors are replaced in one transaction."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -27,7 +27,7 @@ MISSING_RANK = 1000
 POOL = 50
 # Extra candidates, because some may have been deleted since they were indexed.
 SPARE = 2
-# MMR chooses among the best CHOICE × limit candidates: further down, what is unlike the rest is usually irrelevant
+# MMR chooses among the best CHOICE * limit candidates: further down, what is unlike the rest is usually irrelevant
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
@@ -66,8 +66,8 @@ class Searcher:
         self._reranker = reranker
 
     async def search(self, query: Query, caller: Caller, source: str | None) -> SearchHits:
-        """The best passages that the caller may see, best first (or in MMR order), from one snapshot; without a `source`
-        each is named for its collection."""
+        """The best passages that the caller may see, best first (or in MMR order), from one snapshot; without a
+        `source` each is named for its collection."""
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
         vectors = await self._embedder.embed(texts)
         found = await asyncio.to_thread(self._found, query, caller, vectors, source)
@@ -140,7 +140,7 @@ def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candida
 
 
 def interact(db: Connection, view: View, found: Candidates, question: Embedding) -> Candidates:
-    """Rerank by dense, BM25 and, if the embedder gives token vectors, late-interaction scores, smoothed over neighbours."""
+    """Rerank by dense, BM25 and (if the embedder has token vectors) late-interaction scores, smoothed."""
     width = len(question.vector) // 32
     tokens = None
     if question.tokens:

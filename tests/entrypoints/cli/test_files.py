@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.entrypoints.cli.files import find_files
+from anabranch.entrypoints.cli.files import FoundFile, find_files, open_file
 
 
 def put(folder: Path, *names: str) -> None:
@@ -18,6 +18,11 @@ def put(folder: Path, *names: str) -> None:
 
 def names(*given: Path) -> list[str]:
     return [found.name for found in find_files([str(one) for one in given]).found]
+
+
+def read(found: FoundFile) -> bytes:
+    with open_file(found) as file:
+        return file.read()
 
 
 def test_a_folder_is_all_that_is_in_it_by_its_path_there(tmp_path: Path) -> None:
@@ -41,13 +46,93 @@ def test_what_is_named_by_itself_is_meant(tmp_path: Path) -> None:
     assert names(tmp_path / ".notes.txt", tmp_path / "photo.jpg") == [".notes.txt", "photo.jpg"]
 
 
-def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
-    put(tmp_path, "a/b/c.txt", "elsewhere/d.txt")
-    (tmp_path / "a" / "up").symlink_to("..")
-    (tmp_path / "a" / "self").symlink_to(".")
-    found = names(tmp_path / "a")
-    assert [name for name in found if name.endswith("c.txt")] == ["b/c.txt"]
-    assert [name for name in found if name.endswith("d.txt")] == ["up/elsewhere/d.txt"]
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder with links to a file, to a folder and to a chain of links outside of it."""
+    put(tmp_path, "inside/a.txt", "secret.txt", "secrets/b.txt", "secrets/deep/c.txt")
+    folder = tmp_path / "inside"
+    (folder / "file.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "folder").symlink_to("../secrets")
+    (folder / "chain.txt").symlink_to("link.txt")
+    (folder / "link.txt").symlink_to("folder/b.txt")
+    return folder
+
+
+LEAVING = ("chain.txt", "file.txt", "link.txt", "folder")
+
+
+def test_links_that_leave_the_folder_are_skipped_and_named(linked: Path) -> None:
+    sought = find_files([str(linked)])
+    assert [found.name for found in sought.found] == ["a.txt"]
+    assert sought.leaving == LEAVING
+    assert sought.skipped == {}
+
+
+def test_links_that_leave_the_folder_are_followed_if_asked(linked: Path) -> None:
+    sought = find_files([str(linked)], follow_links=True)
+    assert [found.name for found in sought.found] == ["a.txt", "chain.txt", "file.txt", "folder/deep/c.txt"]
+    assert {found.name: read(found) for found in sought.found}["chain.txt"] == b"secrets/b.txt"
+    assert (sought.leaving, sought.skipped) == ((), {"repeated link": 1})
+
+
+def test_a_link_that_is_named_by_itself_is_followed(linked: Path) -> None:
+    (linked.parent / "way").symlink_to(linked)
+    sought = find_files([str(linked.parent / "way"), str(linked / "file.txt")])
+    assert [(found.name, read(found)) for found in sought.found] == [
+        ("a.txt", b"inside/a.txt"),
+        ("file.txt", b"secret.txt"),
+    ]
+    assert sought.leaving == ("chain.txt", "link.txt", "folder")
+
+
+def test_a_folder_whose_name_only_begins_the_same_is_outside(tmp_path: Path) -> None:
+    put(tmp_path, "notes/a.txt", "notes-private/b.txt")
+    (tmp_path / "notes" / "b.txt").symlink_to("../notes-private/b.txt")
+    assert find_files([str(tmp_path / "notes")]).leaving == ("b.txt",)
+
+
+def test_links_within_a_folder_are_followed_but_no_file_is_found_twice(tmp_path: Path) -> None:
+    put(tmp_path, "a/b/c.txt", ".store/d.txt", ".store/deep/e.txt", ".store/deep/f.txt")
+    for name, target in {
+        "a/up": "..",
+        "a/self": ".",
+        "a/loop": "loop",
+        "0.txt": "a/b/c.txt",
+        "e.txt": "again.txt",
+        "again.txt": ".store/deep/e.txt",
+        "kept": ".store",
+        "kept-too": str(tmp_path / ".store" / "deep"),
+    }.items():
+        (tmp_path / name).symlink_to(target)
+    sought = find_files([str(tmp_path)])
+    assert [(found.name, read(found)) for found in sought.found] == [
+        ("a/b/c.txt", b"a/b/c.txt"),
+        ("again.txt", b".store/deep/e.txt"),
+        ("kept/d.txt", b".store/d.txt"),
+        ("kept/deep/f.txt", b".store/deep/f.txt"),
+    ]
+    assert sought.leaving == ()
+    assert sought.skipped == {"broken link": 1, "repeated link": 5}
+
+
+@pytest.mark.parametrize("swapped", ["b/c.txt", "b"])
+def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path: Path, swapped: str) -> None:
+    put(tmp_path, "a/b/c.txt", "secrets/c.txt")
+    (found,) = find_files([str(tmp_path / "a")]).found
+    assert read(found) == b"a/b/c.txt"
+    (tmp_path / "a" / swapped).rename(tmp_path / "before")
+    (tmp_path / "a" / swapped).symlink_to(tmp_path / "secrets" / swapped.removeprefix("b").removeprefix("/"))
+    assert (tmp_path / "a" / "b" / "c.txt").read_text() == "secrets/c.txt"
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        read(found)
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    put(tmp_path, "a.txt")
+    (found,) = find_files([str(tmp_path)]).found
+    (tmp_path / "a.txt").unlink()
+    os.mkfifo(tmp_path / "a.txt")
+    assert read(found) == b""
 
 
 def test_two_files_of_one_name_are_an_error_and_the_same_one_twice_is_not(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_each_file_has_its_outcome_and_a_failure_its_reason(kept: Shelf) -> None
     assert kept.first.err == ""
     assert re.search(r"^✓ added     hr/refunds\.md  1 chunk$", kept.first.out, re.MULTILINE)
     assert re.search(r"^✗ failed    broken\.pdf\n  The PDF is damaged\. .*\.$", kept.first.out, re.MULTILINE)
-    assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png)\n")
+    assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png, 1 repeated link)\n")
 
 
 def test_again_only_what_changed_is_taken_in(change: Run, shelf: Shelf) -> None:
@@ -106,6 +106,38 @@ def test_again_only_what_changed_is_taken_in(change: Run, shelf: Shelf) -> None:
     found = change("search", "bayou", "--json")
     assert json.loads(found.out)["passages"][0]["text"].endswith("A bayou is another.")
     assert json.loads(change("index", "status", "--json").out)["behind_chunks"] == 0
+
+
+def test_links_that_leave_the_folder_are_skipped_and_named(change: Run, shelf: Shelf) -> None:
+    outside = shelf.books.parent / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("The password is swordfish.\n")
+    (shelf.books / "broken.pdf").unlink()
+    arguments = ("ingest", str(shelf.books), "-c", "handbook", "--tag", "staff", "--meta", "year=2024")
+    (shelf.books / "link.txt").symlink_to(outside / "secret.txt")
+    ran = change(*arguments)
+    assert (ran.code, ran.err) == (0, "")
+    assert "- skipped   link.txt\n  The symbolic link leaves the folder; --follow-links allows it.\n" in ran.out
+    assert ran.out.endswith("handbook: 2 unchanged, 1 skipped (left out: 1 hidden, 1 .png, 1 repeated link)\n")
+    said = json.loads(change(*arguments, "--json").out)
+    assert said["counts"]["skipped"] == 1
+    (link,) = (one for one in said["documents"] if one["outcome"] == "skipped")
+    assert (link["name"], link["document_id"]) == ("link.txt", None)
+    assert "--follow-links" in link["error"]
+    assert "swordfish" not in change("search", "password", "--json").out
+    followed = json.loads(change(*arguments, "--follow-links", "--json").out)
+    assert (followed["counts"]["added"], followed["counts"]["skipped"]) == (1, 0)
+    assert "swordfish" in change("search", "password", "--json").out
+
+
+def test_a_folder_with_nothing_but_links_out_of_it(change: Run, shelf: Shelf, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "rivers.txt").symlink_to(shelf.books / "rivers.txt")
+    ran = change("ingest", str(tmp_path / "links"), "-c", "handbook")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--follow-links allows them: rivers.txt." in ran.err
+    named = json.loads(change("ingest", str(tmp_path / "links" / "rivers.txt"), "-c", "new", "--json").out)
+    assert [(one["name"], one["outcome"]) for one in named["documents"]] == [("rivers.txt", "added")]
 
 
 def test_ingest_again_without_visibility_keeps_the_permissions(change: Run, shelf: Shelf) -> None:

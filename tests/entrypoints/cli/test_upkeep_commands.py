@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.entrypoints.cli.main import ELSEWHERE, commands
+from anabranch.entrypoints.cli.main import COMMANDS, commands
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
@@ -60,7 +60,7 @@ def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 def test_help_lists_every_command_as_it_describes_itself() -> None:
     context = commands.make_context("anabranch", ["--help"], resilient_parsing=True)
-    for name, (_, text) in ELSEWHERE.items():
+    for name, (_, text) in COMMANDS.items():
         command = commands.get_command(context, name)
         assert command is not None
         assert command.name == name
@@ -77,7 +77,7 @@ def test_help_is_quick_because_it_loads_little(kept: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help(run: Run, name: str) -> None:
     ran = run(name, "--help")
     assert (ran.code, ran.err) == (0, "")

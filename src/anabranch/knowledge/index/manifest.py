@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.files import swap, sync_folder
+from anabranch.knowledge.durable_files import replace_file, sync_file
 
 CURRENT = "CURRENT"
 
@@ -49,8 +49,8 @@ class Generations:
     def publish(self, manifest: IndexManifest) -> None:
         """Make it the current one; the segments are on disk already."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.folder)
-        swap(self.folder / CURRENT, msgspec.json.encode(manifest))
+        sync_file(self.folder)
+        replace_file(self.folder / CURRENT, msgspec.json.encode(manifest))
 
     def sweep(self, keep: IndexManifest) -> None:
         """Remove what no generation names. Readers that have it mapped keep it until they let go."""

@@ -9,9 +9,9 @@ import numkong
 import numpy as np
 from numpy.typing import NDArray
 
+from anabranch.knowledge.durable_files import sync_file
 from anabranch.knowledge.index import postings
 from anabranch.knowledge.index.binary_vectors import BinaryVectors
-from anabranch.knowledge.index.files import sync_file, sync_folder
 from anabranch.knowledge.index.postings import Mask, Postings, Scored, top
 
 # Candidates that the 8-bit scan hands to the exact vectors, beyond those that were asked for.
@@ -50,12 +50,14 @@ class Segment:
         *,
         codes: NDArray[np.int8] | None = None,
         sketch: BinaryVectors | None = None,
+        max_gathered: int = GATHERED,
     ) -> None:
         self.keys = keys
         self.vectors = vectors
         self.codes = _coded(vectors) if codes is None else codes
         self.words = words
         self.sketch = sketch
+        self._max_gathered = max_gathered
         self._spans: dict[int, tuple[int, int]] = {}
         self._norms: tuple[float, NDArray[np.float32]] | None = None
 
@@ -120,7 +122,7 @@ class Segment:
         """By the 8-bit codes of whatever may be near: the few that are permitted, those that the sketch has chosen, or
         all of them."""
         code = _coded(query[None])
-        few = allowed <= GATHER * len(self) and (self.sketch is None or allowed <= GATHERED)
+        few = allowed <= GATHER * len(self) and (self.sketch is None or allowed <= self._max_gathered)
         if mask is not None and few:
             rows = np.flatnonzero(mask)
         elif self.sketch is not None:
@@ -142,10 +144,11 @@ class Segment:
         if self.sketch is not None:
             (folder / REACH).write_text(f"{self.sketch.glance} {self.sketch.reach}", encoding="ascii")
             sync_file(folder / REACH)
-        sync_folder(folder)
+        sync_file(folder)
 
     @classmethod
-    def map(cls, folder: Path, dimensions: int) -> "Segment":
+    def map(cls, folder: Path, dimensions: int, *, max_gathered: int = GATHERED) -> "Segment":
+        """A segment whose arrays are memory-mapped from its folder."""
         array = {name: _mapped(folder / f"{name}.bin", kind) for name, kind in FILES.items()}
         words = Postings(array["terms"], array["starts"], array["rows"], array["counts"], array["lengths"])
         return cls(
@@ -154,6 +157,7 @@ class Segment:
             words,
             codes=array["codes"].reshape(-1, dimensions),
             sketch=_mapped_sketch(folder, dimensions),
+            max_gathered=max_gathered,
         )
 
     def _arrays(self) -> Mapping[str, NDArray[np.generic]]:
