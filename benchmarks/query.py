@@ -15,7 +15,7 @@ import numpy as np
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
-from anabranch.knowledge.model import CollectionSettings, Permissions
+from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions
 from anabranch.knowledge.parsed import Piece
 from anabranch.knowledge.records import collections, documents, embeddings
 from anabranch.knowledge.records.database import NAME, Database
@@ -74,7 +74,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
             or Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
             for row in rows
         ]
-        draft = documents.DocumentDraft(
+        draft = DocumentDraft(
             id=new_id(),
             collection=made.key,
             owner="",

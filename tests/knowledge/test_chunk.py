@@ -191,7 +191,7 @@ def test_a_short_document_is_one_chunk_and_is_not_embedded(strategy: Strategy) -
     embedder = FakeEmbedder()
     [piece] = pieces(document, embedder, strategy=strategy)
     assert read(document, [piece]) == ["# Leave\n\nEverybody has 30 days. Ask early."]
-    assert (piece.section_title, piece.headers, piece.kind) == ("Leave", ("Leave",), "paragraph")
+    assert (piece.headers, piece.kind) == (("Leave",), "paragraph")
     assert embedder.calls == []
 
 
@@ -215,7 +215,7 @@ HANDBOOK = parsed(
 def test_a_handbook_is_cut_at_its_sections(strategy: Strategy) -> None:
     found = pieces(HANDBOOK, strategy=strategy, size=256, overlap=40)
     contents = read(HANDBOOK, found)
-    assert [piece.section_title for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
+    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
     assert found[2].headers == ("Handbook", "Pay")
     assert contents[0].startswith("# Handbook\n\n## Leave\n\nThe ")
     assert contents[2].startswith("## Pay\n\nThe ")

@@ -13,11 +13,10 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.chunking import chunk
-from anabranch.knowledge.model import Collection, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.model import Collection, DocumentDraft, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Chunking, Parsed, Piece, Unprocessable
 from anabranch.knowledge.records import documents, embeddings, jobs
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.documents import DocumentDraft
 from anabranch.knowledge.records.jobs import Claim
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.

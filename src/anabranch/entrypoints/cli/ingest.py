@@ -29,7 +29,7 @@ from anabranch.entrypoints.cli.options import (
 from anabranch.entrypoints.cli.resources import OPERATOR, alone, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
 from anabranch.knowledge.model import Collection, NewDocument, Permissions
-from anabranch.knowledge.parse.limits import mebibytes
+from anabranch.knowledge.parse.builder import mebibytes
 from anabranch.knowledge.parsed import Chunking
 from anabranch.models.factory import LocalEmbedder
 

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.limits import ParseLimits
 from anabranch.knowledge.parse.messages import (
     EXHAUSTED,
     MAX_FRAME,

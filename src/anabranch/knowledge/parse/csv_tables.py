@@ -5,8 +5,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 BLOCK_TARGET = 2_000

@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits, mebibytes
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, mebibytes, tags
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 Element: TypeAlias = Any  # lxml carries no types

@@ -3,7 +3,7 @@
 import codecs
 import re
 
-from anabranch.knowledge.parse.clean import clean
+from anabranch.knowledge.parse.builder import clean
 from anabranch.knowledge.parsed import Unprocessable
 
 _MARKS = (

@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
 from anabranch.knowledge.parsed import BlockKind, Parsed, Unprocessable
 
 if TYPE_CHECKING:

@@ -5,10 +5,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from anabranch.knowledge.parse.builder import TextBuilder, check_text
-from anabranch.knowledge.parse.clean import clean, day, line, unique
-from anabranch.knowledge.parse.clean import tags as keywords
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, check_text, clean, day, line, unique
+from anabranch.knowledge.parse.builder import tags as keywords
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 # Numbers stay as they were written.

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from anabranch.knowledge.parse.builder import Headings, check_blocks, check_text
-from anabranch.knowledge.parse.clean import day, line, unique
-from anabranch.knowledge.parse.clean import tags as keywords
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import Headings, ParseLimits, check_blocks, check_text, day, line, unique
+from anabranch.knowledge.parse.builder import tags as keywords
 from anabranch.knowledge.parsed import Block, BlockKind, Parsed
 
 if TYPE_CHECKING:

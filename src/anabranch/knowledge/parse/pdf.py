@@ -6,9 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 if TYPE_CHECKING:

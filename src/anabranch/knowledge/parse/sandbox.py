@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from anabranch.domain.errors import InternalError, ShuttingDown
-from anabranch.knowledge.parse.limits import ParseLimits, check_size, mebibytes
+from anabranch.knowledge.parse.builder import ParseLimits, check_size, mebibytes
 from anabranch.knowledge.parse.messages import (
     EXHAUSTED,
     MAX_FRAME,

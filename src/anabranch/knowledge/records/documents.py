@@ -7,35 +7,14 @@ from typing import Any
 
 import msgspec
 
-from anabranch.domain.model import Embedding, Value
-from anabranch.knowledge.model import Permissions, SourceType, StoredDocument
+from anabranch.domain.model import Embedding
+from anabranch.knowledge.model import DocumentDraft, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Piece
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
-
-
-class DocumentDraft(Value):
-    """A document to be stored. `recipe` names everything besides the content that determines its chunks."""
-
-    id: str
-    collection: int
-    owner: str
-    source: SourceType
-    identity: str
-    filename: str | None
-    url: str | None
-    title: str
-    content: str
-    content_hash: str
-    recipe: str
-    metadata: Mapping[str, Any]
-    permissions: Permissions
-    day: int
-    pages: int | None
-    size: int
 
 
 def insert(
