@@ -114,13 +114,13 @@ class DocumentFields(Value):
     pages: int | None = None
 
 
-class DocumentDraft(DocumentFields):
+class DocumentDraft(DocumentFields, kw_only=True):
     """A document to be stored."""
 
     content: str
 
 
-class StoredDocument(DocumentFields):
+class StoredDocument(DocumentFields, kw_only=True):
     """A document in the records; `content` only if it was requested."""
 
     key: int

@@ -38,7 +38,7 @@ class Parsed(Value):
     pages: int | None = None
 
 
-class Piece(Block, gc=False):
+class Piece(Block, kw_only=True, gc=False):
     """The span of a future chunk: `text[start:end]` of its document, and its length in tokens."""
 
     tokens: int
