@@ -69,8 +69,8 @@ class View(NamedTuple):
         disclose nothing about the others."""
         found: list[tuple[int, float]] = []
         for term in dict.fromkeys(terms(text)):
-            often = sum(part.often(term, mask) for part, mask in self.parts)
-            found.append((term, math.log(1 + (self.rows - often + 0.5) / (often + 0.5))))
+            frequency = sum(part.row_count(term, mask) for part, mask in self.parts)
+            found.append((term, math.log(1 + (self.rows - frequency + 0.5) / (frequency + 0.5))))
         return found
 
 
@@ -87,7 +87,7 @@ class Lexical(NamedTuple):
         for part, _ in self.parts:
             at, rows = _places(part, keys)
             for term, weight in self.weights if len(at) else ():
-                found[at[part.having(term, rows)]] += weight
+                found[at[part.contains(term, rows)]] += weight
         return found / np.float32(self.total or 1.0)
 
     def best(self, limit: int) -> Hits:

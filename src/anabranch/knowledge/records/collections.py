@@ -1,4 +1,4 @@
-"""Collections: names for sets of documents, and how new ones are cut and shown."""
+"""Collections: named sets of documents with their chunking and default permissions."""
 
 import sqlite3
 import time
@@ -14,7 +14,7 @@ from anabranch.knowledge.records.identifiers import new_id
 def create(
     db: sqlite3.Connection, *, owner: str, name: str, description: str, settings: CollectionSettings
 ) -> Collection | None:
-    """The new collection; None if its owner has one of that name."""
+    """Create a collection; None if its owner has one of that name."""
     identifier = new_id()
     try:
         db.execute(
@@ -42,7 +42,7 @@ def listed(db: sqlite3.Connection) -> list[Collection]:
 
 
 def delete(db: sqlite3.Connection, key: int) -> int:
-    """The collection and all that is in it; how many documents there were."""
+    """Delete a collection with all its documents; returns how many there were."""
     keys = [row[0] for row in db.execute("SELECT key FROM documents WHERE collection = ?", (key,))]
     for document in keys:
         documents.remove(db, document)

@@ -22,7 +22,7 @@ class PublishedEndpoint(Value):
 
 
 def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> bool:
-    """False if the owner has another collection under that slug."""
+    """Publish a collection; False if the owner has another one under that slug."""
     row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
     if row is not None:
         return bool(row["collection"] == collection)

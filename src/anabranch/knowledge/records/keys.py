@@ -1,4 +1,4 @@
-"""API keys: who may ask, as which user, in which groups. Only their hashes are kept."""
+"""API keys with their user, groups and rights. Only hashes of the secrets are stored."""
 
 import secrets
 import sqlite3
@@ -31,7 +31,7 @@ class ApiKey(Value):
 def create(
     db: sqlite3.Connection, *, user: str, groups: tuple[str, ...] = (), operator: bool = False, note: str = ""
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is shown once and kept nowhere."""
+    """Create a key; returns it with its secret, which is not stored."""
     identifier, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
     db.execute(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
