@@ -52,7 +52,7 @@ def test_a_damaged_records_file_is_a_configuration_error(tmp_path: Path, content
         Database.open(tmp_path)
 
 
-def test_a_write_is_all_or_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
 
     def half(db: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Files become text with its structure, in a process of their own that may die of them."""
+"""Parsers: files to structured text, in a separate process that may crash."""
 
 from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
