@@ -237,7 +237,7 @@ def test_ingest_no_wait_only_accepts_documents(change: Run, shelf: Shelf) -> Non
     ran = change("ingest", str(shelf.books / "rivers.txt"), "-c", "later", "--no-wait")
     assert ran.code == 0
     assert "… accepted  rivers.txt" in ran.out
-    assert "taken in when the server or the next ingest runs" in ran.err
+    assert "The server or the next ingest processes them" in ran.err
     counted = {one["name"]: one["documents"] for one in json.loads(change("collections", "--json").out)}
     assert counted == {"handbook": 2, "later": 0}
 
@@ -248,7 +248,7 @@ def test_ingest_no_wait_only_accepts_documents(change: Run, shelf: Shelf) -> Non
         (["nothing-here"], 2, "nothing-here cannot be read"),
         (["."], 2, "There is no document in ."),
         (["http://[::1/x"], 2, "cannot be fetched"),
-        (["handbook", "--title", "Both"], 2, "--title goes with a single document"),
+        (["handbook", "--title", "Both"], 2, "--title can be given for a single document only"),
         (["handbook", "--meta", "year"], 2, "not of the form key=value"),
         (["handbook", "--visibility", "public", "--user", "bob"], 2, "--visibility restricted"),
         (["handbook", "--chunk-size", "0"], 2, "--chunk-size"),
@@ -307,7 +307,7 @@ def test_read_only_commands_create_no_data_folder(
     assert run("documents", "--json").out == "[]\n"
     assert run("published", "--json").out == "[]\n"
     for arguments in (["search", "x"], ["index", "status"], ["backup", "b"], ["documents", "show", "x"]):
-        assert "There is nothing in" in run(*arguments).err
+        assert "There are no documents in" in run(*arguments).err
     assert not (tmp_path / "data").exists()
 
 

@@ -91,7 +91,7 @@ def test_a_key_is_shown_once_and_works_until_it_is_revoked(run: Run, data: Path)
     made = run("keys", "create", "--user", "alice", "--group", "staff", "--note", "the wiki")
     secret = made.out.strip()
     assert re.fullmatch(r"ab_\S{43}", secret)
-    assert "asks as alice" in made.err
+    assert "act as alice" in made.err
     assert secret not in made.err
     with closing(Database.open(data)) as database:
         found = database.reading(lambda db: keys.find(db, secret))
@@ -220,10 +220,10 @@ def test_backup_and_restore(run: Run, data: Path, tmp_path: Path) -> None:
         assert "is in use" in run("restore", str(file), "--force").err
     refused = run("restore", str(file))
     assert (refused.code, refused.out) == (1, "")
-    assert "--force keeps them aside" in refused.err
+    assert "--force replaces them" in refused.err
     restored = run("restore", str(file), "--force", "--json")
     assert json.loads(restored.out)["documents"] == 2
-    assert "is kept as" in restored.err
+    assert "are kept as" in restored.err
     assert len(list(data.glob("records.sqlite.before-restore-*"))) == 1
     assert not (data / "index").exists()
     assert run("documents", "show", identifier).code == 0

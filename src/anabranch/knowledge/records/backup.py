@@ -54,7 +54,7 @@ def validate(file: Path) -> None:
                 raise ConfigurationError(f"{file} is a database, but not one of Anabranch's.")
             if version > len(MIGRATIONS):
                 raise ConfigurationError(
-                    f"{file} has schema version {version}, written by a newer Anabranch. Update Anabranch."
+                    f"{file} is of schema version {version}, written by a newer Anabranch. Update Anabranch."
                 )
             if db.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                 raise ConfigurationError(f"{file} is damaged.")
