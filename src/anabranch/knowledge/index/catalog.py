@@ -118,9 +118,9 @@ class Catalog:
         found: list[int] = []
         seen = [one for one in self.visible(caller, permitted) if one.id in names or one.name in names]
         for name in names:
-            meant = [one for one in seen if name in (one.id, one.name)]
-            own = [one for one in meant if one.id == name or one.owner == caller.owner]
-            found += [one.key for one in own or meant]
+            matching = [one for one in seen if name in (one.id, one.name)]
+            own = [one for one in matching if one.id == name or one.owner == caller.owner]
+            found += [one.key for one in own or matching]
         return found
 
     def visible(self, caller: Caller, permitted: Mask | None = None) -> list[Collection]:

@@ -171,12 +171,12 @@ def _chosen(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
     if again := [row for row in free if row["attempts"]]:
         return [] if held else [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
     chosen: list[int] = []
-    room = CLAIM_BYTES
+    remaining = CLAIM_BYTES
     for row in free:
-        if chosen and row["size"] > room:
+        if chosen and row["size"] > remaining:
             break
         chosen.append(row["key"])
-        room -= row["size"]
+        remaining -= row["size"]
     return chosen
 
 
