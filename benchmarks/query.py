@@ -15,9 +15,9 @@ import numpy as np
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
-from anabranch.knowledge.model import CollectionSettings, Permissions
+from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions
 from anabranch.knowledge.parsed import Piece
-from anabranch.knowledge.records import collections, documents, facts
+from anabranch.knowledge.records import collections, documents, embeddings
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.models.factory import LocalEmbedder
@@ -61,7 +61,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
         )
     )
     assert made is not None
-    database.writing(lambda db: facts.set_embedder(db, embedder.name, embedder.dimensions))
+    database.writing(lambda db: embeddings.require_embedder(db, embedder.name, embedder.dimensions))
 
     def insert(db: sqlite3.Connection, number: int) -> None:
         rows = range(number * data.CHUNKS_PER_DOCUMENT, (number + 1) * data.CHUNKS_PER_DOCUMENT)
@@ -74,7 +74,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
             or Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
             for row in rows
         ]
-        draft = documents.DocumentDraft(
+        draft = DocumentDraft(
             id=new_id(),
             collection=made.key,
             owner="",

@@ -37,7 +37,7 @@ class Ours:
         from anabranch.domain.model import Embedding
         from anabranch.knowledge.index.manifest import Generations
         from anabranch.knowledge.index.writer import IndexWriter
-        from anabranch.knowledge.model import CollectionSettings, Permissions
+        from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions
         from anabranch.knowledge.parsed import Piece
         from anabranch.knowledge.records import collections, documents
         from anabranch.knowledge.records.database import Database
@@ -61,7 +61,7 @@ class Ours:
                 Embedding(vector=corpus.vectors[row].tobytes(), tokens=corpus.tokens[row % len(corpus.tokens)])
                 for row in rows
             ]
-            draft = documents.DocumentDraft(
+            draft = DocumentDraft(
                 id=new_id(),
                 collection=made.key,
                 owner="",

@@ -66,7 +66,7 @@ async def agree(place: Site) -> None:
     assert sorted(reached) == sorted(kept)
 
 
-async def test_three_kills(tmp_path: Path, models_dir: Path) -> None:
+async def test_no_accepted_document_is_lost_by_three_kills(tmp_path: Path, models_dir: Path) -> None:
     victims = list(VICTIMS)
     chance = seeded()
     chance.shuffle(victims)
@@ -75,13 +75,13 @@ async def test_three_kills(tmp_path: Path, models_dir: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-async def test_twenty_kills(tmp_path: Path, models_dir: Path) -> None:
+async def test_no_accepted_document_is_lost_by_twenty_kills(tmp_path: Path, models_dir: Path) -> None:
     chance = seeded()
     victims = chance.choices(VICTIMS, k=20)
     await killed_at_random(tmp_path, models_dir, victims, chance, documents=60, longest_s=6.0)
 
 
-async def test_another_server_takes_over(tmp_path: Path, models_dir: Path) -> None:
+async def test_another_server_takes_over_the_indexer_lock(tmp_path: Path, models_dir: Path) -> None:
     """The indexer ends with the server whose child it is, and the other server on the folder starts one."""
     given: dict[str, Any] = {"home": tmp_path, "variables": variables(tmp_path / "data", models_dir)}
     async with client() as caller, serving(**given) as first:

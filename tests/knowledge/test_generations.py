@@ -30,7 +30,7 @@ class Overtaken(Generations):
         return seen
 
 
-async def test_it_looks_again(tmp_path: Path) -> None:
+async def test_a_reader_retries_when_a_newer_generation_replaced_its_segments(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         await shop.collection()
         await shop.put("Herons eat fish.")
@@ -42,7 +42,7 @@ async def test_it_looks_again(tmp_path: Path) -> None:
         assert view.rows == 1
 
 
-async def test_a_segment_that_is_really_gone_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_missing_segment_of_the_current_generation_is_an_error(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         await shop.collection()
         await shop.put("Herons eat fish.")
@@ -52,7 +52,7 @@ async def test_a_segment_that_is_really_gone_is_not_waited_for(tmp_path: Path) -
             await shop.find("herons")
 
 
-async def test_an_index_that_was_deleted_is_made_again_under_those_who_read_it(tmp_path: Path) -> None:
+async def test_a_deleted_index_is_rebuilt_while_readers_use_it(tmp_path: Path) -> None:
     async with workshop(tmp_path) as shop:
         await shop.collection()
         await shop.put("Herons eat fish.")

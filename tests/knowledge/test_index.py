@@ -44,7 +44,7 @@ def weights(texts: Sequence[Sequence[int]], query: Sequence[int]) -> list[tuple[
 
 
 @given(texts, st.lists(st.integers(1, 14), max_size=6), masks)
-def test_scores_are_those_of_the_textbook(texts: list[list[int]], query: list[int], chosen: list[bool]) -> None:
+def test_bm25_scores_equal_the_formula(texts: list[list[int]], query: list[int], chosen: list[bool]) -> None:
     mask = np.array(chosen[: len(texts)])
     average = sum(map(len, texts)) / len(texts) or 1.0
     built = postings.build(texts)
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_textbook(texts: list[list[int]], query: list[in
 
 
 @given(st.lists(texts, min_size=1, max_size=4), st.data())
-def test_a_merge_is_the_index_of_what_was_kept(parts: list[list[list[int]]], data: st.DataObject) -> None:
+def test_merged_postings_equal_postings_of_the_kept_rows(parts: list[list[list[int]]], data: st.DataObject) -> None:
     kept = [np.array(data.draw(st.lists(st.booleans(), min_size=len(p), max_size=len(p)))) for p in parts]
     merged = postings.merge([postings.build(part) for part in parts], kept)
     survivors = [text for part, keep in zip(parts, kept, strict=True) for text, k in zip(part, keep, strict=True) if k]
@@ -81,7 +81,7 @@ def vectors() -> np.ndarray:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.01, 0.0])
-def test_the_nearest_are_those_of_an_exact_search(vectors: np.ndarray, share: float) -> None:
+def test_nearest_vectors_equal_an_exact_search(vectors: np.ndarray, share: float) -> None:
     chance = np.random.default_rng(3)
     mask = chance.random(len(vectors)) < share
     segment = Segment.build(range(10, 10 + len(vectors)), vectors, [[]] * len(vectors))
@@ -97,7 +97,7 @@ def test_the_nearest_are_those_of_an_exact_search(vectors: np.ndarray, share: fl
     assert found >= 0.99 * 20 * min(10, int(mask.sum()) if share < 1 else 10)
 
 
-def test_a_segment_on_disk_is_the_segment_in_memory(vectors: np.ndarray, tmp_path: Path) -> None:
+def test_a_mapped_segment_equals_the_one_in_memory(vectors: np.ndarray, tmp_path: Path) -> None:
     segment = Segment.build(range(5, 55), vectors[:50], [terms(f"word{i} shared words") for i in range(50)])
     segment.write(tmp_path / "one")
     mapped = Segment.map(tmp_path / "one", 384)
@@ -107,7 +107,7 @@ def test_a_segment_on_disk_is_the_segment_in_memory(vectors: np.ndarray, tmp_pat
     assert list(mapped.nearest(vectors[3], 5, None)[0]) == list(segment.nearest(vectors[3], 5, None)[0])
 
 
-def test_an_empty_segment_can_be_kept_and_searched(tmp_path: Path) -> None:
+def test_an_empty_segment_can_be_written_and_searched(tmp_path: Path) -> None:
     segment = Segment.merge([Segment.build([1], np.ones((1, 8), np.float32), [[1]])], [np.zeros(1, bool)])
     assert len(segment) == 0
     segment.write(tmp_path / "none")
@@ -121,16 +121,13 @@ def clustered(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
-def test_a_sketch_loses_nothing_that_an_exact_search_finds(
-    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("anabranch.knowledge.index.segment.GATHERED", 1_000)
+def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, share: float) -> None:
     vectors = clustered(binary_vectors.WORTH_IT)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
     segment.sketch = BinaryVectors.of(vectors)
     assert segment.sketch is not None
     segment.write(tmp_path / "one")
-    mapped = Segment.map(tmp_path / "one", 128)
+    mapped = Segment.map(tmp_path / "one", 128, max_gathered=1_000)
     assert mapped.sketch is not None
     assert mapped.sketch.reach == segment.sketch.reach < len(vectors) // 8
     chance = np.random.default_rng(1)
@@ -144,13 +141,13 @@ def test_a_sketch_loses_nothing_that_an_exact_search_finds(
     assert hits >= 0.99 * 500
 
 
-def test_vectors_without_structure_get_no_sketch() -> None:
+def test_random_vectors_get_no_binary_vectors() -> None:
     assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((binary_vectors.WORTH_IT, 256)))) is None
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200))
-def test_merging_keeps_segments_few_and_rewrites_rare(folds: list[int]) -> None:
+def test_merge_plan_keeps_few_segments_with_few_rewrites(folds: list[int]) -> None:
     sizes: list[int] = []
     rewritten = 0
     for fold in folds:
@@ -164,7 +161,7 @@ def test_merging_keeps_segments_few_and_rewrites_rare(folds: list[int]) -> None:
     assert rewritten <= total * (math.log2(total) + 2)
 
 
-def test_words_are_folded_stemmed_and_rid_of_stop_words() -> None:
+def test_terms_are_case_folded_stemmed_and_without_stop_words() -> None:
     assert terms("The Cats, running!") == terms("cat runs")
     assert terms("Café naïve") == terms("cafe naive")
     assert terms("the of and") == []

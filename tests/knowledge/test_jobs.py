@@ -46,7 +46,7 @@ async def finished(shop: Workshop, job: str) -> list[JobItem]:
     return await items(shop, job)
 
 
-async def test_the_newest_version_stays_even_if_an_older_one_takes_longer(tmp_path: Path) -> None:
+async def test_the_newest_version_wins_even_if_an_older_one_takes_longer(tmp_path: Path) -> None:
     shop = Slow(tmp_path)
     await shop.collection()
     work = asyncio.create_task(shop.indexer.run())
@@ -64,7 +64,7 @@ async def test_the_newest_version_stays_even_if_an_older_one_takes_longer(tmp_pa
     shop.database.close()
 
 
-async def test_there_and_back_again_in_one_job(shop: Workshop) -> None:
+async def test_two_versions_of_a_document_in_one_job_are_applied_in_order(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     job = await shop.put("Herons eat frogs.", "Herons eat fish.")
     assert [item.outcome for item in await items(shop, job)] == ["replaced", "replaced"]
@@ -79,7 +79,7 @@ async def test_the_same_content_twice_in_one_job_is_one_document(shop: Workshop)
     assert len(await shop.find("herons")) == 1
 
 
-async def test_who_ends_the_process_takes_nobody_along(shop: Workshop) -> None:
+async def test_a_document_that_crashes_the_indexer_fails_alone(shop: Workshop) -> None:
     """Twenty documents, one of which ends the process whenever it is in hand."""
     many = [text("Poison eats all." if n == 7 else f"Number{n} eats fish.") for n in range(20)]
     job = await shop.room.ingest(OPERATOR, "notes", many)
@@ -94,7 +94,7 @@ async def test_who_ends_the_process_takes_nobody_along(shop: Workshop) -> None:
     assert sum(status == "completed" for status, _ in outcomes) == 19
 
 
-async def test_who_was_in_hand_waits_until_nobody_else_is(shop: Workshop) -> None:
+async def test_a_retried_document_is_processed_alone(shop: Workshop) -> None:
     await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), text("Otters eat fish.")])
     await shop.database.write(lambda db: jobs.claim(db, 1))
     await shop.database.write(jobs.recover)

@@ -1,12 +1,15 @@
-"""Another embedder: all of it or nothing."""
+"""`index rebuild` with another embedder: all vectors are replaced, or none."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
+from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, EmbeddingFailed
 from anabranch.domain.model import Embedding, Query
 from anabranch.knowledge import rebuild
@@ -19,11 +22,12 @@ from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, NewDocument
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.parsed import Chunking, Parsed
-from anabranch.knowledge.records import documents, facts
+from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import Searcher
 from anabranch.testing.embedder import FakeEmbedder
 
+T = TypeVar("T")
 OPERATOR = Caller(operator=True)
 OLD, NEW = FakeEmbedder(dimensions=128), FakeEmbedder(dimensions=64)
 Opened = Callable[[FakeEmbedder], Knowledge]
@@ -33,8 +37,8 @@ class Killed(BaseException):
     """As if the process had been."""
 
 
-class Mortal(FakeEmbedder):
-    """Ends with its second batch."""
+class FailingEmbedder(FakeEmbedder):
+    """Fails at its second batch."""
 
     def __init__(self, end: BaseException) -> None:
         super().__init__(dimensions=64)
@@ -47,9 +51,8 @@ class Mortal(FakeEmbedder):
 
 
 @pytest.fixture
-async def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
-    """Ten documents, embedded with the old embedder, in batches of four for the new one."""
-    monkeypatch.setattr(rebuild, "BATCH", 4)
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """Ten documents, embedded with the old embedder."""
 
     async def parsed(data: bytes, name: str | None, media_type: str | None) -> Parsed:
         return parse(data, name, ParseLimits())
@@ -91,14 +94,18 @@ def tables(database: Database) -> set[str]:
 def silent(done: int, total: int) -> None: ...
 
 
-async def test_every_chunk_is_embedded_anew_and_found(database: Database, tmp_path: Path) -> None:
+async def reembed(database: Database, embedder: Embedder, folder: Path, progress: rebuild.Progress = silent) -> int:
+    return await rebuild.reembed(database, embedder, Generations(folder / "index"), progress, batch_size=4)
+
+
+async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(database: Database, tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     generations = Generations(tmp_path / "index")
-    done = await rebuild.embed_anew(database, NEW, generations, lambda *at: heard.append(at))
+    done = await reembed(database, NEW, tmp_path, lambda *at: heard.append(at))
     assert done == 10
     assert heard == [(4, 10), (8, 10), (10, 10)]
     assert sizes(database) == {64 * 4}
-    assert database.reading(facts.embedder) == (NEW.name, 64)
+    assert database.reading(embeddings.embedder) == (NEW.name, 64)
     assert "embeddings_next" not in tables(database)
     room = room_of(database, tmp_path, NEW)
     assert await best(room, "word7") == "7"  # without an index: from the records
@@ -108,58 +115,64 @@ async def test_every_chunk_is_embedded_anew_and_found(database: Database, tmp_pa
     assert (await room.collection(OPERATOR, "numbers")).collection.settings.embedding_model == NEW.name
 
 
-async def test_a_reader_that_was_open_starts_afresh(database: Database, tmp_path: Path) -> None:
+async def test_an_open_reader_reloads_everything_after_a_rebuild(database: Database, tmp_path: Path) -> None:
     reader = IndexReader(Generations(tmp_path / "index"))
     before = Searcher(database, reader, OLD, None)
     asked = Query(text="word5", limit=1, similarity_threshold=0.0)
     assert (await before.search(asked, OPERATOR, None)).passages[0].title == "5"
-    await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), silent)
+    await reembed(database, NEW, tmp_path)
     after = Searcher(database, reader, NEW, None)
     assert (await after.search(asked, OPERATOR, None)).passages[0].title == "5"
 
 
 @pytest.mark.parametrize("end", [Killed(), EmbeddingFailed("No luck today.")])
-async def test_an_end_in_the_middle_leaves_everything_as_it_was(
+async def test_a_rebuild_that_fails_halfway_changes_nothing(
     database: Database, tmp_path: Path, end: BaseException
 ) -> None:
     with pytest.raises(type(end)):
-        await rebuild.embed_anew(database, Mortal(end), Generations(tmp_path / "index"), silent)
+        await reembed(database, FailingEmbedder(end), tmp_path)
     await assert_old(database, tmp_path)
     assert "embeddings_next" not in tables(database)
 
 
 async def assert_old(database: Database, folder: Path) -> None:
-    assert database.reading(facts.embedder) == (OLD.name, 128)
+    assert database.reading(embeddings.embedder) == (OLD.name, 128)
     assert sizes(database) == {128 * 4}
     assert await best(room_of(database, folder, OLD), "word7") == "7"
 
 
-@pytest.mark.parametrize("last", ["_keep", "_swap"])
-async def test_a_kill_that_leaves_no_time_to_tidy_up(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+class KilledDatabase(Database):
+    """The process is killed in a transaction: neither it nor any later one is committed."""
+
+    def __init__(self, folder: Path, *, survives: int) -> None:
+        super().__init__(folder)
+        self._survives = survives
+
+    def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def killed(db: sqlite3.Connection) -> T:
+            work(db)
+            raise Killed
+
+        self._survives -= 1
+        return super().writing(work if self._survives >= 0 else killed)
+
+
+@pytest.mark.parametrize("survives", [1, 2, 4], ids=["first batch", "second batch", "swap"])
+async def test_a_rebuild_killed_in_a_transaction_keeps_the_old_vectors(
+    database: Database, tmp_path: Path, survives: int
 ) -> None:
-    """The scratch table stays behind, the old vectors are whole, and the next rebuild starts over."""
-    original = database.writing
-
-    def dying(work: Callable[..., object]) -> object:
-        raise Killed
-
-    def fails(*_: object, **__: object) -> None:
-        monkeypatch.setattr(database, "writing", dying)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rebuild, last, fails)
-        with pytest.raises(Killed):
-            await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), silent)
-    monkeypatch.setattr(database, "writing", original)
+    """The table of new vectors stays behind, and the next rebuild starts over."""
+    killed = KilledDatabase(tmp_path, survives=survives)
+    with pytest.raises(Killed):
+        await reembed(killed, NEW, tmp_path)
+    killed.close()
     assert "embeddings_next" in tables(database)
     await assert_old(database, tmp_path)
-    assert await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), silent) == 10
+    assert await reembed(database, NEW, tmp_path) == 10
     assert sizes(database) == {64 * 4}
 
 
-async def test_a_document_deleted_meanwhile_stays_deleted(database: Database, tmp_path: Path) -> None:
+async def test_a_document_deleted_during_a_rebuild_stays_deleted(database: Database, tmp_path: Path) -> None:
     room = room_of(database, tmp_path, OLD)
     (first, *_), _ = await room.documents(OPERATOR, "numbers", 0, 1)
 
@@ -167,22 +180,22 @@ async def test_a_document_deleted_meanwhile_stays_deleted(database: Database, tm
         if done == total:
             database.writing(lambda db: documents.remove(db, first.key))
 
-    await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), delete)
+    await reembed(database, NEW, tmp_path, delete)
     count = "SELECT (SELECT count(*) FROM embeddings), (SELECT count(*) FROM chunks)"
     assert tuple(database.reading(lambda db: db.execute(count).fetchone())) == (9, 9)
 
 
-async def test_chunks_that_do_not_fit_are_refused_with_what_to_do(database: Database, tmp_path: Path) -> None:
+async def test_a_rebuild_refuses_chunks_longer_than_the_new_embedders_window(
+    database: Database, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match=r"10 chunks are longer than the 3 tokens .* again with a smaller"):
-        await rebuild.embed_anew(
-            database, FakeEmbedder(dimensions=64, window=3), Generations(tmp_path / "index"), silent
-        )
+        await reembed(database, FakeEmbedder(dimensions=64, window=3), tmp_path)
     await assert_old(database, tmp_path)
 
 
-async def test_where_nothing_is_left_the_next_embedder_decides(database: Database, tmp_path: Path) -> None:
+async def test_a_rebuild_without_documents_forgets_the_embedder(database: Database, tmp_path: Path) -> None:
     room = room_of(database, tmp_path, OLD)
     await room.delete_collection(OPERATOR, "numbers")
-    assert await rebuild.embed_anew(database, NEW, Generations(tmp_path / "index"), silent) == 0
-    assert database.reading(facts.embedder) is None
+    assert await reembed(database, NEW, tmp_path) == 0
+    assert database.reading(embeddings.embedder) is None
     assert msgspec.json.encode(await room.collections(OPERATOR)) == b"[]"

@@ -10,14 +10,14 @@ import pytest
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import facts, keys, queries
+from anabranch.knowledge.records import embeddings, keys, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate
 from anabranch.knowledge.records.identifiers import made_at, new_id
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
 
-def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
+def test_opening_the_records_twice_changes_nothing_and_keeps_them_private(tmp_path: Path) -> None:
     Database.open(tmp_path).close()
     before = (tmp_path / NAME).stat().st_size
     Database.open(tmp_path).close()
@@ -25,7 +25,7 @@ def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
 
 
-def test_records_of_a_newer_anabranch_are_left_alone(tmp_path: Path) -> None:
+def test_records_of_a_newer_schema_version_are_refused(tmp_path: Path) -> None:
     Database.open(tmp_path).close()
     with sqlite3.connect(tmp_path / NAME) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -34,26 +34,25 @@ def test_records_of_a_newer_anabranch_are_left_alone(tmp_path: Path) -> None:
         Database.open(tmp_path)
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_is_rolled_back(tmp_path: Path) -> None:
     Database.open(tmp_path).close()
     broken = (*MIGRATIONS, "CREATE TABLE extra (a);\nINSERT INTO nowhere VALUES (1);")
-    monkeypatch.setattr("anabranch.knowledge.records.database.MIGRATIONS", broken)
     connection = connect(tmp_path / NAME)
     with pytest.raises(sqlite3.OperationalError):
-        migrate(connection)
+        migrate(connection, broken)
     assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
     assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'extra'").fetchone()[0] == 0
     connection.close()
 
 
 @pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\x00" + b"\xff" * 4096])
-def test_a_broken_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_records_file_is_a_configuration_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(ConfigurationError, match="AGGREGATOR_DATA_DIR"):
         Database.open(tmp_path)
 
 
-def test_a_write_is_all_or_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
 
     def half(db: sqlite3.Connection) -> None:
@@ -77,7 +76,7 @@ database.close()
 """
 
 
-def test_processes_write_in_turns_and_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
     Database.open(tmp_path).close()
     running = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) for _ in range(3)]
     assert [process.wait(30) for process in running] == [0, 0, 0]
@@ -86,18 +85,18 @@ def test_processes_write_in_turns_and_lose_nothing(tmp_path: Path) -> None:
     database.close()
 
 
-async def test_a_backup_is_whole_while_documents_come_in(tmp_path: Path) -> None:
+async def test_a_backup_during_ingestion_is_consistent(tmp_path: Path) -> None:
     async with workshop(tmp_path / "data") as shop:
         await shop.collection()
 
-        async def coming_in() -> None:
+        async def ingest() -> None:
             for number in range(30):
                 await shop.put(f"Number{number} eats fish.")
 
         await shop.put("First eats fish.")
-        coming = asyncio.create_task(coming_in())
+        ingesting = asyncio.create_task(ingest())
         await asyncio.to_thread(shop.database.backup, tmp_path / "copy.sqlite")
-        await coming
+        await ingesting
     (tmp_path / "other").mkdir()
     (tmp_path / "copy.sqlite").rename(tmp_path / "other" / NAME)
     async with workshop(tmp_path / "other") as restored:
@@ -107,17 +106,17 @@ async def test_a_backup_is_whole_while_documents_come_in(tmp_path: Path) -> None
         assert "First eats fish." in kept
 
 
-def test_vectors_of_two_models_are_never_mixed(tmp_path: Path) -> None:
+def test_vectors_of_another_embedder_are_refused(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
-    database.writing(lambda db: facts.require_embedder(db, "one", 384))
+    database.writing(lambda db: embeddings.require_embedder(db, "one", 384))
     for name, dimensions in (("two", 384), ("one", 768)):
         with pytest.raises(ConfigurationError, match="index rebuild"):
-            database.writing(lambda db, n=name, d=dimensions: facts.require_embedder(db, n, d))  # type: ignore[misc]
-    database.writing(lambda db: facts.require_embedder(db, "one", 384))
+            database.writing(lambda db, n=name, d=dimensions: embeddings.require_embedder(db, n, d))  # type: ignore[misc]
+    database.writing(lambda db: embeddings.require_embedder(db, "one", 384))
     database.close()
 
 
-def test_keys(tmp_path: Path) -> None:
+def test_api_keys_are_stored_as_hashes_and_can_be_revoked(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
     key, secret = database.writing(lambda db: keys.create(db, user="alice", groups=("staff",)))
     assert database.reading(lambda db: keys.find(db, secret)) == key
@@ -150,7 +149,7 @@ def asked(user: str, **more: object) -> queries.QueryRecord:
     )
 
 
-def test_the_query_log_is_ones_own_and_can_be_forgotten(tmp_path: Path) -> None:
+def test_query_log_belongs_to_its_user_and_can_be_deleted(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
     hers, his = asked("alice"), asked("bob")
     for one in (hers, his):
@@ -170,6 +169,6 @@ def test_the_query_log_is_ones_own_and_can_be_forgotten(tmp_path: Path) -> None:
     database.close()
 
 
-def test_identifiers_are_in_the_order_in_which_they_were_made() -> None:
+def test_identifiers_carry_their_creation_time() -> None:
     assert made_at(new_id()) - 1.7e9 > 0
     assert made_at("nonsense") == made_at("6ba7b810-9dad-41d1-80b4-00c04fd430c8") == 0.0

@@ -59,7 +59,7 @@ def note(name: str, content: str, **more: Any) -> dict[str, Any]:
     return {"id": name, "title": name, "source": {"type": "text", "content": content}, **more}
 
 
-async def test_a_new_document_is_found_by_both_within_two_seconds(pair: Pair) -> None:
+async def test_a_new_document_is_found_by_both_workers_within_two_seconds(pair: Pair) -> None:
     for number, url in enumerate(pair.urls * 3):
         name = f"heron-{number}"
         await pair.client.ingest(note(name, f"Heron number {number} eats fish at zq{number}."), url=url)
@@ -74,7 +74,7 @@ async def test_a_new_document_is_found_by_both_within_two_seconds(pair: Pair) ->
         assert "otter" in await pair.titles(url, "otters")
 
 
-async def test_a_new_version_is_seen_whole_or_not_at_all(pair: Pair) -> None:
+async def test_both_workers_see_a_new_version_atomically(pair: Pair) -> None:
     """Whoever asks sees the old text or the new, never both or neither, and never the old after the new."""
     await pair.client.finished(await pair.client.ingest(note("stork", _version(0))))
     last = 6
@@ -99,7 +99,7 @@ async def test_a_new_version_is_seen_whole_or_not_at_all(pair: Pair) -> None:
             assert seen == sorted(seen)
 
 
-async def test_permissions_hold_in_both_at_once(pair: Pair) -> None:
+async def test_changed_permissions_apply_in_both_workers_at_once(pair: Pair) -> None:
     await pair.client.finished(await pair.client.ingest(note("badger", "Badgers dig setts.")))
     [badger] = [one for one in await pair.client.listed() if one["title"] == "badger"]
     for number, visibility in enumerate(["private", "public"] * 3):
@@ -111,7 +111,7 @@ async def test_permissions_hold_in_both_at_once(pair: Pair) -> None:
             assert "badger" in await pair.titles(url, "badgers")
 
 
-async def test_the_workers_of_one_server(tmp_path: Path, models_dir: Path) -> None:
+async def test_new_documents_are_found_by_all_workers_of_a_server(tmp_path: Path, models_dir: Path) -> None:
     """Each call is a connection of its own, and goes to either worker."""
     given: Any = {"home": tmp_path, "workers": 2, "variables": variables(tmp_path / "data", models_dir)}
     async with client() as caller, serving(**given) as program:

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.model import Caller, NewDocument, Permissions
-from anabranch.knowledge.records import endpoints, keys
+from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from conftest import LOCAL, Server, running
 
@@ -158,8 +157,7 @@ async def seed(folder: Path, models_dir: Path) -> Seeded:
             await asyncio.sleep(0.02)
         for path, name in PUBLISHED.items():
             owner, _, slug = path.partition("/")
-            key = (await room.collection(OPERATOR, name)).collection.key
-            await room.database.write(partial(endpoints.publish, owner=owner, slug=slug, collection=key))
+            await room.publish(OPERATOR, name, owner, slug)
     return Seeded(folder, models_dir, {name: new_key(folder, **given)[1] for name, given in KEYS.items()})
 
 

@@ -100,7 +100,7 @@ class Anabranch:
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
         if token.startswith(keys.PREFIX) and self.knowledge.exists:
             room = await self.knowledge()
-            key = await room.database.read(lambda db: keys.find(db, token))
+            key = await room.api_key(token)
             if key is not None:
                 return Identified(
                     user=key.user, groups=key.groups, operator=key.operator, key=key.id, audiences=tuple(audiences)

@@ -20,7 +20,7 @@ from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
 from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.parsed import Unprocessable
-from anabranch.knowledge.records import facts
+from anabranch.knowledge.records import embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
 from anabranch.telemetry.log import configured_log, flush
@@ -47,7 +47,7 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
     try:
         async with outbound(settings, max_reply_bytes=largest) as out:
             embedder = embedder_for(settings, out, threads=settings.embedding_threads)
-            database.reading(lambda db: facts.check_embedder(db, embedder.name))
+            database.reading(lambda db: embeddings.check_embedder(db, embedder.name))
             ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(out))
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)

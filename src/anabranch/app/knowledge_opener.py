@@ -14,7 +14,7 @@ from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Query
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import facts
+from anabranch.knowledge.records import embeddings
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.supervisor import Supervisor
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
@@ -83,7 +83,7 @@ class KnowledgeOpener:
         inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
         embedder = self._remembered(inner)
         try:
-            await database.read(lambda db: facts.check_embedder(db, embedder.name))
+            await database.read(lambda db: embeddings.check_embedder(db, embedder.name))
             reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
         except BaseException:
             database.close()
@@ -114,7 +114,7 @@ def check(settings: Settings) -> None:
         return
     database = Database.open(folder)
     try:
-        database.reading(lambda db: facts.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+        database.reading(lambda db: embeddings.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
     finally:
         database.close()
 

@@ -1,6 +1,5 @@
 """What this node offers to others: published collections and models, by owner and slug."""
 
-import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemet
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Status, Timings, Usage, Value
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import collections, endpoints, queries
+from anabranch.knowledge.records import queries
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.knowledge.records.identifiers import new_id
 from anabranch.pipeline.emitting import told
@@ -59,7 +58,7 @@ class Publishing:
         owners = {one.owner for one in self._models}
         if self._rooms.exists:
             room = await self._rooms()
-            owners |= {one.owner for one in await room.database.read(endpoints.listed)}
+            owners |= {endpoint.owner for endpoint, _ in await room.published()}
         return owners
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
@@ -91,7 +90,11 @@ class Publishing:
         if not self._rooms.exists:
             return models
         room = await self._rooms()
-        return [*models, *await room.database.read(lambda db: _collections(db, slug))]
+        published = [
+            Publication(owner=endpoint.owner, slug=slug, collection=found.id, collection_key=found.key)
+            for endpoint, found in await room.published(slug)
+        ]
+        return [*models, *published]
 
 
 class ModelRelay:
@@ -183,12 +186,3 @@ class RecordedAnswerer:
             endpoint=one.path,
             transaction_token=self._transaction,
         )
-
-
-def _collections(db: sqlite3.Connection, slug: str) -> list[Publication]:
-    published = [(one, collections.by_key(db, one.collection)) for one in endpoints.named(db, slug)]
-    return [
-        Publication(owner=one.owner, slug=slug, collection=found.id, collection_key=found.key)
-        for one, found in published
-        if found is not None
-    ]

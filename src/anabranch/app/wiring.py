@@ -17,7 +17,6 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Answerer, Clock, Directory, Generator, Outbound, Source, Telemetry
 from anabranch.domain.model import Context, Endpoint, Question
-from anabranch.knowledge.records import keys
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
 from anabranch.network.hub import HubClient
@@ -162,4 +161,4 @@ async def parts(
 
 
 async def _valid_keys(rooms: KnowledgeOpener) -> set[str]:
-    return await (await rooms()).database.read(keys.valid)
+    return await (await rooms()).valid_keys()

@@ -1,4 +1,4 @@
-"""Pack: units of a text into windows that fit."""
+"""Chunking: a text is split into pieces that fit the embedder: fixed windows, whole sentences, or topics."""
 
 import asyncio
 from bisect import bisect_left, bisect_right
@@ -15,12 +15,12 @@ MIN_TOKENS = 100
 
 
 def least(sizes: Chunking) -> int:
-    """What is enough for a chunk."""
+    """The minimum size of a chunk in tokens."""
     return min(MIN_TOKENS, sizes.size // 2)
 
 
 class Unit(NamedTuple):
-    """What is kept whole if it fits: a sentence, a list item, a table, a line of a table that is too long."""
+    """A span that is not split if it fits: a sentence, a list item, a table, a line of a table that is too long."""
 
     start: int
     end: int
@@ -28,8 +28,8 @@ class Unit(NamedTuple):
 
 
 class PackPosition(NamedTuple):
-    """Where packing stands: the next window begins at `start`, in the unit of index `first`; what no window has yet
-    begins at `fresh`, in the unit of index `unit`."""
+    """The state of packing: the next window begins at `start`, in the unit of index `first`; text that is in no window
+    yet begins at `fresh`, in the unit of index `unit`."""
 
     first: int
     start: int
@@ -38,9 +38,9 @@ class PackPosition(NamedTuple):
 
 
 class Packer:
-    """Whole units into windows, as many as fit. A heading is never the last of them; a unit that does not fit alone
-    is cut into even parts. `turns` are the units that begin a topic, and the end: a window ends before one once it is
-    long enough, and earlier than it must if too little would be left before the next."""
+    """Packs whole units into windows, as many as fit. A heading is never the last unit of a window; a unit that does
+    not fit alone is split evenly. `turns` are the indices of the units that begin a topic, and the end: a window ends
+    before one once it has the minimum size, and earlier if too little would be left before the next."""
 
     def __init__(self, ruler: TokenLengths, units: Sequence[Unit], sizes: Chunking, turns: Sequence[int] = ()) -> None:
         self._ruler = ruler
@@ -69,7 +69,7 @@ class Packer:
         return PackPosition(index, start, index, start)
 
     def _reach(self, at: PackPosition) -> tuple[int, int]:
-        """The unit that a window from here ends before, and the window's tokens."""
+        """The index of the unit that a window from here ends before, and the window's tokens."""
         stop = at.unit
         while stop < len(self._units) and self._ruler.count(at.start, self._units[stop].end) <= self._size:
             if stop in self._begins and self._is_turn(at, stop):
@@ -86,7 +86,7 @@ class Packer:
         return stop, 0
 
     def _is_turn(self, at: PackPosition, stop: int) -> bool:
-        """Whether both what goes before the unit and what is left from it on are enough for a chunk."""
+        """Whether the text before the unit and the rest from it on both have the minimum size."""
         return (
             stop > at.unit
             and self._ruler.count(at.fresh, self._units[stop - 1].end) >= self._least
@@ -94,7 +94,7 @@ class Packer:
         )
 
     def _leaving_enough(self, at: PackPosition, stop: int) -> int:
-        """An earlier stop, if what is left of the topic would else be too little for a chunk."""
+        """An earlier stop, if the rest of the topic would be smaller than the minimum."""
         if not self._turns or stop == len(self._units):
             return stop
         end = self._units[self._turns[bisect_right(self._turns, stop)] - 1].end
@@ -112,7 +112,7 @@ class Packer:
         return earlier if earlier > index else stop
 
     def _leaves_headings(self, index: int, stop: int) -> bool:
-        """Whether a window that ends before `stop` has headings only, while text for them follows."""
+        """Whether a window that ends before `stop` has only headings, and their text follows."""
         if stop == len(self._units) or self._units[stop].kind == "heading":
             return False
         return all(unit.kind == "heading" for unit in self._units[index:stop])
@@ -127,7 +127,8 @@ class Packer:
         return window, self._at(index + 1) if fresh == end else PackPosition(index, start, index, fresh)
 
     def _behind(self, at: PackPosition, stop: int) -> PackPosition:
-        """The last whole units before `stop` are repeated, unless a topic or nothing at all begins there."""
+        """After a window, the last whole units before `stop` are repeated, unless a topic or nothing begins
+        there."""
         if stop == len(self._units) or stop in self._begins:
             return self._at(stop)
         first = stop
@@ -146,8 +147,8 @@ REACH = 3
 
 
 def topics(sentences: Sequence[Embedding]) -> list[int]:
-    """Which sentences begin a topic: where the mean of up to three sentences before and that of three from there on
-    are less alike than the threshold, and less than one sentence earlier or later."""
+    """The indices of sentences that begin a topic: the mean vectors of the three sentences before and from there on are
+    less similar than the threshold, and less than one sentence earlier or later."""
     import numpy as np  # noqa: PLC0415  heavy, and only this strategy needs it
 
     count = len(sentences)
@@ -170,13 +171,13 @@ Section = list[Unit]
 
 
 def effective(chunking: Chunking, embedder: Embedder) -> Chunking:
-    """The sizes that will be kept to: a chunk fits the embedder's window, and at most half of it is repeated."""
+    """The chunking limited to the embedder: a chunk fits its window, and at most half of it is overlap."""
     size = max(1, min(chunking.size, embedder.window))
     return Chunking(strategy=chunking.strategy, size=size, overlap=max(0, min(chunking.overlap, size // 2)))
 
 
 async def chunk(parsed: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[Piece, ...]:
-    """The pieces in order of their start, each within the effective size. Together they hold all that is visible."""
+    """The pieces in order of their start, each within the effective size. Together they cover all text."""
     text = parsed.text
     blocks = [block for block in parsed.blocks if trim(text, block.start, block.end) is not None]
     if not blocks:
@@ -215,10 +216,10 @@ async def _semantic(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunkin
     prose = [_prose(ruler, section, sizes) for section in sections]
     spans = [section[index] for section, indices in zip(sections, prose, strict=True) for index in indices]
     read = await embedder.embed([ruler.text[unit.start : unit.end] for unit in spans]) if spans else ()
-    return await asyncio.to_thread(_turning, ruler, sections, prose, read, sizes)
+    return await asyncio.to_thread(_windows_by_topic, ruler, sections, prose, read, sizes)
 
 
-def _turning(
+def _windows_by_topic(
     ruler: TokenLengths,
     sections: Sequence[Section],
     prose: Sequence[Sequence[int]],
@@ -235,25 +236,25 @@ def _turning(
 
 
 def _prose(ruler: TokenLengths, section: Section, sizes: Chunking) -> list[int]:
-    """The units that tell where a topic begins; none in a section that has no room for two."""
+    """The indices of the units that are compared for topics; none in a section too small for two chunks."""
     if ruler.count(section[0].start, section[-1].end) < 2 * least(sizes):
         return []
     return [index for index, unit in enumerate(section) if unit.kind in ("paragraph", "list")]
 
 
 def _sections(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> list[Section]:
-    """What no chunk reaches beyond. A section without text of its own goes with the one behind it (the last, with the
-    one before), and neighbours below the minimum go together until they reach it."""
+    """Sections, which chunks never cross. A section without text of its own is joined with the next one (the last, with
+    the one before), and adjacent sections below the minimum are joined until they reach it."""
     sections: list[Section] = []
     before: Block | None = None
     for block in blocks:
         if before is None or block.kind == "heading" or block.headers != before.headers:
             sections.append([])
-        sections[-1].extend(_units(ruler, (block.start, block.end), block.kind, _WAYS[block.kind], sizes.size))
+        sections[-1].extend(_units(ruler, (block.start, block.end), block.kind, _SPLITTERS[block.kind], sizes.size))
         before = block
     gathered: list[Section] = []
     enough = least(sizes)
-    for section in _led(sections):
+    for section in _with_text(sections):
         small = ruler.count(section[0].start, section[-1].end) < enough
         if small and gathered and ruler.count(gathered[-1][0].start, gathered[-1][-1].end) < enough:
             gathered[-1].extend(section)
@@ -262,7 +263,7 @@ def _sections(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> 
     return gathered
 
 
-def _led(sections: Iterable[Section]) -> list[Section]:
+def _with_text(sections: Iterable[Section]) -> list[Section]:
     led: list[Section] = []
     headings: Section = []
     for section in sections:
@@ -283,8 +284,8 @@ def _whole(text: str, start: int, end: int) -> Iterator[Span]:
         yield span
 
 
-_Way = Callable[[str, int, int], Iterator[Span]]
-_WAYS: Mapping[BlockKind, Sequence[_Way]] = {
+_Splitter = Callable[[str, int, int], Iterator[Span]]
+_SPLITTERS: Mapping[BlockKind, Sequence[_Splitter]] = {
     "paragraph": (sentences, lines),
     "list": (items, sentences, lines),
     "table": (_whole, lines),
@@ -293,10 +294,12 @@ _WAYS: Mapping[BlockKind, Sequence[_Way]] = {
 }
 
 
-def _units(ruler: TokenLengths, span: Span, kind: BlockKind, ways: Sequence[_Way], size: int) -> Iterator[Unit]:
-    """The parts of a block in the first of the ways; what is too long, in the next."""
-    way, *finer = ways
-    for part in way(ruler.text, *span):
+def _units(
+    ruler: TokenLengths, span: Span, kind: BlockKind, splitters: Sequence[_Splitter], size: int
+) -> Iterator[Unit]:
+    """A block split by the first splitter; parts that are too long are split by the next."""
+    split, *finer = splitters
+    for part in split(ruler.text, *span):
         if finer and ruler.count(*part) > size:
             yield from _units(ruler, part, kind, finer, size)
         else:
@@ -323,7 +326,7 @@ def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, 
 
 
 def _kind(blocks: Sequence[Block], start: int, end: int) -> BlockKind:
-    """The kind of the largest part; headings belong to what they head."""
+    """The kind with the largest share of the span; headings do not count."""
     share: dict[BlockKind, int] = {}
     for block in blocks:
         if block.kind != "heading":

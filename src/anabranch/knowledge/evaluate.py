@@ -1,7 +1,6 @@
-"""Evaluation: how well each stage of the search ranks a test collection (BEIR layout), measured as trec_eval does."""
+"""Evaluation: nDCG, recall and MRR of each search stage on a test collection in BEIR's layout, as in trec_eval."""
 
 import math
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,19 +13,20 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Filters, Query, Value
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.search import OVERFETCH, interact, retrieve
 
 Stage = Literal["bm25", "dense", "hybrid", "rerank"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 DEEP = 100
-# Reranking sees the pool that it would see for a page of results, not one that was widened for the measurement.
+# Reranking gets the candidates of an ordinary page, not the wider list that is measured.
 PAGE = 20
 OPERATOR = Caller(operator=True)
 
 
 class Dataset(Value):
-    """`judged` has, for each query, how relevant each judged document is."""
+    """`judged` holds the relevance grade of each judged document, by query."""
 
     name: str
     documents: Mapping[str, tuple[str, str]]
@@ -43,7 +43,7 @@ class Measures(Value):
 
 
 def read(folder: Path) -> Dataset:
-    """corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/test.tsv)."""
+    """Read corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/test.tsv)."""
     try:
         judged: dict[str, dict[str, float]] = {}
         for query, document, grade in _judgements(folder):
@@ -75,7 +75,7 @@ async def evaluate(
         text = dataset.queries[query]
         embeddings = await embedder.embed([text])
 
-        def rank(db: sqlite3.Connection, text: str = text, embeddings: Any = embeddings) -> dict[Stage, list[str]]:
+        def rank(db: Connection, text: str = text, embeddings: Any = embeddings) -> dict[Stage, list[str]]:
             view = reader.view(db, Filters(), OPERATOR)
             wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
             page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
@@ -109,15 +109,10 @@ def measure(ranked: Sequence[str], judged: Mapping[str, float]) -> tuple[float, 
     )
 
 
-def _documents(db: sqlite3.Connection, keys: Sequence[int]) -> list[str]:
-    """The documents of chunks, each once, at the rank of its best chunk."""
-    rows = db.execute(
-        "SELECT chunks.key, identity FROM chunks JOIN documents ON documents.key = chunks.document "
-        "WHERE chunks.key IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(list(keys)).decode(),),
-    )
-    identity = dict(rows.fetchall())
-    return list(dict.fromkeys(identity[key] for key in keys))
+def _documents(db: Connection, keys: Sequence[int]) -> list[str]:
+    """The identities of the chunks' documents, each once, at the rank of its best chunk."""
+    found = documents.chunks_by_key(db, keys)
+    return list(dict.fromkeys(found[key]["identity"] for key in keys))
 
 
 def _discounted(gains: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
-"""The front door of the knowledge room: what a caller can do with collections and documents, and what they may."""
+"""Collections, documents, jobs and the query log as callers use them, with permission checks."""
 
 import re
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from anabranch.domain.model import Filters, Passage, Query, Value
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.index.catalog import Catalog
 from anabranch.knowledge.index.reader import IndexReader, Moved
-from anabranch.knowledge.ingest import TITLE, day_of
+from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     EVERYTHING,
     Caller,
@@ -25,9 +25,11 @@ from anabranch.knowledge.model import (
     StoredDocument,
 )
 from anabranch.knowledge.parsed import Chunking
-from anabranch.knowledge.records import collections, cursors, documents, jobs, queries
+from anabranch.knowledge.records import collections, cursors, documents, endpoints, jobs, keys, queries
 from anabranch.knowledge.records.cursors import Cursors
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.endpoints import PublishedEndpoint
+from anabranch.knowledge.records.keys import ApiKey
 from anabranch.knowledge.records.queries import QueryRecord, Rating, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
@@ -39,7 +41,7 @@ MAX_METADATA = 64 * 1024
 
 
 class CollectionCounts(Value):
-    """A collection with what a caller can see of it."""
+    """A collection, and how much of it a caller can see."""
 
     collection: Collection
     documents: int
@@ -49,8 +51,10 @@ class CollectionCounts(Value):
 
 
 class Knowledge:
+    """What is stored on this node. Every method checks what its caller may see and change."""
+
     def __init__(self, *, database: Database, reader: IndexReader, searcher: Searcher, embedder: Embedder) -> None:
-        self.database = database
+        self._database = database
         self._reader = reader
         self._searcher = searcher
         self._embedder = embedder
@@ -59,12 +63,12 @@ class Knowledge:
         return (await self.find(query, caller, source)).passages
 
     async def find(self, query: Query, caller: Caller, source: str | None = None) -> SearchHits:
-        """What a search gives, and what stands for all that it could have found."""
+        """The passages, with a hash of all documents that could have been found."""
         return await self._searcher.search(query, caller, source)
 
     async def seen(self, filters: Filters, caller: Caller) -> str:
-        """What stands for all that the caller may find, as it is now: other documents or other rights, another one."""
-        return await self._at_one_moment(lambda db: self._reader.view(db, filters, caller).seen)
+        """A hash of the documents that the caller may find now; it changes with documents and permissions."""
+        return await self._in_snapshot(lambda db: self._reader.view(db, filters, caller).seen)
 
     async def create_collection(
         self,
@@ -77,14 +81,14 @@ class Knowledge:
         default_permissions: Permissions = Permissions(),  # noqa: B008
     ) -> Collection:
         if _is_guest(caller):
-            raise Forbidden("A guest can ask, but keep nothing here: come with a key or a token of your own.")
+            raise Forbidden("Guests cannot create collections. Send an API key or a token.")
         if name.strip() == EVERYTHING:
-            raise InvalidQuestion(f"{EVERYTHING!r} means all collections; choose another name.")
+            raise InvalidQuestion(f"The name {EVERYTHING!r} stands for all collections; choose another one.")
         if not NAME.fullmatch(name) or not name.strip():
             raise InvalidQuestion("name must have 1 to 100 characters, and no control characters.")
         if embedding_model not in (None, self._embedder.name):
             raise InvalidQuestion(
-                f"embedding_model is {embedding_model!r}, but everything here is embedded with "
+                f"embedding_model is {embedding_model!r}, but this server embeds with "
                 f"{self._embedder.name!r}; leave it out."
             )
         chosen = effective(chunking, self._embedder)
@@ -94,7 +98,7 @@ class Knowledge:
             requested=chunking if chunking != chosen else None,
             default_permissions=default_permissions,
         )
-        made = await self.database.write(
+        made = await self._database.write(
             lambda db: collections.create(
                 db, owner=caller.owner, name=name.strip(), description=description, settings=settings
             )
@@ -104,15 +108,15 @@ class Knowledge:
         return made
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
-        def read(_: sqlite3.Connection, catalog: Catalog) -> list[CollectionCounts]:
+        def read(_: Connection, catalog: Catalog) -> list[CollectionCounts]:
             permitted = catalog.permitted(caller)
             return [_counted(one, catalog.totals(one.key, permitted)) for one in catalog.visible(caller, permitted)]
 
-        return await self._look(read)
+        return await self._with_catalog(read)
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
-        """By id or by name; the caller's own before others'."""
-        found = await self._look(lambda _, catalog: _find(catalog, caller, name))
+        """The collection with this id or name; the caller's own takes precedence."""
+        found = await self._with_catalog(lambda _, catalog: _find(catalog, caller, name))
         if found is None:
             raise NotFound(f"There is no collection {name!r}.")
         return found
@@ -120,75 +124,76 @@ class Knowledge:
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
         """The collections with these ids or names, or all that the caller can see."""
 
-        def read(_: sqlite3.Connection, catalog: Catalog) -> list[Collection]:
+        def read(_: Connection, catalog: Catalog) -> list[Collection]:
             permitted = catalog.permitted(caller)
             if names is None:
                 return catalog.visible(caller, permitted)
-            meant = {name: catalog.named((name,), caller, permitted) for name in names}
-            if missing := [name for name, keys in meant.items() if not keys]:
+            by_name = {name: catalog.named((name,), caller, permitted) for name in names}
+            if missing := [name for name, found in by_name.items() if not found]:
                 raise NotFound(f"There is no collection {missing[0]!r}.")
-            return [catalog.collections[key] for key in dict.fromkeys(key for keys in meant.values() for key in keys)]
+            keys = dict.fromkeys(key for found in by_name.values() for key in found)
+            return [catalog.collections[key] for key in keys]
 
-        return await self._look(read)
+        return await self._with_catalog(read)
 
     async def delete_collection(self, caller: Caller, name: str) -> int:
         found = (await self.collection(caller, name)).collection
         _may_change(caller, found.owner, "collection")
-        return await self.database.write(lambda db: collections.delete(db, found.key))
+        return await self._database.write(lambda db: collections.delete(db, found.key))
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
-        """How often a collection was asked: in all for its owner, else only by the caller."""
+        """How many questions went to a collection: all of them for its owner, else only the caller's."""
         if _is_guest(caller):
             return 0
         user = None if caller.owns(collection.owner) else queries.asker(caller)
-        return await self.database.read(lambda db: queries.count(db, collection.key, days, user))
+        return await self._database.read(lambda db: queries.count(db, collection.key, days, user))
 
     async def ingest(
         self, caller: Caller, collection: str, arrived: Sequence[NewDocument], chunking: Mapping[str, Any] | None = None
     ) -> str:
-        """Accept documents; the id of the job that takes them in."""
+        """Accept documents; returns the id of the job that ingests them."""
         found = (await self.collection(caller, collection)).collection
         _may_change(caller, found.owner, "collection")
         if not 1 <= len(arrived) <= MAX_DOCUMENTS:
             raise InvalidQuestion(f"documents holds {len(arrived)}; send 1 to {MAX_DOCUMENTS:,} at once.")
         for number, document in enumerate(arrived):
             check_metadata(document.metadata, f"documents[{number}].metadata")
-        chosen = effective(msgspec.structs.replace(found.settings.chunking, **(chunking or {})), self._embedder)
-        return await self.database.write(lambda db: jobs.create(db, found, caller.owner, arrived, chosen))
+        chosen = self._chunking(found, chunking)
+        return await self._database.write(lambda db: jobs.create(db, found, caller.owner, arrived, chosen))
 
     async def job(self, caller: Caller, identifier: str) -> Job:
-        found = await self.database.read(lambda db: jobs.by_id(db, identifier))
+        found = await self._database.read(lambda db: jobs.by_id(db, identifier))
         if found is None or not caller.owns(found.owner):
             raise NotFound(f"There is no job {identifier!r}.")
         return found
 
     async def cancel(self, caller: Caller, identifier: str) -> Job:
         found = await self.job(caller, identifier)
-        await self.database.write(lambda db: jobs.cancel(db, found.key))
+        await self._database.write(lambda db: jobs.cancel(db, found.key))
         return await self.job(caller, identifier)
 
     async def documents(
         self, caller: Caller, collection: str | None, after: int, limit: int
     ) -> tuple[list[StoredDocument], int]:
-        """A page of the documents that the caller may see, beginning behind a key, and how many there are in all."""
+        """A page of the documents that the caller may see, after a key, and how many there are in total."""
         key = (await self.collection(caller, collection)).collection.key if collection is not None else None
 
-        def read(db: sqlite3.Connection, catalog: Catalog) -> tuple[list[StoredDocument], int]:
+        def read(db: Connection, catalog: Catalog) -> tuple[list[StoredDocument], int]:
             keys = catalog.keys(key, catalog.permitted(caller))
             page = keys[keys > after][:limit].tolist()
             found = documents.by_keys(db, page)
             return [found[one] for one in page if one in found], len(keys)
 
-        return await self._look(read)
+        return await self._with_catalog(read)
 
     async def cursors(self) -> Cursors:
-        """What makes keys into cursors, and cursors into keys."""
-        found = await self.database.read(cursors.find)
-        return found if found is not None else await self.database.write(cursors.make)
+        """Converts document keys to opaque cursors and back."""
+        found = await self._database.read(cursors.find)
+        return found if found is not None else await self._database.write(cursors.make)
 
     async def document(self, caller: Caller, identifier: str, *, content: bool = False) -> StoredDocument:
-        found = await self.database.read(lambda db: documents.by_id(db, identifier, content=content))
-        return _seen(found, caller, identifier)
+        found = await self._database.read(lambda db: documents.by_id(db, identifier, content=content))
+        return _visible(found, caller, identifier)
 
     async def describe(
         self,
@@ -199,63 +204,109 @@ class Knowledge:
         metadata: Mapping[str, Any] | None = None,
         permissions: Permissions | None = None,
     ) -> StoredDocument:
-        """Change what is said about a document, or who may see it; it holds from the next question on."""
+        """Change the title, metadata or permissions of a document; the next question sees the change."""
         if metadata is not None:
             check_metadata(metadata, "metadata")
 
-        def write(db: sqlite3.Connection) -> StoredDocument:
-            found = _seen(documents.by_id(db, identifier), caller, identifier)
+        def write(db: Connection) -> StoredDocument:
+            found = _visible(documents.by_id(db, identifier), caller, identifier)
             _may_change(caller, found.owner, "document")
-            said = found.metadata if metadata is None else metadata
+            described = found.metadata if metadata is None else metadata
             documents.describe(
                 db,
                 found.key,
-                title=(title or found.title)[:TITLE],
-                metadata=said,
+                title=(title or found.title)[:MAX_TITLE],
+                metadata=described,
                 permissions=permissions or found.permissions,
-                day=day_of(said, found.created_at),
+                day=day_of(described, found.created_at),
             )
             changed = documents.by_key(db, found.key)
             assert changed is not None
             return changed
 
-        return await self.database.write(write)
+        return await self._database.write(write)
 
     async def delete_document(self, caller: Caller, identifier: str) -> int:
-        def write(db: sqlite3.Connection) -> int:
-            found = _seen(documents.by_id(db, identifier), caller, identifier)
+        def write(db: Connection) -> int:
+            found = _visible(documents.by_id(db, identifier), caller, identifier)
             _may_change(caller, found.owner, "document")
             return documents.remove(db, found.key)
 
-        return await self.database.write(write)
+        return await self._database.write(write)
+
+    async def waiting(self, collection: Collection | None = None, last: int | None = None) -> int:
+        """How many documents wait to be ingested, of one collection or all, up to the job item `last` or all."""
+        key = None if collection is None else collection.key
+        return await self._database.read(lambda db: jobs.waiting(db, key, last))
+
+    async def last_item(self) -> int:
+        """The newest job item, for `waiting`."""
+        return await self._database.read(jobs.last_item)
+
+    async def unchanged(
+        self, caller: Caller, collection: Collection, arrived: NewDocument, chunking: Mapping[str, Any]
+    ) -> StoredDocument | None:
+        """The stored document, if ingesting this one would change nothing."""
+        recipe = recipe_of(self._chunking(collection, chunking), self._embedder)
+
+        def read(db: Connection) -> StoredDocument | None:
+            content_hash = sha256(arrived.data).hexdigest()
+            named = msgspec.structs.replace(arrived, identity=jobs.identity_of(arrived, content_hash))
+            stored = find_stored(db, collection, caller.owner, named, content_hash, recipe)
+            return None if stored is None or stored.changed else stored.document
+
+        return await self._database.read(read)
+
+    async def publish(self, caller: Caller, name: str, owner: str, slug: str) -> Collection:
+        """Publish a collection as an endpoint; Conflict if another one has its path."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        if not await self._database.write(lambda db: endpoints.publish(db, owner, slug, found.key)):
+            path = f"{owner}/{slug}"
+            raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
+        return found
+
+    async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
+        """The published collections, all or those with a slug."""
+        return await self._database.read(lambda db: endpoints.published(db, slug))
+
+    async def api_key(self, secret: str) -> ApiKey | None:
+        """The API key with this secret, unless it is revoked."""
+        return await self._database.read(lambda db: keys.find(db, secret))
+
+    async def valid_keys(self) -> set[str]:
+        """The ids of the API keys that are not revoked."""
+        return await self._database.read(keys.valid)
+
+    def _chunking(self, collection: Collection, given: Mapping[str, Any] | None) -> Chunking:
+        return effective(msgspec.structs.replace(collection.settings.chunking, **(given or {})), self._embedder)
 
     async def record(self, asked: QueryRecord) -> None:
-        await self.database.write(lambda db: queries.record(db, asked))
+        await self._database.write(lambda db: queries.record(db, asked))
 
     async def turns(self, caller: Caller, conversation: str, limit: int) -> list[Turn]:
-        """The last turns of a conversation of the caller's own. Guests have none: nobody knows one from another."""
+        """The last turns of the caller's own conversation. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
-        return await self.database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
+        return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> bool:
         """Feedback on a question of the caller's own; False if there is none of that id."""
-        return await self.database.write(lambda db: queries.rate(db, query, caller, rating, comment))
+        return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))
 
-    async def _look(self, work: Callable[[sqlite3.Connection, Catalog], T]) -> T:
-        """Read with the catalog and the records at the same moment."""
+    async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
+        """Read the catalog and the records in one snapshot."""
+        return await self._in_snapshot(lambda db: work(db, self._reader.look(db)))
 
-        return await self._at_one_moment(lambda db: work(db, self._reader.look(db)))
-
-    async def _at_one_moment(self, read: Callable[[sqlite3.Connection], T]) -> T:
+    async def _in_snapshot(self, read: Callable[[Connection], T]) -> T:
         while True:
             try:
-                return await self.database.read(read)
+                return await self._database.read(read)
             except Moved:
                 continue
 
     def close(self) -> None:
-        self.database.close()
+        self._database.close()
 
 
 def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
@@ -274,8 +325,8 @@ def _counted(collection: Collection, totals: tuple[int, int, int, int]) -> Colle
     return CollectionCounts(collection=collection, documents=count, chunks=chunks, tokens=tokens, size=size)
 
 
-def _seen(document: StoredDocument | None, caller: Caller, identifier: str) -> StoredDocument:
-    """A document that the caller may not see is one that is not there."""
+def _visible(document: StoredDocument | None, caller: Caller, identifier: str) -> StoredDocument:
+    """The document; NotFound if it does not exist or the caller may not see it."""
     if document is None or not document.permissions.permits(caller, document.owner):
         raise NotFound(f"There is no document {identifier!r}.")
     return document

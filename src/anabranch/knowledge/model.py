@@ -1,4 +1,4 @@
-"""The values of the knowledge room: collections, documents, jobs, and who may see them."""
+"""Values: callers, permissions, collections, documents and jobs."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,13 +13,13 @@ JobStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
 Outcome = Literal["added", "replaced", "updated", "unchanged"]
 
 
-# The name that means every collection at once, as far as filters and permissions go.
+# The reserved name that stands for all collections.
 EVERYTHING = "collections"
 
 
 class Caller(Value):
-    """Who asks, for permissions. The operator ("" as an owner) sees and changes everything; `user` None is a guest.
-    `key` is the id of the API key that they came with."""
+    """The identity that permissions are checked for. The operator (owner "") sees and changes everything; a guest has
+    no `user`. `key` is the id of the API key of the request."""
 
     user: str | None = None
     groups: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Caller(Value):
 
     @property
     def owner(self) -> str:
-        """The name under which what this caller makes is kept."""
+        """The owner of what this caller creates."""
         return self.user or ""
 
     def owns(self, owner: str) -> bool:
@@ -40,13 +40,13 @@ class Caller(Value):
 
 
 class Identified(Caller):
-    """Who a token stands for, and to which audiences: one of the hub to those that it is meant for, a key to all."""
+    """The caller that a token identifies, and its audiences: those of a hub token, all for an API key."""
 
     audiences: tuple[str, ...] = ()
 
 
 class Permissions(Value):
-    """Who may see a document: everyone who may ask at all, its owner only, or its owner and those named."""
+    """Who may see a document: everyone, its owner, or its owner and the named users and groups."""
 
     visibility: Visibility = "public"
     allowed_users: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Permissions(Value):
 
 
 class CollectionSettings(Value):
-    """`requested` is what was asked for where the embedder's window made it smaller."""
+    """`requested` is the requested chunking, if the embedder's window limits it."""
 
     embedding_model: str
     chunking: Chunking = Chunking()
@@ -80,8 +80,8 @@ class Collection(Value):
 
 
 class NewDocument(Value):
-    """A document as it arrives: its bytes (or its address), what it is called, and what is said about it. `identity`
-    tells whether it replaces one that is there."""
+    """A document to ingest: its bytes or URL, name, metadata and permissions. It replaces the stored document with the
+    same `identity`."""
 
     source: SourceType
     data: bytes = b""
@@ -94,10 +94,10 @@ class NewDocument(Value):
     identity: str | None = None
 
 
-class StoredDocument(Value):
-    """A document as it is kept; `content` only where it was asked for."""
+class DocumentFields(Value):
+    """What a document has before and after it is stored. `recipe` names everything besides the content that determines
+    its chunks."""
 
-    key: int
     id: str
     collection: int
     owner: str
@@ -109,19 +109,31 @@ class StoredDocument(Value):
     metadata: Mapping[str, Any]
     permissions: Permissions
     day: int
-    chunk_count: int
-    tokens: int
     size: int
-    created_at: float
-    updated_at: float
     filename: str | None = None
     url: str | None = None
     pages: int | None = None
+
+
+class DocumentDraft(DocumentFields, kw_only=True):
+    """A document to be stored."""
+
+    content: str
+
+
+class StoredDocument(DocumentFields, kw_only=True):
+    """A document in the records; `content` only if it was requested."""
+
+    key: int
+    chunk_count: int
+    tokens: int
+    created_at: float
+    updated_at: float
     content: str | None = None
 
 
 class JobItem(Value):
-    """One document of a job, and what has become of it."""
+    """One document of a job, and its outcome."""
 
     key: int
     ordinal: int

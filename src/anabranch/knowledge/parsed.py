@@ -1,4 +1,4 @@
-"""A document's text and its structure, between the parser and the chunker."""
+"""The text and structure of a document, as the parser gives it and the chunker takes it."""
 
 from typing import Literal
 
@@ -10,14 +10,14 @@ Strategy = Literal["fixed", "sentence", "semantic"]
 
 
 class Unprocessable(AnabranchError):
-    """A document that cannot be taken in, and what a person can do about it."""
+    """A document that cannot be ingested; the message says what to do about it."""
 
     code = "unprocessable"
 
 
 class Block(Value, gc=False):
-    """A stretch of the text of one kind. `headers` is the path of headings that it stands under (a heading's own path
-    ends with itself), `page` counts from 1."""
+    """A span of the text of one kind. `headers` is the path of headings above it (a heading's own path ends with
+    itself), `page` counts from 1."""
 
     start: int
     end: int
@@ -27,7 +27,7 @@ class Block(Value, gc=False):
 
 
 class Parsed(Value):
-    """What a file says. The blocks are in order and do not overlap; what lies between them is white space."""
+    """The text of a file. The blocks are in order and do not overlap; only white space lies between them."""
 
     text: str
     blocks: tuple[Block, ...]
@@ -38,23 +38,14 @@ class Parsed(Value):
     pages: int | None = None
 
 
-class Piece(Value, gc=False):
-    """A chunk to be: `text[start:end]` of its document, and what is known of the place."""
+class Piece(Block, kw_only=True, gc=False):
+    """The span of a future chunk: `text[start:end]` of its document, and its length in tokens."""
 
-    start: int
-    end: int
     tokens: int
-    kind: BlockKind = "paragraph"
-    headers: tuple[str, ...] = ()
-    page: int | None = None
-
-    @property
-    def section_title(self) -> str | None:
-        return self.headers[-1] if self.headers else None
 
 
 class Chunking(Value):
-    """How a document is cut: sizes in the embedder's tokens."""
+    """How a document is split into chunks; sizes are in the embedder's tokens."""
 
     strategy: Strategy = "semantic"
     size: int = 512

@@ -1,4 +1,4 @@
-"""Variety: of many passages the few that are relevant and unlike each other (maximal marginal relevance)."""
+"""Reranking: combined and smoothed scores, late interaction, and maximal marginal relevance (MMR)."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from anabranch.knowledge.index.segment import products
 
 
 def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
-    """Which to take, in the order of choice. The first is the most relevant; each further one has the most of
-    `weight · relevance - (1 - weight) · cosine`, the cosine being that to the most similar of those taken already.
-    Among equals the first comes first, so that a weight of 1 is the order by relevance."""
+    """The chosen rows, in order. The first is the most relevant; each further one maximises
+    `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
+    lower row, so a weight of 1 gives the order by relevance."""
     count = max(0, min(limit, len(relevance)))
     order = np.empty(count, np.int64)
     if not count:
@@ -22,21 +22,21 @@ def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int
     order[0] = latest = int(np.argmax(relevance))
     for at in range(1, count):
         worth[latest] = -np.inf
-        # Only the latest can be closer than what was closest before: no table of all pairs is needed.
+        # Only the latest choice can be closer than the closest before it: no matrix of all pairs is needed.
         np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
         order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
     return order
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of length 1; what has no length has no direction either, and is like nothing."""
+    """Vectors of length 1; zero vectors stay zero."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
     return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 Scores = NDArray[np.float32]
 
-# Tuned on Cranfield and Medline (docs/search.md): how much each part counts, and how much the neighbours do.
+# Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0
 SPARSE = 1.5
 TOKENS = 0.7
@@ -45,7 +45,7 @@ SMOOTHING = 0.3
 
 
 def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> Scores:
-    """For each chunk the mean, over the question's tokens, of the likeness of the closest token: 1 the same, 0 none."""
+    """MaxSim of each chunk: the mean over the question's tokens of the similarity of the closest token, from 0 to 1."""
     asked = np.frombuffer(question, np.uint64).reshape(-1, width // 8)
     counts = np.fromiter((len(chunk) // width for chunk in chunks), np.int64, len(chunks))
     scores = np.zeros(len(chunks), np.float32)
@@ -64,7 +64,7 @@ def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> Scores
 
 
 def combined(dense: Scores, sparse: Scores, tokens: Scores | None, vectors: NDArray[np.float32]) -> Scores:
-    """One score for each candidate: the sum of the standardised parts, smoothed over its nearest candidates."""
+    """One score per candidate: the weighted sum of the standardised scores, smoothed over its nearest candidates."""
     total = DENSE * _standard(dense) + SPARSE * _standard(sparse)
     if tokens is not None:
         total = total + TOKENS * _standard(tokens)
@@ -72,7 +72,7 @@ def combined(dense: Scores, sparse: Scores, tokens: Scores | None, vectors: NDAr
 
 
 def smoothed(scores: Scores, vectors: NDArray[np.float32]) -> Scores:
-    """Each score drawn towards those of its nearest fellows: relevant chunks stand together."""
+    """Each score moved towards those of its nearest neighbours: relevant chunks are similar to each other."""
     count = min(NEIGHBOURS, len(scores) - 1)
     if count < 1:
         return scores

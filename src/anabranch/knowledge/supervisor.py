@@ -1,4 +1,4 @@
-"""The supervisor: whoever gets the data folder's lock runs the indexer as a child, and starts it again if it dies."""
+"""The supervisor: the process that holds the indexer lock runs the indexer as a child and restarts it."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# What a process is given when it starts has low numbers.
-GIVEN = 64
+# Inherited file descriptors have low numbers.
+MAX_INHERITED = 64
 ELECTION_S = 0.5
 RESTART_S = 1.0
 STOP_S = 20.0
 
 
 class Supervisor:
-    """The lock is inherited by the child, so that there is never a second one, not even when a parent is killed: the
-    child lives until its standard input ends."""
+    """The child inherits the lock, so there is never a second indexer, even if the parent is killed: the child runs
+    until its standard input ends."""
 
     def __init__(
         self, folder: Path, command: Sequence[str], greeting: bytes, *, died: Callable[[int], None] = lambda _: None
@@ -40,7 +40,7 @@ class Supervisor:
     async def _run(self) -> None:
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            while not _locked(descriptor):  # noqa: ASYNC110  nobody tells when a lock becomes free
+            while not _locked(descriptor):  # noqa: ASYNC110  flock has no notification
                 await asyncio.sleep(ELECTION_S)
             while True:
                 self._died(await self._child(descriptor))
@@ -49,16 +49,16 @@ class Supervisor:
             os.close(descriptor)
 
     async def _child(self, descriptor: int) -> int:
-        _keep_to_ourselves()
+        _disable_inheritance()
         child = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(descriptor,),
-            start_new_session=True,  # a Ctrl-C in the terminal is for the parent, who then ends the child in order
+            start_new_session=True,  # Ctrl-C goes to the parent only, which stops the child
         )
         assert child.stdin is not None
         try:
-            # One that was killed before it could read: uvloop has an error of its own for that.
+            # The child may be killed before it reads; uvloop raises RuntimeError for that.
             with contextlib.suppress(ConnectionError, RuntimeError):
                 child.stdin.write(self._greeting)
                 await child.stdin.drain()
@@ -74,10 +74,10 @@ class Supervisor:
                     await child.wait()
 
 
-def _keep_to_ourselves() -> None:
-    """A worker was given the port that it serves in a way that its own children would get it, too. They would hold it
-    open while the server stops, and whoever came then would wait instead of being refused."""
-    for descriptor in range(3, GIVEN):
+def _disable_inheritance() -> None:
+    """A worker inherits the listening socket as inheritable, so its children would get it too. They would keep it open
+    while the server stops, and new connections would hang instead of being refused."""
+    for descriptor in range(3, MAX_INHERITED):
         with contextlib.suppress(OSError):
             os.set_inheritable(descriptor, False)
 

@@ -1,4 +1,4 @@
-"""How long a stretch of a text is in its embedder's tokens, and where it may be cut."""
+"""Lengths of text spans in the embedder's tokens, and where a span may be cut."""
 
 import re
 import unicodedata
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from anabranch.domain.contracts import Embedder
 
-STRETCH = 65_536
+SEGMENT = 65_536
 LONG_TOKEN = 100
 LONG_TOKEN_STEP = 8
 MAX_CLUSTER = 32
 _SPACE = re.compile(r"\s")
-# Scripts that are written without spaces and read well when cut between any two characters.
+# Scripts without spaces, which may be cut between any two characters.
 _UNSPACED = re.compile(r"[\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 class Window(NamedTuple):
-    """A stretch that was measured: text[start:end] is exactly so many tokens."""
+    """A measured span: text[start:end] has exactly this many tokens."""
 
     start: int
     end: int
@@ -26,8 +26,8 @@ class Window(NamedTuple):
 
 
 class TokenLengths:
-    """The text is read by the embedder once; `count` sums from that, which is right wherever both ends are between
-    words. `exact` asks the embedder again about the stretch itself: what becomes a chunk is measured with it."""
+    """The text is tokenized once; `count` uses that, which is exact if both ends are between words. `exact` tokenizes
+    the span itself; every chunk is measured with it."""
 
     def __init__(self, text: str, start: int, end: int, embedder: Embedder, size: int) -> None:
         self.text = text
@@ -35,7 +35,7 @@ class TokenLengths:
         self._size = size
         self._starts = array("I")
         while start < end:
-            line = text.find("\n", start + STRETCH, end)
+            line = text.find("\n", start + SEGMENT, end)
             stop = line if line != -1 else end
             self._read(start, stop)
             start = stop
@@ -47,8 +47,8 @@ class TokenLengths:
         return len(self._embedder.tokens(self.text[start:end]))
 
     def fit(self, start: int, fresh: int, end: int, budget: int) -> Window:
-        """The longest window from `start` towards `end` of at most `budget` tokens. What lies before `fresh` is
-        repeated from another window, and goes if nothing else fits; a word is cut only if it does not fit alone."""
+        """The longest window from `start` towards `end` of at most `budget` tokens. Text before `fresh` is overlap, and
+        is dropped if nothing else fits; a word is cut only if it does not fit alone."""
         allowed = budget
         while allowed > 0:
             stop = self._cut(start, fresh, end, allowed)
@@ -68,8 +68,8 @@ class TokenLengths:
             stop = self._visible(start, _between_clusters(self.text, start, middle) or middle)
 
     def after(self, window: Window, end: int, overlap: int) -> tuple[int, int]:
-        """Where the window behind this one begins, and where what is fresh in it begins. The words that it repeats
-        leave room for its first fresh one."""
+        """Where the next window begins, and where its new text begins. The overlap leaves room for the first new
+        word."""
         fresh = self.skip(window.end, end)
         if fresh == end:
             return end, end
@@ -83,13 +83,13 @@ class TokenLengths:
         return min(start, fresh), fresh
 
     def skip(self, position: int, end: int) -> int:
-        """The next position with something visible."""
+        """The next position that is not white space."""
         while position < end and self.text[position].isspace():
             position += 1
         return position
 
     def _word_end(self, position: int, end: int) -> int:
-        """Where the word that begins here ends, as far as it fits."""
+        """The end of the word that begins here, as far as it fits."""
         over = bisect_left(self._starts, position) + self._size
         end = min(end, self._starts[over]) if over < len(self._starts) else end
         unspaced = _UNSPACED.search(self.text, position + 1, end)
@@ -102,11 +102,11 @@ class TokenLengths:
             if high - low <= LONG_TOKEN:
                 self._starts.append(start + low)
             else:
-                # A tokenizer may take a word of any length for one unknown token: a chunk should still have an end.
+                # A tokenizer may map a word of any length to one unknown token; the chunk size must hold nevertheless.
                 self._starts.extend(range(start + low, start + high, LONG_TOKEN_STEP))
 
     def _cut(self, start: int, floor: int, end: int, budget: int) -> int:
-        """Where at most `budget` tokens from `start` end, behind `floor`: between words if it can be."""
+        """The end of at most `budget` tokens from `start`, after `floor`; between words if possible."""
         over = bisect_left(self._starts, start) + budget
         if over >= len(self._starts) or self._starts[over] >= end:
             return end
@@ -122,7 +122,7 @@ class TokenLengths:
         return self._visible(floor, _between_clusters(self.text, floor, limit) or limit)
 
     def _visible(self, floor: int, position: int) -> int:
-        """The same position, before the white space that leads to it."""
+        """The position before the white space that precedes this one."""
         while position > floor + 1 and self.text[position - 1].isspace():
             position -= 1
         return position
@@ -134,7 +134,7 @@ def _is_word_break(text: str, position: int) -> bool:
 
 
 def _between_clusters(text: str, floor: int, position: int) -> int | None:
-    """The nearest position up to this one that keeps a letter with its marks, an emoji in one piece."""
+    """The nearest position up to this one that does not split a grapheme cluster."""
     for nearest in range(position, max(floor, position - MAX_CLUSTER), -1):
         if not _is_joined(text, nearest):
             return nearest

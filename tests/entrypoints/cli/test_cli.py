@@ -99,7 +99,7 @@ def said(ran: Ran) -> str:
 # --- answers
 
 
-async def test_an_answer_and_its_sources(cli: Cli, space: Space) -> None:
+async def test_ask_prints_the_answer_and_its_sources(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/scribe")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("An anabranch is a section of a river that leaves the main stem")
@@ -109,14 +109,14 @@ async def test_an_answer_and_its_sources(cli: Cli, space: Space) -> None:
     assert re.search(r"\d+ ms in all · \d+ ms asking sources · \d+ ms scribe · \d+ tokens", ran.out)
 
 
-async def test_latency_is_the_sources_own(inside: Inside, space: Space) -> None:
+async def test_ask_prints_the_latency_of_each_source(inside: Inside, space: Space) -> None:
     space.source("slow", documents=[Document(title="T", content="Slow words.")], delay_s=0.3)
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/slow", "-s", f"{space.url}/docs", "--retrieve")
     assert int(rows(ran.out)["slow"][2]) >= 300
     assert int(rows(ran.out)["docs"][2]) < 300
 
 
-async def test_a_broken_source_shows_its_reason_and_costs_nothing(inside: Inside, space: Space) -> None:
+async def test_ask_prints_the_error_of_a_failed_source_and_still_answers(inside: Inside, space: Space) -> None:
     sources = [f"{space.url}/docs", f"{space.url}/status-403", f"{space.url}/nobody"]
     ran = await inside("ask", QUESTION, *(word for url in sources for word in ("-s", url)), "-m", f"{space.url}/scribe")
     assert ran.code == 0
@@ -130,7 +130,7 @@ async def test_a_broken_source_shows_its_reason_and_costs_nothing(inside: Inside
     assert "nobody: There is no such endpoint (404)" in ran.out
 
 
-async def test_json_is_one_document(cli: Cli, space: Space) -> None:
+async def test_ask_json_prints_one_document(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/scribe", "--json")
     assert (ran.code, ran.err) == (0, "")
     answer = json.loads(ran.out)
@@ -140,14 +140,14 @@ async def test_json_is_one_document(cli: Cli, space: Space) -> None:
     assert answer["text"][citation["start"] : citation["end"]] == "[docs]"
 
 
-async def test_json_of_a_failure(inside: Inside, space: Space) -> None:
+async def test_ask_json_of_a_failure(inside: Inside, space: Space) -> None:
     model = ("-m", f"{space.url}/status-500")
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", *model, "--json", **ONCE)
     assert ran.code == 1
     assert json.loads(ran.out)["code"] == "generation_failed"
 
 
-async def test_retrieve_prints_documents_and_asks_no_model(inside: Inside, space: Space) -> None:
+async def test_ask_retrieve_prints_passages_and_calls_no_model(inside: Inside, space: Space) -> None:
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve")
     assert ran.code == 0
     assert "0.92 What an anabranch is" in ran.out
@@ -155,12 +155,12 @@ async def test_retrieve_prints_documents_and_asks_no_model(inside: Inside, space
     assert [request.slug for request in space.requests] == ["docs"]
 
 
-async def test_top_k_is_the_limit(inside: Inside, space: Space) -> None:
+async def test_ask_top_k_limits_documents_per_source(inside: Inside, space: Space) -> None:
     await inside("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve", "-k", "2")
     assert space.requests[0].body["limit"] == 2
 
 
-async def test_tokens_go_to_their_owner(inside: Inside, space: Space, tmp_path: Path) -> None:
+async def test_ask_sends_tokens_only_to_their_owner(inside: Inside, space: Space, tmp_path: Path) -> None:
     shelf = [Document(title="Doc", content="Guarded words.")]
     space.source("mine", documents=shelf, token="sat-alice")
     space.source("yours", documents=shelf, token="sat-bob")
@@ -177,7 +177,7 @@ async def test_tokens_go_to_their_owner(inside: Inside, space: Space, tmp_path: 
     assert "sat-" not in ran.out + ran.err
 
 
-async def test_names_on_the_hub(inside: Inside, space: Space) -> None:
+async def test_ask_resolves_names_on_the_hub(inside: Inside, space: Space) -> None:
     async with Hub() as hub:
         hub.publish(owner="alice", slug="docs", url=space.url, type="data_source")
         ran = await inside(
@@ -191,9 +191,7 @@ async def test_names_on_the_hub(inside: Inside, space: Space) -> None:
     assert "'alice/nothing'" in said(missing)
 
 
-async def test_every_configured_source_is_asked_and_the_configured_model_writes(
-    inside: Inside, space: Space, tmp_path: Path
-) -> None:
+async def test_ask_uses_configured_sources_and_model_by_default(inside: Inside, space: Space, tmp_path: Path) -> None:
     config = f"""
         sources:
           rivers: {{url: "{space.url}", slug: docs, owner: alice}}
@@ -208,7 +206,7 @@ async def test_every_configured_source_is_asked_and_the_configured_model_writes(
     assert named.code == 0
 
 
-async def test_without_a_model_the_documents_own_sentences_answer(inside: Inside, space: Space) -> None:
+async def test_ask_without_a_model_answers_extractively(inside: Inside, space: Space) -> None:
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("An anabranch is a section of a river")
@@ -216,7 +214,7 @@ async def test_without_a_model_the_documents_own_sentences_answer(inside: Inside
     assert re.search(r"ms extractive$", ran.out, re.MULTILINE)
 
 
-async def test_nothing_to_ask_is_one_sentence(cli: Cli) -> None:
+async def test_ask_without_any_source_is_an_error(cli: Cli) -> None:
     ran = await cli("ask", QUESTION)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("anabranch: No source is named, and there is no collection.")
@@ -224,7 +222,7 @@ async def test_nothing_to_ask_is_one_sentence(cli: Cli) -> None:
     assert not (cli.home / "data").exists()
 
 
-async def test_nothing_found_is_3_and_says_so(inside: Inside, space: Space) -> None:
+async def test_ask_exits_3_if_nothing_is_found(inside: Inside, space: Space) -> None:
     space.source("empty")
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/empty", "-m", f"{space.url}/scribe")
     assert ran.code == 3
@@ -233,7 +231,7 @@ async def test_nothing_found_is_3_and_says_so(inside: Inside, space: Space) -> N
     assert (await inside("ask", QUESTION, "-s", f"{space.url}/empty", "--retrieve")).code == 3
 
 
-async def test_all_sources_failed_is_3_and_says_why(inside: Inside, space: Space) -> None:
+async def test_ask_exits_3_if_all_sources_fail(inside: Inside, space: Space) -> None:
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/status-500", "-m", f"{space.url}/scribe")
     assert ran.code == 3
     assert "The source did not answer, so there is nothing to answer from." in ran.out
@@ -241,14 +239,14 @@ async def test_all_sources_failed_is_3_and_says_why(inside: Inside, space: Space
     assert rows(ran.out)["status-500"][0] == "✗"
 
 
-async def test_a_model_that_fails_is_1_and_says_why(cli: Cli, space: Space) -> None:
+async def test_ask_exits_1_if_the_model_fails(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500", **ONCE)
     assert (ran.code, ran.out) == (1, "")
     assert "Model generation failed" in ran.err
     assert rows(ran.err)["docs"][3] == "success"
 
 
-async def test_a_model_that_breaks_off_leaves_its_words_and_the_reason(cli: Cli, space: Space) -> None:
+async def test_ask_prints_partial_answer_and_error_of_an_aborted_model(cli: Cli, space: Space) -> None:
     ran = await cli(
         *("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/stream-break"),
         **STREAMING,
@@ -269,7 +267,7 @@ async def test_a_pipe_gets_no_escape_codes_and_no_progress(cli: Cli, space: Spac
     assert "is writing" not in ran.out + ran.err
 
 
-async def test_what_others_wrote_cannot_control_the_terminal(inside: Inside, space: Space) -> None:
+async def test_control_characters_in_answers_are_not_printed(inside: Inside, space: Space) -> None:
     """A document or a model that clears the screen, renames the window or hides text is shown, not obeyed."""
     trick = "\x1b[2J\x1b]0;pwned\x07 hidden \x9b31m red\rover"
     space.source("evil", documents=[Document(title=f"T {trick}", content=f"Words {trick} and more.")])
@@ -282,7 +280,7 @@ async def test_what_others_wrote_cannot_control_the_terminal(inside: Inside, spa
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", ran.out)
 
 
-async def test_markup_of_others_is_text(inside: Inside, space: Space) -> None:
+async def test_rich_markup_in_answers_is_printed_as_text(inside: Inside, space: Space) -> None:
     space.model("painter", reply="[red]Not red[/red] [/] :smile: [docs]")
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/painter")
     assert ran.out.startswith("[red]Not red[/red] [/] :smile: [docs]")
@@ -295,7 +293,7 @@ async def test_an_answer_in_a_pipe_is_not_wrapped(cli: Cli, space: Space) -> Non
     assert ran.out.splitlines()[0].strip() == long.strip()
 
 
-async def test_a_reader_that_leaves_is_no_traceback(cli: Cli, space: Space) -> None:
+async def test_a_closed_pipe_prints_no_traceback(cli: Cli, space: Space) -> None:
     """As in `anabranch ask … | head -1`."""
     arguments = ("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/scribe")
     reader, writer = os.pipe()
@@ -309,7 +307,7 @@ async def test_a_reader_that_leaves_is_no_traceback(cli: Cli, space: Space) -> N
     assert b"Exception ignored" not in err
 
 
-async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, space: Space) -> None:
+async def test_ask_on_an_ascii_terminal(cli: Cli, space: Space) -> None:
     """As a pipe on Windows, where the encoding is not UTF-8."""
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/scribe", PYTHONIOENCODING="ascii")
     assert "Traceback" not in ran.err
@@ -338,7 +336,7 @@ async def test_a_terminal_that_knows_few_characters_gets_an_answer(cli: Cli, spa
         pytest.param(["-s", "URL/docs", "--retrieve", "--config", "broken.yaml"], "broken.yaml", id="broken config"),
     ],
 )
-def test_a_mistake_is_one_sentence(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_errors_are_one_sentence_on_standard_error(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "broken.yaml").write_text("settings: [", encoding="utf-8")
     given = [argument.replace("URL/", f"{NOBODY}/") for argument in arguments]
@@ -346,22 +344,22 @@ def test_a_mistake_is_one_sentence(run: Run, tmp_path: Path, arguments: list[str
     assert words in said(ran)
 
 
-def test_a_hub_that_is_down_is_a_failure_not_a_mistake(run: Run) -> None:
+def test_an_unreachable_hub_exits_1(run: Run) -> None:
     ran = run("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL=NOBODY)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "anabranch: The hub at http://127.0.0.1:1 cannot be asked. No connection could be made.\n"
 
 
-async def test_an_empty_question_is_one_sentence(cli: Cli, space: Space) -> None:
+async def test_an_empty_question_is_an_error(cli: Cli, space: Space) -> None:
     assert "empty" in said(await cli("ask", "  ", "-s", f"{space.url}/docs", "--retrieve"))
 
 
-async def test_a_wrong_variable_is_one_sentence(cli: Cli, space: Space) -> None:
+async def test_an_invalid_environment_variable_is_an_error(cli: Cli, space: Space) -> None:
     ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "--retrieve", AGGREGATOR_TOTAL_TIMEOUT="soon")
     assert said(ran).startswith("AGGREGATOR_TOTAL_TIMEOUT takes a number of seconds above 0")
 
 
-async def test_a_port_in_use_is_one_sentence(cli: Cli) -> None:
+async def test_serve_on_a_port_in_use_is_an_error(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = await cli("serve", "--host", "127.0.0.1", "--port", str(port))
@@ -372,7 +370,7 @@ async def test_a_port_in_use_is_one_sentence(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "arguments", [["ask"], ["ask", QUESTION, "-k", "0"], ["ask", QUESTION, "--nonsense"], ["nonsense"]]
 )
-def test_wrong_usage_is_2_with_a_hint(run: Run, arguments: list[str]) -> None:
+def test_usage_errors_exit_2_with_a_hint(run: Run, arguments: list[str]) -> None:
     ran = run(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert "--help" in ran.err
@@ -389,7 +387,7 @@ def test_help_and_version(run: Run, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("source", "model"), [("hang", "scribe"), ("docs", "hang"), ("docs", "endless")])
-async def test_ctrl_c_ends_it_at_once(cli: Cli, space: Space, source: str, model: str) -> None:
+async def test_ctrl_c_ends_ask_at_once(cli: Cli, space: Space, source: str, model: str) -> None:
     space.model("endless", reply="word " * 10_000, chunk_delay_s=0.01)
     arguments = ("ask", QUESTION, "-s", f"{space.url}/{source}", "-m", f"{space.url}/{model}")
     async with started(*arguments, home=cli.home, variables=STREAMING) as process:

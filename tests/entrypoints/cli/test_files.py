@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.entrypoints.cli.files import FoundFile, find_files, opened
+from anabranch.entrypoints.cli.files import FoundFile, find_files, open_file
 
 
 def put(folder: Path, *names: str) -> None:
@@ -21,17 +21,17 @@ def names(*given: Path) -> list[str]:
 
 
 def read(found: FoundFile) -> bytes:
-    with opened(found) as file:
+    with open_file(found) as file:
         return file.read()
 
 
-def test_a_folder_is_all_that_is_in_it_by_its_path_there(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_named_by_relative_path(tmp_path: Path) -> None:
     put(tmp_path, "b.md", "a/z.txt", "a/y/x.pdf", "a.txt")
     assert names(tmp_path) == ["a.txt", "b.md", "a/z.txt", "a/y/x.pdf"]
     assert names(tmp_path / "a" / "z.txt") == ["z.txt"]
 
 
-def test_what_is_no_document_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_files_that_cannot_be_documents_are_skipped_and_counted(tmp_path: Path) -> None:
     put(tmp_path, "a.txt", ".env", ".git/config", "__pycache__/a.pyc", "node_modules/x/readme.md", "photo.JPG")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "gone").symlink_to("nowhere")
@@ -41,7 +41,7 @@ def test_what_is_no_document_is_left_out_and_counted(tmp_path: Path) -> None:
     assert sought.skipped == {"hidden": 1, ".jpg": 1, "empty": 1, "broken link": 1, "not a file": 1}
 
 
-def test_what_is_named_by_itself_is_meant(tmp_path: Path) -> None:
+def test_a_file_named_on_the_command_line_is_never_skipped(tmp_path: Path) -> None:
     put(tmp_path, ".notes.txt", "photo.jpg")
     assert names(tmp_path / ".notes.txt", tmp_path / "photo.jpg") == [".notes.txt", "photo.jpg"]
 
@@ -75,7 +75,7 @@ def test_links_that_leave_the_folder_are_followed_if_asked(linked: Path) -> None
     assert (sought.leaving, sought.skipped) == ((), {"repeated link": 1})
 
 
-def test_a_link_that_is_named_by_itself_is_followed(linked: Path) -> None:
+def test_a_link_named_on_the_command_line_is_followed(linked: Path) -> None:
     (linked.parent / "way").symlink_to(linked)
     sought = find_files([str(linked.parent / "way"), str(linked / "file.txt")])
     assert [(found.name, read(found)) for found in sought.found] == [
@@ -85,7 +85,7 @@ def test_a_link_that_is_named_by_itself_is_followed(linked: Path) -> None:
     assert sought.leaving == ("chain.txt", "link.txt", "folder")
 
 
-def test_a_folder_whose_name_only_begins_the_same_is_outside(tmp_path: Path) -> None:
+def test_a_folder_with_the_same_name_prefix_is_outside(tmp_path: Path) -> None:
     put(tmp_path, "notes/a.txt", "notes-private/b.txt")
     (tmp_path / "notes" / "b.txt").symlink_to("../notes-private/b.txt")
     assert find_files([str(tmp_path / "notes")]).leaving == ("b.txt",)
@@ -116,7 +116,7 @@ def test_links_within_a_folder_are_followed_but_no_file_is_found_twice(tmp_path:
 
 
 @pytest.mark.parametrize("swapped", ["b/c.txt", "b"])
-def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path: Path, swapped: str) -> None:
+def test_a_file_replaced_by_a_link_is_not_read(tmp_path: Path, swapped: str) -> None:
     put(tmp_path, "a/b/c.txt", "secrets/c.txt")
     (found,) = find_files([str(tmp_path / "a")]).found
     assert read(found) == b"a/b/c.txt"
@@ -127,7 +127,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path: Path, s
         read(found)
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_replaced_by_a_pipe_does_not_block(tmp_path: Path) -> None:
     put(tmp_path, "a.txt")
     (found,) = find_files([str(tmp_path)]).found
     (tmp_path / "a.txt").unlink()
@@ -142,7 +142,7 @@ def test_two_files_of_one_name_are_an_error_and_the_same_one_twice_is_not(tmp_pa
         names(tmp_path / "a", tmp_path / "b")
 
 
-def test_addresses_are_documents_too(tmp_path: Path) -> None:
+def test_urls_are_accepted(tmp_path: Path) -> None:
     put(tmp_path, "a.txt")
     sought = find_files(["https://example.org/a.html", str(tmp_path), "https://example.org/a.html"])
     assert [(found.name, found.path is None) for found in sought.found] == [
@@ -151,13 +151,13 @@ def test_addresses_are_documents_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_name_that_is_no_text_is_made_one(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_decoded(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
     assert names(tmp_path) == ["caf�.txt"]
 
 
 @pytest.mark.parametrize("name", ["missing", "pipe"])
-def test_what_is_neither_file_nor_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_a_path_that_is_neither_file_nor_folder_is_an_error(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=name):
         names(tmp_path / name)

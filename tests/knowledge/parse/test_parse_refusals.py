@@ -87,11 +87,11 @@ def word(text: str = "Hello") -> bytes:
         (b"\x01\x02\x03\x04" * 100, None, "not text"),
     ],
 )
-def test_a_refusal_says_what_to_do(data: bytes, filename: str | None, said: str) -> None:
+def test_unsupported_files_are_refused_with_what_to_do(data: bytes, filename: str | None, said: str) -> None:
     assert said in reason(data, filename)
 
 
-def test_a_text_may_begin_like_something_else() -> None:
+def test_a_text_with_a_magic_number_is_text() -> None:
     for text in ("ID3 tags are", "PAR1 is a magic", "BZh too", "PK is not", "MZ neither", "%PDF is a sign"):
         assert parse(text.encode(), "a.txt", LIMITS).text == text
 
@@ -110,7 +110,9 @@ def test_a_text_may_begin_like_something_else() -> None:
         (word(), "a.docx", {"max_expanded": 1000}, "bytes, more than the limit of 1,000 bytes"),
     ],
 )
-def test_a_file_over_a_limit_is_told_the_limit(data: bytes, filename: str, limits: dict[str, int], said: str) -> None:
+def test_a_file_over_a_limit_is_refused_with_the_limit(
+    data: bytes, filename: str, limits: dict[str, int], said: str
+) -> None:
     assert said in reason(data, filename, **limits)
 
 
@@ -134,7 +136,7 @@ def test_an_xml_bomb_is_not_expanded() -> None:
     assert "declares XML entities" in reason(zipped("word/document.xml", content=bomb))
 
 
-def test_no_file_outside_is_read() -> None:
+def test_external_xml_entities_are_not_read() -> None:
     outside = '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><x><p><t>&e;</t></p></x>'
     assert "declares XML entities" in reason(zipped("word/document.xml", content=outside))
 

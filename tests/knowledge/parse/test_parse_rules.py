@@ -56,19 +56,19 @@ def survives(data: bytes, filename: str, media_type: str | None = None) -> None:
 
 @given(st.binary(max_size=400), st.sampled_from(SUFFIXES))
 @QUICK
-def test_any_bytes(data: bytes, suffix: str) -> None:
+def test_parsing_any_bytes(data: bytes, suffix: str) -> None:
     survives(data, f"a{suffix}")
 
 
 @given(st.text(max_size=400), st.sampled_from(SUFFIXES))
 @QUICK
-def test_any_text(text: str, suffix: str) -> None:
+def test_parsing_any_text(text: str, suffix: str) -> None:
     survives(text.encode("utf-8", "surrogatepass"), f"a{suffix}")
 
 
 @given(st.binary(max_size=50), st.text(max_size=40), st.none() | st.text(max_size=40))
 @QUICK
-def test_any_name(data: bytes, filename: str, media_type: str | None) -> None:
+def test_parsing_any_name(data: bytes, filename: str, media_type: str | None) -> None:
     survives(data, filename, media_type)
     survives(b"\xe9t\xe9 " + data, filename, f"text/html; charset={media_type}")
 
@@ -79,7 +79,7 @@ MARKS += ["\n\n", "===\n", "\t", "words ", "title: x\n", "<div>", "</div>", "\x0
 
 @given(st.lists(st.sampled_from(MARKS), max_size=30).map("".join))
 @settings(QUICK, max_examples=250)
-def test_any_markdown(text: str) -> None:
+def test_parsing_any_markdown(text: str) -> None:
     survives(text.encode(), "a.md")
 
 
@@ -103,7 +103,7 @@ TAGS += [
 
 @given(st.lists(st.sampled_from(TAGS), max_size=40).map("".join))
 @settings(QUICK, max_examples=250)
-def test_any_html(text: str) -> None:
+def test_parsing_any_html(text: str) -> None:
     survives(text.encode(), "a.html")
 
 
@@ -119,7 +119,7 @@ JSON = st.recursive(
 
 @given(JSON, st.booleans())
 @QUICK
-def test_any_json(value: object, escaped: bool) -> None:
+def test_parsing_any_json(value: object, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
     survives(text.encode("utf-8", "surrogatepass"), "a.json")
     survives(f"{text}\n{text}".encode("utf-8", "surrogatepass"), "a.jsonl")
@@ -127,7 +127,7 @@ def test_any_json(value: object, escaped: bool) -> None:
 
 @given(st.lists(st.lists(st.text(max_size=8), max_size=5), max_size=6), st.sampled_from(",;\t|"))
 @QUICK
-def test_any_table(rows: list[list[str]], delimiter: str) -> None:
+def test_parsing_any_table(rows: list[list[str]], delimiter: str) -> None:
     text = "\n".join(delimiter.join(row) for row in rows)
     survives(text.encode("utf-8", "surrogatepass"), "a.csv")
 
@@ -147,7 +147,7 @@ def files() -> dict[str, bytes]:
 
 @given(st.data(), st.sampled_from(["a.docx", "a.pdf"]))
 @settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_any_damage(files: dict[str, bytes], data: st.DataObject, name: str) -> None:
+def test_parsing_any_damage(files: dict[str, bytes], data: st.DataObject, name: str) -> None:
     damaged = bytearray(files[name])
     for _ in range(data.draw(st.integers(1, 20))):
         place = data.draw(st.integers(0, len(damaged) - 1))
@@ -157,7 +157,7 @@ def test_any_damage(files: dict[str, bytes], data: st.DataObject, name: str) -> 
 
 @given(st.lists(st.sampled_from(["p", "r", "t", "tbl", "tr", "tc", "sdt", "ins", "del", "txbxContent"]), max_size=12))
 @QUICK
-def test_any_word_structure(tags: list[str]) -> None:
+def test_parsing_any_word_structure(tags: list[str]) -> None:
     body = "".join(f"<{tag}>" for tag in tags) + "<t>words</t>" + "".join(f"</{tag}>" for tag in reversed(tags))
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:

@@ -46,7 +46,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     await made.close()
 
 
-async def test_files_share_a_child(sandbox: Sandbox) -> None:
+async def test_files_share_a_parser_process(sandbox: Sandbox) -> None:
     assert sandbox.pid is None
     assert (await sandbox.parse(b"# One\n", "a.md")).title == "One"
     first = sandbox.pid
@@ -57,19 +57,19 @@ async def test_files_share_a_child(sandbox: Sandbox) -> None:
     assert sandbox.pid == first
 
 
-async def test_a_large_file_comes_through(sandbox: Sandbox) -> None:
+async def test_a_large_file_is_parsed(sandbox: Sandbox) -> None:
     text = "The river Aare flows through Bern.\n\n" * 100_000
     parsed = await sandbox.parse(text.encode(), "a.txt")
     assert parsed.text == text
     assert len(parsed.blocks) == 100_000
 
 
-async def test_any_name_is_good_enough(sandbox: Sandbox) -> None:
+async def test_invalid_file_names_are_accepted(sandbox: Sandbox) -> None:
     name = os.fsdecode(b"../\xff\xfe/" + b"a" * 5000 + b".md")
     assert (await sandbox.parse(b"# One\n", name, "text/\udcff")).title == "One"
 
 
-async def test_a_crash_fails_its_file_only(sandbox: Sandbox) -> None:
+async def test_a_parser_crash_fails_only_its_file(sandbox: Sandbox) -> None:
     task, child = await at_work(sandbox)
     waiting = asyncio.create_task(sandbox.parse(b"next", "a.txt"))
     child.kill()
@@ -118,7 +118,7 @@ async def test_a_cancelled_file_leaves_no_reply_behind(sandbox: Sandbox) -> None
     assert (await sandbox.parse(b"two", "a.txt")).text == "two"
 
 
-async def test_a_file_cancelled_before_its_turn_disturbs_nobody(sandbox: Sandbox) -> None:
+async def test_cancelling_a_waiting_file_does_not_affect_others(sandbox: Sandbox) -> None:
     first = asyncio.create_task(sandbox.parse(b"one", "a.txt"))
     second = asyncio.create_task(sandbox.parse(b"two", "a.txt"))
     await until(lambda: sandbox.pid is not None)
@@ -129,7 +129,7 @@ async def test_a_file_cancelled_before_its_turn_disturbs_nobody(sandbox: Sandbox
     assert sandbox.pid == pid
 
 
-async def test_a_file_over_the_limit_starts_nothing() -> None:
+async def test_a_file_over_the_limit_starts_no_process() -> None:
     sandbox = Sandbox(ParseLimits(max_bytes=10))
     with pytest.raises(Unprocessable, match="has 11 bytes, more than the limit of 10 bytes"):
         await sandbox.parse(b"x" * 11, "a.txt")

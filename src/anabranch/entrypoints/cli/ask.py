@@ -1,4 +1,4 @@
-"""`anabranch ask`: a question, the answer as it streams, and what it stands on."""
+"""`anabranch ask`: ask a question, stream the answer, and show its sources."""
 
 import asyncio
 import sys
@@ -11,8 +11,8 @@ from anabranch.app import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Endpoint, Until, Value
-from anabranch.entrypoints.cli.ask_output import AskScreen, QuietScreen
-from anabranch.entrypoints.cli.options import config_option, configured, json_option
+from anabranch.entrypoints.cli.ask_output import AskScreen, JsonScreen
+from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR
 
 
@@ -33,14 +33,14 @@ class Inquiry(Value):
     "sources",
     multiple=True,
     metavar="SOURCE",
-    help="A collection, a configured source, an MCP server, URL/slug, or owner/slug on the hub. Repeat for more "
+    help="A collection, a configured source, an MCP server, URL/slug, or owner/slug on the hub; repeatable "
     "[default: every collection and every configured source].",
 )
 @click.option(
     "-m",
     "--model",
     metavar="MODEL",
-    help="URL/slug, owner/slug on the hub, a configured name, or 'extractive', which quotes the documents and needs no "
+    help="URL/slug, owner/slug on the hub, a configured name, or 'extractive', which quotes the documents without a "
     "model [default: the configured one, else extractive].",
 )
 @click.option(
@@ -52,9 +52,9 @@ class Inquiry(Value):
     help="A token for an owner's endpoints; OWNER=@FILE reads it from a file. Give a URL's owner as OWNER@URL/slug.",
 )
 @click.option("-k", "--top-k", type=click.IntRange(min=1), help="Documents per source.")
-@click.option("--retrieve", is_flag=True, help="Only find documents: no model, no answer.")
+@click.option("--retrieve", is_flag=True, help="Only retrieve passages; do not generate an answer.")
 @json_option
-@config_option
+@settings_option
 def command(
     question: str,
     sources: tuple[str, ...],
@@ -63,13 +63,12 @@ def command(
     top_k: int | None,
     retrieve: bool,
     as_json: bool,
-    config: Path | None,
+    settings: Settings,
 ) -> None:
-    """Ask a QUESTION; the answer streams in, with its sources below it.
+    """Ask a QUESTION; the answer is streamed, with its sources below it.
 
-    The exit status is 0 for an answer, 1 for a failure, 3 when nothing was found to answer from.
+    The exit status is 0 for an answer, 1 for a failure, 3 if no source has anything to answer from.
     """
-    settings = configured(config)
     inquiry = Inquiry(
         question=question,
         sources=sources or None,
@@ -82,7 +81,7 @@ def command(
 
 
 async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
-    """The exit status."""
+    """Print the answer; returns the exit status."""
     async with (
         Anabranch.open(settings=settings) as anabranch,
         anabranch.stream(
@@ -94,7 +93,7 @@ async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
             until=Until.MERGE if inquiry.retrieve else Until.GENERATE,
         ) as events,
     ):
-        screen: AskScreen | QuietScreen = QuietScreen() if as_json else AskScreen()
+        screen: AskScreen | JsonScreen = JsonScreen() if as_json else AskScreen()
         with screen:
             async for event in events:
                 screen.show(event)
@@ -102,13 +101,13 @@ async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
 
 
 async def _sources(anabranch: Anabranch) -> Sequence[Endpoint] | None:
-    """None is everything there is, collections included."""
+    """None for all sources, collections included."""
     if anabranch.knowledge.exists and await (await anabranch.knowledge()).collections(OPERATOR):
         return None
     if not anabranch.settings.sources:
         raise ConfigurationError(
-            "No source is named, and there is no collection. Name a source with --source or in anabranch.yaml, or take "
-            "documents in with: anabranch ingest FOLDER --collection NAME"
+            "No source is named, and there is no collection. Name a source with --source or in anabranch.yaml, or "
+            "ingest documents with: anabranch ingest FOLDER --collection NAME"
         )
     return tuple(anabranch.settings.sources.values())
 

@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, wrapped at words as it is printed."""
+"""The output of `anabranch ask`: progress, the streamed answer, sources and citations, or JSON."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ PIECE = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class WordWrap:
-    """Writes each word once it is whole, on a new line where the old one has no room. Without a width nothing is
-    wrapped, and nothing is held back."""
+    """Wraps streamed text: writes each word once it is complete, on a new line if it does not fit. Without a width,
+    text is written unchanged at once."""
 
     def __init__(self, write: Callable[[str], None], width: int | None) -> None:
         self._write = write
@@ -70,13 +70,13 @@ class WordWrap:
 SNIPPET = 160
 
 
-class QuietScreen:
-    """Prints nothing until the end, and then JSON."""
+class JsonScreen:
+    """Prints the answer as JSON at the end."""
 
     def __init__(self) -> None:
         self._end: Answered | Failed | None = None
 
-    def __enter__(self) -> "QuietScreen":
+    def __enter__(self) -> "JsonScreen":
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -93,7 +93,7 @@ class QuietScreen:
 
 
 class AskScreen:
-    """A terminal: sources with spinners, then the answer word by word, then the table."""
+    """Prints sources with spinners, then the streamed answer, then a table of sources and the citations."""
 
     def __init__(self) -> None:
         self._console = output(wrapped=True)
@@ -102,9 +102,9 @@ class AskScreen:
         self._paths: tuple[str, ...] = ()
         self._replies: dict[int, SourceReply] = {}
         self._spinners: dict[int, Spinner] = {}
-        self._writing: Spinner | None = None
-        self._flow = WordWrap(self._write, self._console.width if self._console.is_terminal else None)
-        self._spoke = False
+        self._generating: Spinner | None = None
+        self._wrap = WordWrap(self._write, self._console.width if self._console.is_terminal else None)
+        self._streamed = False
         self._end: Answered | Failed | None = None
 
     def __enter__(self) -> "AskScreen":
@@ -124,19 +124,19 @@ class AskScreen:
             case RetrievalFinished():
                 pass
             case GenerationStarted():
-                self._writing = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
+                self._generating = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
             case Token():
-                self._speak(event.text)
+                self._stream(event.text)
             case Answered() | Failed():
                 self._end = event
-        if not self._spoke:
+        if not self._streamed:
             self._live.update(self._progress())
 
-    def _speak(self, text: str) -> None:
-        if not self._spoke:
-            self._spoke = True
+    def _stream(self, text: str) -> None:
+        if not self._streamed:
+            self._streamed = True
             self._live.stop()
-        self._flow.feed(printable(text))
+        self._wrap.feed(printable(text))
 
     def _write(self, text: str) -> None:
         self._console.print(Text(text), end="", soft_wrap=True)
@@ -149,16 +149,16 @@ class AskScreen:
                 rows.add_row(self._spinners[index], Text(path), Text("asking", style="dim"))
             else:
                 rows.add_row(_sign(reply), Text(path), _outcome(reply))
-        return Group(rows, self._writing) if self._writing is not None and self._end is None else rows
+        return Group(rows, self._generating) if self._generating is not None and self._end is None else rows
 
     def finish(self) -> int:
-        if self._spoke:
-            self._flow.end()
+        if self._streamed:
+            self._wrap.end()
             self._console.print()
         match self._end:
             case Answered(answer=answer):
                 self._sources(self._console, answer.replies)
-                self._evidence(answer)
+                self._citations(answer)
                 self._console.print()
                 self._console.print(_summary(answer))
             case Failed(message=message):
@@ -178,8 +178,8 @@ class AskScreen:
                 reason = Text.assemble((printable(reply.path), "bold"), ": ", (printable(reply.error), "yellow"))
                 console.print(Padding(reason, (0, 0, 0, 3), expand=False))
 
-    def _evidence(self, answer: Answer) -> None:
-        """The words behind each mark, or, without an answer, what was found."""
+    def _citations(self, answer: Answer) -> None:
+        """The quoted text of each citation or, without an answer, the passages."""
         if answer.citations or answer.passages:
             self._console.print()
         if answer.citations:
@@ -197,7 +197,7 @@ class AskScreen:
                 self._quote(f"[{passage.source}]", passage, passage.text, f"{passage.score:.2f} ")
 
     def _quote(self, mark: str, passage: Passage, text: str, score: str = "") -> None:
-        """A mark as it stands in the answer, then what it stands for."""
+        """A citation mark and the text that it refers to."""
         words = flat(text)
         shown = words if len(words) <= SNIPPET else words[: SNIPPET - 1] + "…"
         named = "" if flat(passage.source) in flat(mark) else flat(passage.source)

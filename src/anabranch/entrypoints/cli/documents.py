@@ -1,89 +1,67 @@
-"""`anabranch documents`: listed, shown, deleted, and who may see them."""
+"""`anabranch documents`: list, show and delete documents, and change their permissions."""
 
-import asyncio
 import io
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.model import Value
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
-    config_option,
-    configured,
     json_option,
     permission_options,
     permissions_given,
+    settings_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, knowledge, require_records
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, run
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
     moment,
     notes,
-    output,
+    permissions_text,
     print_fields,
-    print_json,
-    print_table,
+    print_list,
+    print_result,
     printable,
     size,
 )
-from anabranch.knowledge.model import Permissions, StoredDocument
+from anabranch.knowledge.model import StoredDocument
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
 
-T = TypeVar("T")
-
 PAGE = 500
-
-
-class DocumentView(Value):
-    """A document as `--json` gives it."""
-
-    id: str
-    title: str
-    owner: str
-    source: str
-    filename: str | None
-    url: str | None
-    metadata: dict[str, Any]
-    permissions: Permissions
-    chunks: int
-    tokens: int
-    bytes: int
-    pages: int | None
-    content_hash: str
-    created_at: str
-    updated_at: str
-    content: str | None = None
 
 
 @click.group("documents", cls=ListsByDefault)
 def group() -> None:
-    """List, show and delete documents, and say who may see them."""
+    """List, show and delete documents, and change their permissions."""
 
 
 @group.command("list")
-@click.option("-c", "--collection", metavar="NAME", help="Only those of this collection.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("-c", "--collection", metavar="NAME", help="Only documents of this collection.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of documents.")
 @json_option
-@config_option
-def listed(collection: str | None, limit: int | None, as_json: bool, config: Path | None) -> None:
-    """The documents, in the order in which they came."""
-    settings = configured(config)
-    found, total = _run(settings, lambda room: _listed(room, collection, limit)) if exist(settings) else ([], 0)
-    if as_json:
-        print_json([_view(one) for one in found])
-        return
-    if found:
-        rows = [(one.title, one.chunk_count, one.permissions.visibility, one.id) for one in found]
-        print_table(("document", "chunks", "visibility", "id"), rows)
-    if len(found) < total or not found:
+@settings_option
+def listed(collection: str | None, limit: int | None, as_json: bool, settings: Settings) -> None:
+    """List documents, oldest first."""
+    found: list[StoredDocument] = []
+    total = 0
+    if exist(settings):
+        found, total = run(settings, lambda knowledge: _listed(knowledge, collection, limit))
+    print_list(
+        [_view(one) for one in found],
+        {
+            "document": lambda one: one["title"],
+            "chunks": lambda one: one["chunks"],
+            "visibility": lambda one: one["permissions"].visibility,
+            "id": lambda one: one["id"],
+        },
+        as_json=as_json,
+    )
+    if not as_json and (len(found) < total or not found):
         notes().print(f"{len(found):,} of {counted(total, 'document')}.")
 
 
@@ -91,75 +69,78 @@ def listed(collection: str | None, limit: int | None, as_json: bool, config: Pat
 @click.argument("identifier", metavar="ID")
 @click.option("--content", is_flag=True, help="Print the document's text.")
 @json_option
-@config_option
-def show(identifier: str, content: bool, as_json: bool, config: Path | None) -> None:
-    """What is known of a document, or its text."""
-    settings = configured(config)
-    require_records(settings)
-    found = _run(settings, lambda room: room.document(OPERATOR, identifier, content=content))
-    if as_json:
-        print_json(_view(found))
-    elif content:
+@settings_option
+def show(identifier: str, content: bool, as_json: bool, settings: Settings) -> None:
+    """Show the properties of a document, or its text."""
+    found = run(settings, lambda knowledge: knowledge.document(OPERATOR, identifier, content=content))
+    if content and not as_json:
         _write(found.content or "")
-    else:
-        _print(found)
+        return
+    fields = [
+        ("title", found.title),
+        ("id", found.id),
+        ("owner", found.owner),
+        ("file", found.filename),
+        ("address", found.url),
+        *((name, str(value)) for name, value in found.metadata.items()),
+        ("visibility", permissions_text(found.permissions)),
+        ("pages", found.pages),
+        ("chunks", found.chunk_count),
+        ("tokens", found.tokens),
+        ("size", size(found.size)),
+        ("created", moment(found.created_at)),
+        ("updated", moment(found.updated_at)),
+    ]
+    print_fields(_view(found), fields, as_json=as_json)
 
 
 @group.command()
 @click.argument("identifier", metavar="ID")
 @json_option
-@config_option
-def delete(identifier: str, as_json: bool, config: Path | None) -> None:
-    """Delete a document; from now on nobody finds it."""
-    settings = configured(config)
-    require_records(settings)
-    gone = _run(settings, lambda room: room.delete_document(OPERATOR, identifier))
-    if as_json:
-        print_json({"id": identifier, "chunks": gone})
-    else:
-        output().print(f"Deleted {flat(identifier)} and its {counted(gone, 'chunk')}.")
+@settings_option
+def delete(identifier: str, as_json: bool, settings: Settings) -> None:
+    """Delete a document; the next search no longer finds it."""
+    deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, identifier))
+    print_result(
+        {"id": identifier, "chunks": deleted},
+        f"Deleted {flat(identifier)} and its {counted(deleted, 'chunk')}.",
+        as_json=as_json,
+    )
 
 
 @group.command()
 @click.argument("identifier", metavar="ID")
 @permission_options
 @json_option
-@config_option
+@settings_option
 def permissions(
     identifier: str,
     visibility: str | None,
     users: tuple[str, ...],
     groups: tuple[str, ...],
     as_json: bool,
-    config: Path | None,
+    settings: Settings,
 ) -> None:
-    """Say who may see a document; it holds from the next question on."""
-    settings = configured(config)
+    """Change who may see a document; the next question sees the change."""
     chosen = permissions_given(visibility, users, groups)
     if chosen is None:
-        raise click.UsageError("Say who may see it with --visibility, --user or --group.")
-    require_records(settings)
-    changed = _run(settings, lambda room: room.describe(OPERATOR, identifier, permissions=chosen))
-    if as_json:
-        print_json(_view(changed))
-    else:
-        output().print(f"{flat(changed.title)} is {_seen_by(changed.permissions)} now.")
+        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, identifier, permissions=chosen))
+    print_result(
+        _view(changed),
+        f"{flat(changed.title)} is {flat(permissions_text(changed.permissions))} now.",
+        as_json=as_json,
+    )
 
 
-def _run(settings: Settings, work: "Callable[[Knowledge], Awaitable[T]]") -> T:
-    async def run() -> T:
-        async with knowledge(settings) as room:
-            return await work(room)
-
-    return asyncio.run(run())
-
-
-async def _listed(room: "Knowledge", collection: str | None, limit: int | None) -> tuple[list[StoredDocument], int]:
+async def _listed(
+    knowledge: "Knowledge", collection: str | None, limit: int | None
+) -> tuple[list[StoredDocument], int]:
     found: list[StoredDocument] = []
     after, total = 0, 1
     while len(found) < (total if limit is None else min(limit, total)):
         wanted = PAGE if limit is None else min(PAGE, limit - len(found))
-        page, total = await room.documents(OPERATOR, collection, after, wanted)
+        page, total = await knowledge.documents(OPERATOR, collection, after, wanted)
         if not page:
             break
         found += page
@@ -167,53 +148,30 @@ async def _listed(room: "Knowledge", collection: str | None, limit: int | None) 
     return found, total
 
 
-def _view(one: StoredDocument) -> DocumentView:
-    return DocumentView(
-        id=one.id,
-        title=one.title,
-        owner=one.owner,
-        source=one.source,
-        filename=one.filename,
-        url=one.url,
-        metadata=dict(one.metadata),
-        permissions=one.permissions,
-        chunks=one.chunk_count,
-        tokens=one.tokens,
-        bytes=one.size,
-        pages=one.pages,
-        content_hash=one.content_hash,
-        created_at=moment(one.created_at),
-        updated_at=moment(one.updated_at),
-        content=one.content,
-    )
-
-
-def _print(one: StoredDocument) -> None:
-    fields: list[tuple[str, str | int | None]] = [
-        ("title", one.title),
-        ("id", one.id),
-        ("owner", one.owner or None),
-        ("file", one.filename),
-        ("address", one.url),
-        *((name, str(value)) for name, value in one.metadata.items()),
-        ("visibility", _seen_by(one.permissions)),
-        ("pages", one.pages),
-        ("chunks", one.chunk_count),
-        ("tokens", one.tokens),
-        ("size", size(one.size)),
-        ("created", moment(one.created_at)),
-        ("updated", moment(one.updated_at)),
-    ]
-    print_fields([(flat(name), value) for name, value in fields if value is not None])
-
-
-def _seen_by(permissions: Permissions) -> str:
-    named = (*permissions.allowed_users, *(f"group {name}" for name in permissions.allowed_groups))
-    return permissions.visibility + (f" ({', '.join(flat(name) for name in named)})" if named else "")
+def _view(one: StoredDocument) -> dict[str, Any]:
+    """A document as `--json` prints it."""
+    return {
+        "id": one.id,
+        "title": one.title,
+        "owner": one.owner,
+        "source": one.source,
+        "filename": one.filename,
+        "url": one.url,
+        "metadata": one.metadata,
+        "permissions": one.permissions,
+        "chunks": one.chunk_count,
+        "tokens": one.tokens,
+        "bytes": one.size,
+        "pages": one.pages,
+        "content_hash": one.content_hash,
+        "created_at": moment(one.created_at),
+        "updated_at": moment(one.updated_at),
+        "content": one.content,
+    }
 
 
 def _write(text: str) -> None:
-    """As it is into a pipe, made safe for a terminal."""
+    """Unchanged into a pipe; made safe for a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(printable(text.expandtabs(4)) if sys.stdout.isatty() else text)

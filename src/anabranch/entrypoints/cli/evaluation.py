@@ -1,4 +1,4 @@
-"""A bar chart of an evaluation, as SVG."""
+"""`anabranch eval retrieval`: nDCG, recall and MRR of each search stage, as a table, JSON and an SVG bar chart."""
 
 import asyncio
 import tempfile
@@ -12,17 +12,14 @@ from xml.sax.saxutils import escape
 import click
 import msgspec
 
-from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.options import chunking_given, chunking_options, config_option, configured, json_option
-from anabranch.entrypoints.cli.resources import OPERATOR, embedding, knowledge, require_model
+from anabranch.entrypoints.cli.options import chunking_given, chunking_options, json_option, settings_option
+from anabranch.entrypoints.cli.resources import OPERATOR, embedding, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
-from anabranch.knowledge.evaluate import Measures, Stage
 from anabranch.knowledge.model import NewDocument
 from anabranch.knowledge.parsed import Chunking
-from anabranch.knowledge.records import jobs
 
 if TYPE_CHECKING:
     from anabranch.knowledge.evaluate import Dataset, Measures, Stage
@@ -34,7 +31,7 @@ LEFT, TOP, HEIGHT, BAR, GAP = 50, 60, 220, 26, 30
 
 
 def chart(title: str, measured: "Mapping[Stage, Measures]") -> str:
-    """A group of bars for each measure, a bar for each stage."""
+    """An SVG bar chart: one group per measure, one bar per stage."""
     group = BAR * len(measured) + GAP
     width = LEFT + group * len(NAMES) + GAP
     parts = [
@@ -73,8 +70,8 @@ BATCH = 500
 POLL_S = 0.2
 
 
-class Results(Value):
-    """What was measured, and of what, as `--json` and results.json give it."""
+class EvaluationResults(Value):
+    """The measures and what they were taken on, as `--json` and results.json have them."""
 
     dataset: str
     embedder: str
@@ -89,7 +86,7 @@ class Results(Value):
 
 @click.group("eval")
 def group() -> None:
-    """Measure how well things are found."""
+    """Evaluate the search."""
 
 
 @group.command()
@@ -99,11 +96,16 @@ def group() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv.",
 )
-@click.option("--stages", default=",".join(STAGES), show_default=True, help="Which to measure.")
+@click.option("--stages", default=",".join(STAGES), show_default=True, help="Search stages to measure.")
 @chunking_options
-@click.option("--output", "into", type=click.Path(file_okay=False, path_type=Path), help="Also results.json and .svg.")
+@click.option(
+    "--output",
+    "into",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder for results.json and results.svg.",
+)
 @json_option
-@config_option
+@settings_option
 def retrieval(
     dataset: Path,
     stages: str,
@@ -112,18 +114,17 @@ def retrieval(
     overlap: int | None,
     into: Path | None,
     as_json: bool,
-    config: Path | None,
+    settings: Settings,
 ) -> None:
     """Measure how well each stage of the search ranks a test collection.
 
-    The documents are taken into a temporary folder, with the configured embedder.
+    The documents are ingested into a temporary folder, with the configured embedder.
     """
     from anabranch.knowledge.evaluate import read  # noqa: PLC0415  numpy loads only where it is needed
 
-    settings = configured(config)
     named = [stage.strip() for stage in stages.split(",") if stage.strip()]
     if not named or not set(named) <= set(STAGES):
-        raise click.UsageError(f"--stages takes some of {', '.join(STAGES)}.")
+        raise click.UsageError(f"--stages takes a comma-separated list of {', '.join(STAGES)}.")
     chosen: Any = [stage for stage in STAGES if stage in named]
     require_model(settings)
     test = read(dataset)
@@ -138,35 +139,39 @@ def retrieval(
     _show(results, as_json=as_json)
 
 
-async def _evaluate(settings: Settings, test: "Dataset", stages: "Sequence[Stage]", chunking: Chunking) -> Results:
+async def _evaluate(
+    settings: Settings, test: "Dataset", stages: "Sequence[Stage]", chunking: Chunking
+) -> EvaluationResults:
     from anabranch.knowledge.evaluate import evaluate  # noqa: PLC0415
-    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
     from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
 
-    async with knowledge(settings) as room, embedding(settings, threads=settings.embedding_threads) as embedder:
+    async with (
+        knowledge(settings) as opened,
+        embedding(settings, threads=settings.embedding_threads) as embedder,
+    ):
         begin = time.perf_counter()
-        await room.create_collection(OPERATOR, "test", chunking=chunking)
-        with progress(f"Taking in {flat(test.name)}", unit="documents") as advance:
-            await _take_in(room, settings, test, advance)
-        taken = time.perf_counter()
-        reader = IndexReader(Generations(folder_of(settings) / "index"))
-        with progress("Asking", unit="queries") as advance:
-            measured = await evaluate(room.database, reader, embedder, test, stages, advance)
-        counts = await room.collection(OPERATOR, "test")
-        return Results(
+        await opened.create_collection(OPERATOR, "test", chunking=chunking)
+        with progress(f"Ingesting {flat(test.name)}", unit="documents") as advance:
+            await _ingest(opened, settings, test, advance)
+        ingested = time.perf_counter()
+        with progress("Searching", unit="queries") as advance, records(settings) as database:
+            reader = IndexReader(index_of(settings))
+            measured = await evaluate(database, reader, embedder, test, stages, advance)
+        counts = await opened.collection(OPERATOR, "test")
+        return EvaluationResults(
             dataset=test.name,
             embedder=embedder.name,
             chunking=counts.collection.settings.chunking,
             documents=counts.documents,
             chunks=counts.chunks,
             queries=max((measures.queries for measures in measured.values()), default=0),
-            ingest_s=round(taken - begin, 1),
-            ask_s=round(time.perf_counter() - taken, 1),
+            ingest_s=round(ingested - begin, 1),
+            ask_s=round(time.perf_counter() - ingested, 1),
             stages=measured,
         )
 
 
-async def _take_in(room: "Knowledge", settings: Settings, test: "Dataset", advance: Advance) -> None:
+async def _ingest(opened: "Knowledge", settings: Settings, test: "Dataset", advance: Advance) -> None:
     from anabranch.app.indexer import indexer  # noqa: PLC0415
 
     documents = [
@@ -177,40 +182,39 @@ async def _take_in(room: "Knowledge", settings: Settings, test: "Dataset", advan
     if not documents:
         raise ConfigurationError(f"There is no document with text in {test.name}.")
     accepted = [
-        await room.ingest(OPERATOR, "test", documents[at : at + BATCH]) for at in range(0, len(documents), BATCH)
+        await opened.ingest(OPERATOR, "test", documents[at : at + BATCH]) for at in range(0, len(documents), BATCH)
     ]
 
     async def watch() -> None:
         while True:
-            advance(len(documents) - await room.database.read(jobs.waiting), len(documents))
+            advance(len(documents) - await opened.waiting(), len(documents))
             await asyncio.sleep(POLL_S)
 
-    async with indexer(settings) as taking:
+    async with indexer(settings) as indexing:
         watching = asyncio.create_task(watch())
         try:
-            await taking.drain()
+            await indexing.drain()
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
-    ended = [item for job in accepted for item in (await room.job(OPERATOR, job)).items]
+    ended = [item for job in accepted for item in (await opened.job(OPERATOR, job)).items]
     failed = [item for item in ended if item.status == "failed"]
     if failed:
         notes().print(f"{counted(len(failed), 'document')} failed; the first: {flat(failed[0].error or '')}")
     if len(failed) == len(ended):
-        raise AnabranchError("No document of the dataset could be taken in.")
+        raise AnabranchError("No document of the dataset could be ingested.")
 
 
 def _prepare(folder: Path) -> None:
-    """Before the work, so that it is not for nothing."""
+    """Create the output folder before the work, so that it is not lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"--output: {folder} cannot be made ({error.strerror}).") from None
+        raise ConfigurationError(f"--output: {folder} cannot be created ({error.strerror}).") from None
 
 
-def _write(folder: Path, results: Results) -> None:
-
+def _write(folder: Path, results: EvaluationResults) -> None:
     title = f"{results.dataset}: {results.embedder}, {results.chunking.strategy} chunks of {results.chunking.size}"
     try:
         (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
@@ -219,7 +223,7 @@ def _write(folder: Path, results: Results) -> None:
         raise ConfigurationError(f"--output: {folder} cannot be written to ({error.strerror}).") from None
 
 
-def _show(results: Results, *, as_json: bool) -> None:
+def _show(results: EvaluationResults, *, as_json: bool) -> None:
     if as_json:
         print_json(results)
         return
@@ -233,6 +237,6 @@ def _show(results: Results, *, as_json: bool) -> None:
     cut = results.chunking
     output().print(
         f"{results.dataset}: {counted(results.documents, 'document')} in {counted(results.chunks, 'chunk')} "
-        f"({cut.strategy}, {cut.size}) taken in in {results.ingest_s:.0f} s, {results.queries:,} queries in "
+        f"({cut.strategy}, {cut.size}) ingested in {results.ingest_s:.0f} s, {results.queries:,} queries in "
         f"{results.ask_s:.0f} s, {results.embedder}"
     )

@@ -1,4 +1,4 @@
-"""Which files an ingest means: folders walked through, what cannot be a document left out, each under its own name."""
+"""The files to ingest: folders are walked, files that cannot be documents are skipped, each file gets a unique name."""
 
 import os
 import stat
@@ -11,20 +11,20 @@ from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.network.outbound import parse
 
 SCHEMES = ("http://", "https://")
-FOLDERS = frozenset({"__pycache__", "node_modules"})
-# In a folder these are company, not documents. What a person could have meant (a presentation, a workbook) is tried,
-# so that they are told what to do about it; so is everything that is named by itself.
-_COMPANY = (
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
+# Suffixes that are skipped in a folder. Presentations and workbooks are tried, so that the user gets an error that says
+# what to do about them; so is every file that is named on the command line.
+_SKIPPED_SUFFIXES = (
     ".png .jpg .jpeg .gif .bmp .ico .svg .tif .tiff .webp .heic .mp3 .mp4 .m4a .mov .avi .mkv .wav .ogg .flac .webm "
     ".zip .gz .bz2 .xz .7z .rar .tar .tgz .jar .whl .exe .dll .so .dylib .o .a .class .pyc .bin .dat .db .sqlite "
     ".woff .woff2 .ttf .otf .eot .lock .map .swp .tmp .bak"
 )
-COMPANY = frozenset(_COMPANY.split())
+SKIPPED_SUFFIXES = frozenset(_SKIPPED_SUFFIXES.split())
 
 
 class FoundFile(NamedTuple):
-    """A document by the name that tells it from the others: its path below the folder that was given, its file name,
-    or its address (then there is no path). `inside` is the folder that the file must be in when it is opened."""
+    """A document and its unique name: its path in the given folder, its file name, or its URL (then there is no path).
+    `inside` is the folder that the file must be in when it is opened."""
 
     name: str
     path: Path | None = None
@@ -32,7 +32,7 @@ class FoundFile(NamedTuple):
 
 
 class FoundFiles(NamedTuple):
-    """`skipped` counts what was left out, by the reason; `leaving` names the symbolic links that leave the folder."""
+    """`skipped` counts skipped files by reason; `leaving` names the symbolic links that leave the folder."""
 
     found: tuple[FoundFile, ...]
     skipped: Counter[str]
@@ -40,8 +40,8 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(given: Sequence[str], *, follow_links: bool = False) -> FoundFiles:
-    """Everything that the arguments mean, in order. Two files of one name would replace each other, so that is an
-    error; the same file twice is not."""
+    """All files and URLs that the arguments name, in order. Two different files of one name would replace each other:
+    that is an error."""
     search = _Search(follow_links)
     by_name: dict[str, FoundFile] = {}
     for one in given:
@@ -56,9 +56,9 @@ def find_files(given: Sequence[str], *, follow_links: bool = False) -> FoundFile
     return FoundFiles(tuple(by_name.values()), search.skipped, leaving)
 
 
-def opened(found: FoundFile) -> BinaryIO:
-    """The file for reading. In a folder, no symbolic link is followed on the way: the path was resolved when the folder
-    was walked through, so whatever is a link now was put there since."""
+def open_file(found: FoundFile) -> BinaryIO:
+    """Open a file for reading. Inside a folder no symbolic link is followed: the path was resolved when the folder was
+    walked, so a link on it was created since."""
     assert found.path is not None
     if found.inside is None:
         return found.path.open("rb")
@@ -69,7 +69,7 @@ def opened(found: FoundFile) -> BinaryIO:
             below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = below
-        # Without O_NONBLOCK, a pipe that took the file's place would wait for somebody to write to it.
+        # Without O_NONBLOCK, a pipe that took the file's place would block until something is written to it.
         return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb")
     finally:
         os.close(at)
@@ -90,7 +90,7 @@ class _Search:
         self.leaving: list[str] = []
 
     def files(self, given: Path) -> Iterator[FoundFile]:
-        """What is given by name is meant, also where it is a symbolic link."""
+        """A path given on the command line is followed, even if it is a symbolic link."""
         try:
             mode = given.stat().st_mode
         except OSError as error:
@@ -105,8 +105,8 @@ class _Search:
             raise ConfigurationError(f"{given} is neither a file nor a folder.")
 
     def _walk(self, top: Path) -> Iterator[tuple[Path, Path]]:
-        """The files of a folder, each once: the name and the resolved path. Links wait until all else is found, so that
-        a file is known by its own path if it has one in the folder."""
+        """The name and resolved path of each file in a folder, once. Links come last, so that a file is named for its
+        own path if that is in the folder."""
         seen: set[Path] = set()
         waiting = deque([(Path(), top)])
         while waiting:
@@ -118,12 +118,12 @@ class _Search:
                 below = name / path.relative_to(target)
                 if path.is_symlink():
                     waiting.extend(self._followed(below, path, top))
-                elif path not in seen and self._takes(_unfit(path)):
+                elif path not in seen and self._accepts(_skip_by_content(path)):
                     seen.add(path)
                     yield below, path
 
     def _entries(self, top: Path, seen: set[Path]) -> Iterator[Path]:
-        """The files below a folder, and the links to folders; what is below folders that were seen is left out."""
+        """The files below a folder and the links to folders, without folders that were seen already."""
 
         def unreadable(_: OSError) -> None:
             self.skipped["folder that cannot be read"] += 1
@@ -134,12 +134,12 @@ class _Search:
                 folders.clear()
                 continue
             seen.add(here)
-            yield from (here / name for name in sorted(names) if self._takes(_company(name)))
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in FOLDERS)
+            yield from (here / name for name in sorted(names) if self._accepts(_skip_by_name(name)))
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS)
             yield from (here / name for name in folders if (here / name).is_symlink())
 
     def _followed(self, name: Path, link: Path, top: Path) -> Sequence[tuple[Path, Path]]:
-        """The name and the target of a link, if it may be followed. However long the chain, its end decides."""
+        """The name and target of a link that may be followed. The end of a chain of links decides."""
         try:
             target = Path(os.path.realpath(link, strict=True))
         except OSError:
@@ -150,31 +150,31 @@ class _Search:
         self.leaving.append(_name(name))
         return ()
 
-    def _takes(self, reason: str | None) -> bool:
+    def _accepts(self, reason: str | None) -> bool:
         if reason is not None:
             self.skipped[reason] += 1
         return reason is None
 
 
-def _company(name: str) -> str | None:
-    """The reason why a file in a folder cannot be a document, going by its name."""
+def _skip_by_name(name: str) -> str | None:
+    """The reason to skip a file because of its name, or None."""
     if name.startswith("."):
         return "hidden"
     suffix = Path(name).suffix.lower()
-    return suffix if suffix in COMPANY else None
+    return suffix if suffix in SKIPPED_SUFFIXES else None
 
 
-def _unfit(path: Path) -> str | None:
-    """The same, going by what is there. A file that is out of reach is tried, so that its error is shown."""
+def _skip_by_content(path: Path) -> str | None:
+    """The reason to skip a file because of its content, or None. Unreadable files are tried, to show their error."""
     try:
         found = path.stat()
     except OSError:
         return None
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would block
         return "not a file"
     return None if found.st_size else "empty"
 
 
 def _name(path: Path) -> str:
-    """Names may hold bytes that are no characters."""
+    """File names may contain bytes that are not valid UTF-8."""
     return os.fsencode(path.as_posix()).decode("utf-8", "replace")

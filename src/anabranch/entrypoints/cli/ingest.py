@@ -1,11 +1,11 @@
-"""`anabranch ingest`: files, folders and web pages into a collection, with what became of each."""
+"""`anabranch ingest`: files, folders and web pages into a collection, with the outcome of each document."""
 
 import asyncio
+import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,26 +14,26 @@ from rich.text import Text
 
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
+from anabranch.domain.errors import AnabranchError, ConfigurationError, Conflict, InternalError, NotFound
 from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.files import FoundFile, FoundFiles, find_files
+from anabranch.entrypoints.cli.files import FoundFile, FoundFiles, find_files, open_file
 from anabranch.entrypoints.cli.options import (
     chunking_given,
     chunking_options,
-    config_option,
-    configured,
     json_option,
     pairs,
     permission_options,
     permissions_given,
+    settings_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, alone, embedding, knowledge, records, require_model
+from anabranch.entrypoints.cli.resources import OPERATOR, alone, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
 from anabranch.knowledge.model import Collection, NewDocument, Permissions
+from anabranch.knowledge.parse.builder import mebibytes
 from anabranch.knowledge.parsed import Chunking
+from anabranch.models.factory import LocalEmbedder
 
 if TYPE_CHECKING:
-    from anabranch.entrypoints.cli.ingest_run import IngestOutcome
     from anabranch.knowledge.knowledge import Knowledge
 
 SIGNS = {
@@ -45,32 +45,55 @@ SIGNS = {
 }
 ORDER = ("added", "replaced", "updated", "unchanged", "accepted", "cancelled", "skipped", "failed")
 LEAVES = "The symbolic link leaves the folder; --follow-links allows it."
-# Beyond this many, unchanged files are only counted.
+# If more files than this are unchanged, they are only counted.
 LISTED = 20
+BATCH = 50
+BATCH_BYTES = 32 * 1024 * 1024
+# At most this many jobs are open, so that a large folder is not copied into the records as a whole.
+MAX_OPEN_JOBS = 3
+POLL_S = 0.1
+# A document that crashes the indexer is given up after a few attempts; this many crashes without any result mean
+# something else is wrong.
+MAX_CRASHES = 10
 
 
-class Order(Value):
+class IngestOptions(Value):
+    """What all documents of a run have in common (`described`), and where they go."""
+
     collection: str
     described: NewDocument
     chunking: dict[str, Any]
-    permissions: Permissions | None
+    max_bytes: int
     wait: bool
+
+
+class IngestOutcome(Value):
+    """The outcome: added, replaced, updated, unchanged, failed, cancelled, skipped (a symbolic link that leaves
+    the folder), or accepted (with --no-wait)."""
+
+    name: str
+    outcome: str
+    document_id: str | None = None
+    chunks: int = 0
+    error: str | None = None
 
 
 @click.command("ingest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("-c", "--collection", required=True, metavar="NAME", help="Where to; made if it is missing.")
+@click.option(
+    "-c", "--collection", required=True, metavar="NAME", help="Collection name; created if it does not exist."
+)
 @chunking_options
 @click.option("--tag", "tags", multiple=True, help="A tag for every document; repeatable.")
 @click.option(
-    "--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Said about every document; repeatable."
+    "--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Metadata of every document; repeatable."
 )
 @permission_options
 @click.option("--title", help="The title, for a single document.")
-@click.option("--follow-links", is_flag=True, help="Follow symbolic links out of a folder, too.")
-@click.option("--no-wait", is_flag=True, help="Only hand the documents over; a running server takes them in.")
+@click.option("--follow-links", is_flag=True, help="Follow symbolic links that leave a folder.")
+@click.option("--no-wait", is_flag=True, help="Do not wait; a running server ingests the documents.")
 @json_option
-@config_option
+@settings_option
 def command(
     paths: tuple[str, ...],
     collection: str,
@@ -86,115 +109,211 @@ def command(
     follow_links: bool,
     no_wait: bool,
     as_json: bool,
-    config: Path | None,
+    settings: Settings,
 ) -> None:
-    """Take files, folders and web pages into a collection.
+    """Ingest files, folders and web pages into a collection.
 
-    PATH is a file, a folder (with all that is in it) or an http(s) address. Symbolic links that leave a folder are
-    skipped and named; a PATH that is a link itself is followed. A file is known by its path below the folder, or by its
-    name: run it again, and only what has changed is taken in anew. Without permissions, a document keeps those that it
-    has, and a new one gets the collection's. The exit status is 1 if any document failed.
+    PATH is a file, a folder (with everything in it) or an http(s) URL. Symbolic links that leave a folder are skipped
+    and listed; a PATH that is a link itself is followed. A document is identified by its path relative to the folder,
+    or by its file name: run the command again, and only changed files are ingested. Without permissions, a document
+    keeps those that it has, and a new one gets the collection's. The exit status is 1 if any document failed.
     """
-    settings = configured(config)
-    permissions = permissions_given(visibility, users, groups)
     metadata: dict[str, Any] = {**meta, **({"tags": list(tags)} if tags else {})}
-    order = Order(
+    permissions = permissions_given(visibility, users, groups)
+    options = IngestOptions(
         collection=collection,
         described=NewDocument(source="file", title=title, metadata=metadata, permissions=permissions),
         chunking=chunking_given(chunking, chunk_size, overlap),
-        permissions=permissions,
+        max_bytes=settings.max_document_bytes,
         wait=not no_wait,
     )
     require_model(settings)
-    sought = find_files(paths, follow_links=follow_links)
-    if not sought.found:
-        raise ConfigurationError(f"There is no document in {', '.join(paths)}{_left_out(sought)}.{_leaving(sought)}")
-    if title is not None and len(sought.found) > 1:
-        raise click.UsageError("--title goes with a single document.")
-    from anabranch.entrypoints.cli.ingest_run import IngestOutcome, in_order  # noqa: PLC0415  numpy loads only where it is needed
-
-    taken: list[IngestOutcome] = []
+    files = find_files(paths, follow_links=follow_links)
+    if not files.found:
+        raise ConfigurationError(f"There is no document in {', '.join(paths)}{_skipped(files)}.{_leaving(files)}")
+    if title is not None and len(files.found) > 1:
+        raise click.UsageError("--title can be given for a single document only.")
+    outcomes: list[IngestOutcome] = []
     try:
-        embedder = asyncio.run(_ingest(settings, order, sought.found, taken))
-        if order.wait:
-            _fold(settings, embedder)
+        asyncio.run(_ingest(settings, options, files.found, outcomes))
+        if options.wait:
+            _update_index(settings)
     except KeyboardInterrupt:
-        _say_interrupted(taken, sought.found)
+        _print_interrupted(outcomes, files.found)
         sys.exit(130)
-    links = [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in sought.leaving]
-    _report(order, sought, [*in_order(taken, sought.found), *links], as_json=as_json)
-    sys.exit(1 if any(one.outcome == "failed" for one in taken) else 0)
+    place = {one.name: at for at, one in enumerate(files.found)}
+    outcomes.sort(key=lambda one: place.get(one.name, len(place)))
+    links = [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in files.leaving]
+    _report(options, files, [*outcomes, *links], as_json=as_json)
+    sys.exit(1 if any(one.outcome == "failed" for one in outcomes) else 0)
 
 
-async def _ingest(settings: Settings, order: Order, found: Sequence[FoundFile], taken: "list[IngestOutcome]") -> str:
-    """The name of the embedder with which it was done."""
-    from anabranch.entrypoints.cli.ingest_run import IngestRun  # noqa: PLC0415
-
-    # The indexer's log is the server's business; here only what goes wrong is of interest.
+async def _ingest(
+    settings: Settings, options: IngestOptions, found: Sequence[FoundFile], outcomes: list[IngestOutcome]
+) -> None:
+    # The indexer's log is of use in a server; here only its errors are.
     quiet = settings if settings.log_level == "DEBUG" else msgspec.structs.replace(settings, log_level="ERROR")
-    running: list[IngestRun] = []
-
-    def died(status: int) -> None:
-        for intake in running:
-            intake.died(status)
-
-    with progress(f"Taking into {flat(order.collection)}") as advance:
+    with progress(f"Ingesting into {flat(options.collection)}") as advance:
         advance(0, len(found))
-        async with knowledge(quiet, indexing=order.wait, died=died) as room, embedding(settings) as embedder:
 
-            def took(one: "IngestOutcome") -> None:
-                taken.append(one)
-                advance(len(taken), len(found))
+        def done(one: IngestOutcome) -> None:
+            outcomes.append(one)
+            advance(len(outcomes), len(found))
 
-            running.append(
-                IngestRun(
-                    room,
-                    embedder,
-                    await _collection(room, order),
-                    described=order.described,
-                    chunking=order.chunking,
-                    max_bytes=settings.max_document_bytes,
-                    took=took,
-                )
+        run = IngestRun(options, done)
+        async with knowledge(quiet, indexing=options.wait, died=run.crashed) as opened:
+            await run.ingest(opened, found)
+
+
+class IngestRun:
+    """Sends files in batches, skips unchanged ones, and follows the jobs to their end. `done` gets each outcome as soon
+    as it is known."""
+
+    def __init__(self, options: IngestOptions, done: Callable[[IngestOutcome], None]) -> None:
+        self._options = options
+        self._done = done
+        self._batch: list[NewDocument] = []
+        self._open: dict[str, set[int]] = {}
+        self._crashes = 0
+
+    def crashed(self, _: int) -> None:
+        """The indexer's process has ended; it is started again."""
+        self._crashes += 1
+
+    async def ingest(self, knowledge: "Knowledge", found: Iterable[FoundFile]) -> None:
+        collection = await self._collection(knowledge)
+        if self._options.wait:
+            await self._finish_earlier(knowledge, collection)
+        for one in found:
+            document = await self._read(knowledge, collection, one)
+            if document is None:
+                continue
+            self._batch.append(document)
+            if len(self._batch) == BATCH or sum(len(each.data) for each in self._batch) >= BATCH_BYTES:
+                await self._send(knowledge, collection)
+                await self._follow(knowledge, MAX_OPEN_JOBS)
+        if self._batch:
+            await self._send(knowledge, collection)
+        await self._follow(knowledge, 0)
+
+    async def _collection(self, knowledge: "Knowledge") -> Collection:
+        name = self._options.collection
+        with suppress(NotFound):
+            return (await knowledge.collection(OPERATOR, name)).collection
+        with suppress(Conflict):  # another process has created it meanwhile
+            await knowledge.create_collection(
+                OPERATOR,
+                name,
+                chunking=msgspec.structs.replace(Chunking(), **self._options.chunking),
+                default_permissions=self._options.described.permissions or Permissions(),
             )
-            await running[0].run(found, wait=order.wait)
-            return embedder.name
+        return (await knowledge.collection(OPERATOR, name)).collection
 
+    async def _finish_earlier(self, knowledge: "Knowledge", collection: Collection) -> None:
+        """Wait for what an interrupted run left, so that it is not sent again."""
+        last = await knowledge.last_item()
+        before = None
+        while waiting := await knowledge.waiting(collection, last):
+            self._crashes = 0 if waiting != before else self._crashes
+            before = waiting
+            self._check_indexer()
+            await asyncio.sleep(POLL_S)
 
-async def _collection(room: "Knowledge", order: Order) -> Collection:
-    with suppress(NotFound):
-        return (await room.collection(OPERATOR, order.collection)).collection
-    with suppress(Conflict):  # somebody else was faster
-        await room.create_collection(
-            OPERATOR,
-            order.collection,
-            chunking=msgspec.structs.replace(Chunking(), **order.chunking),
-            default_permissions=order.permissions or Permissions(),
+    async def _read(self, knowledge: "Knowledge", collection: Collection, found: FoundFile) -> NewDocument | None:
+        """The document to send; None if it is unchanged or cannot be read."""
+        if found.path is None:
+            return msgspec.structs.replace(self._options.described, source="url", url=found.name)
+        try:
+            data = await asyncio.to_thread(self._content, found)
+        except (OSError, AnabranchError) as error:
+            reason = error.message if isinstance(error, AnabranchError) else f"It cannot be read ({error.strerror})."
+            self._done(IngestOutcome(name=found.name, outcome="failed", error=reason))
+            return None
+        document = msgspec.structs.replace(self._options.described, source="file", filename=found.name, data=data)
+        stored = await knowledge.unchanged(OPERATOR, collection, document, self._options.chunking)
+        if stored is None:
+            return document
+        self._done(
+            IngestOutcome(name=found.name, outcome="unchanged", document_id=stored.id, chunks=stored.chunk_count)
         )
-    return (await room.collection(OPERATOR, order.collection)).collection
+        return None
+
+    def _content(self, found: FoundFile) -> bytes:
+        with open_file(found) as file:
+            size, limit = os.fstat(file.fileno()).st_size, self._options.max_bytes
+            if size > limit:
+                raise AnabranchError(
+                    f"The file has {mebibytes(size)}, more than the limit of {mebibytes(limit)}. Split it."
+                )
+            return file.read()
+
+    async def _send(self, knowledge: "Knowledge", collection: Collection) -> None:
+        batch, self._batch = self._batch, []
+        job = await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking)
+        if self._options.wait:
+            self._open[job] = set()
+            return
+        for item in (await knowledge.job(OPERATOR, job)).items:
+            self._done(IngestOutcome(name=item.name, outcome="accepted", document_id=item.document_id))
+
+    async def _follow(self, knowledge: "Knowledge", at_most: int) -> None:
+        """Wait until at most so many jobs are open."""
+        while len(self._open) > at_most:
+            for identifier in list(self._open):
+                await self._check_job(knowledge, identifier)
+            self._check_indexer()
+            if len(self._open) > at_most:
+                await asyncio.sleep(POLL_S)
+
+    async def _check_job(self, knowledge: "Knowledge", identifier: str) -> None:
+        job = await knowledge.job(OPERATOR, identifier)
+        reported = self._open[identifier]
+        for item in job.items:
+            if item.key not in reported and item.status in ("completed", "failed", "cancelled"):
+                reported.add(item.key)
+                self._crashes = 0
+                self._done(
+                    IngestOutcome(
+                        name=item.name,
+                        outcome=item.outcome or item.status,
+                        document_id=item.document_id if item.status == "completed" else None,
+                        chunks=item.chunk_count,
+                        error=item.error,
+                    )
+                )
+        if job.completed_at is not None:
+            del self._open[identifier]
+
+    def _check_indexer(self) -> None:
+        if self._crashes >= MAX_CRASHES:
+            raise InternalError(
+                f"The indexer's process has ended {self._crashes} times without ingesting anything. The documents are "
+                f"stored and wait; AGGREGATOR_LOG_LEVEL=DEBUG shows the cause."
+            )
 
 
-def _fold(settings: Settings, embedder: str) -> None:
-    """Bring the index up to the records, unless somebody is there to do it: then the next search starts at once."""
-    from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
-    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415
+def _update_index(settings: Settings) -> None:
+    """Index everything now, so that the next search starts quickly, unless another process runs an indexer."""
+    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
 
-    folder = folder_of(settings)
-    with suppress(Conflict), alone(folder), records(settings) as database:
-        writer = IndexWriter(database, Generations(folder / "index"), embedder)
+    embedder = settings.embedding_model or LocalEmbedder.name
+    with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
+        writer = IndexWriter(database, index_of(settings), embedder)
         if writer.behind()[0]:
-            with progress("Bringing the index up to date"):
+            with progress("Updating the index"):
                 writer.fold()
 
 
-def _report(order: Order, sought: FoundFiles, taken: "Sequence[IngestOutcome]", *, as_json: bool) -> None:
-    count = Counter(one.outcome for one in taken)
+def _report(options: IngestOptions, files: FoundFiles, outcomes: Sequence[IngestOutcome], *, as_json: bool) -> None:
+    count = Counter(one.outcome for one in outcomes)
     if as_json:
         counts = {outcome: count[outcome] for outcome in ORDER}
-        print_json({"collection": order.collection, "counts": counts, "documents": taken, "skipped": sought.skipped})
+        print_json(
+            {"collection": options.collection, "counts": counts, "documents": outcomes, "skipped": files.skipped}
+        )
         return
     console = output()
-    for one in taken:
+    for one in outcomes:
         if one.outcome == "unchanged" and count["unchanged"] > LISTED:
             continue
         sign, style = SIGNS.get(one.outcome, ("✓", "green"))
@@ -203,26 +322,26 @@ def _report(order: Order, sought: FoundFiles, taken: "Sequence[IngestOutcome]", 
         if one.error:
             console.print(Text(f"  {flat(one.error)}", style="yellow"))
     parts = [f"{count[outcome]:,} {outcome}" for outcome in ORDER if count[outcome]]
-    console.print(f"{flat(order.collection)}: {', '.join(parts)}{_left_out(sought)}")
+    console.print(f"{flat(options.collection)}: {', '.join(parts)}{_skipped(files)}")
     if count["accepted"]:
-        notes().print("They are taken in when the server or the next ingest runs.")
+        notes().print("The server or the next ingest processes them.")
 
 
-def _left_out(sought: FoundFiles) -> str:
-    if not sought.skipped:
+def _skipped(files: FoundFiles) -> str:
+    if not files.skipped:
         return ""
-    reasons = ", ".join(f"{number} {reason}" for reason, number in sought.skipped.most_common(5))
-    return f" (left out: {reasons}{', …' if len(sought.skipped) > 5 else ''})"
+    reasons = ", ".join(f"{number} {reason}" for reason, number in files.skipped.most_common(5))
+    return f" (left out: {reasons}{', …' if len(files.skipped) > 5 else ''})"
 
 
-def _leaving(sought: FoundFiles) -> str:
-    names = ", ".join(flat(name) for name in sought.leaving)
+def _leaving(files: FoundFiles) -> str:
+    names = ", ".join(flat(name) for name in files.leaving)
     return f" Symbolic links that leave the folder are skipped; --follow-links allows them: {names}." if names else ""
 
 
-def _say_interrupted(taken: "Sequence[IngestOutcome]", found: Sequence[FoundFile]) -> None:
-    done = sum(one.outcome not in ("failed", "cancelled") for one in taken)
+def _print_interrupted(outcomes: Sequence[IngestOutcome], found: Sequence[FoundFile]) -> None:
+    done = sum(one.outcome not in ("failed", "cancelled") for one in outcomes)
     notes().print(
-        f"Stopped after {done:,} of {counted(len(found), 'document')}. What was accepted is kept, and is taken in when "
-        f"the server or the next ingest runs; run the same command again for the rest."
+        f"Stopped after {done:,} of {counted(len(found), 'document')}. Accepted documents are stored, and the server "
+        f"or the next ingest processes them; run the same command again for the rest."
     )

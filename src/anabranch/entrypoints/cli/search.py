@@ -1,10 +1,9 @@
-"""`anabranch search`: ranked passages, where each stands, and how it came to its rank."""
+"""`anabranch search`: ranked passages with their position, their scores and an excerpt."""
 
 import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from rich.padding import Padding
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Filters, Passage, Query, Scores
-from anabranch.entrypoints.cli.options import config_option, configured, day, json_option, pairs
+from anabranch.entrypoints.cli.options import day, json_option, pairs, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_model, require_records
 from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json
 
@@ -22,18 +21,18 @@ NOTHING_FOUND = 3
 
 @click.command("search")
 @click.argument("query")
-@click.option("-c", "--collection", "collections", multiple=True, help="Only in this one; repeatable [default: all].")
-@click.option("-k", "limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many passages.")
-@click.option("--tag", "tags", multiple=True, help="Only documents with this tag; repeatable.")
 @click.option(
-    "--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Only documents of which this is said."
+    "-c", "--collection", "collections", multiple=True, help="Search only this collection; repeatable [default: all]."
 )
-@click.option("--since", callback=day, metavar="DATE", help="Only documents of this day or later.")
-@click.option("--until", callback=day, metavar="DATE", help="Only documents of this day or earlier.")
-@click.option("--no-rerank", is_flag=True, help="Leave the order as dense and keyword search give it.")
-@click.option("--explain", is_flag=True, help="Show every score of each passage, and the timings.")
+@click.option("-k", "limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of passages.")
+@click.option("--tag", "tags", multiple=True, help="Only documents with this tag; repeatable.")
+@click.option("--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Only documents with this metadata.")
+@click.option("--since", callback=day, metavar="DATE", help="Only documents dated on or after this day.")
+@click.option("--until", callback=day, metavar="DATE", help="Only documents dated on or before this day.")
+@click.option("--no-rerank", is_flag=True, help="Skip reranking: order by dense and keyword search only.")
+@click.option("--explain", is_flag=True, help="Show all scores of each passage, and timings.")
 @json_option
-@config_option
+@settings_option
 def command(
     query: str,
     collections: tuple[str, ...],
@@ -45,15 +44,14 @@ def command(
     no_rerank: bool,
     explain: bool,
     as_json: bool,
-    config: Path | None,
+    settings: Settings,
 ) -> None:
-    """Search the collections; passages, best first.
+    """Search the collections and print the best passages.
 
     The exit status is 3 if nothing is found.
     """
-    settings = configured(config)
     if not query.strip():
-        raise click.UsageError("The query is empty: search for something.")
+        raise click.UsageError("The query is empty.")
     require_records(settings)
     require_model(settings)
     asked = Query(
@@ -72,17 +70,17 @@ def command(
 
 
 async def _search(settings: Settings, asked: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:
-    """What is found, and how long it took: the first search loads the model and the index, the next one has them."""
+    """The passages, and timings: the first search includes loading the model and the index."""
     begin = time.perf_counter()
-    async with knowledge(settings) as room:
+    async with knowledge(settings) as opened:
         for name in asked.filters.collections or ():
-            await room.collection(OPERATOR, name)
-        opened = time.perf_counter()
-        found = await room.search(asked, OPERATOR)
+            await opened.collection(OPERATOR, name)
+        begun = time.perf_counter()
+        found = await opened.search(asked, OPERATOR)
         first = time.perf_counter()
-        timings = {"open": opened - begin, "first_search": first - opened}
+        timings = {"open": begun - begin, "first_search": first - begun}
         if explain:
-            await room.search(asked, OPERATOR)
+            await opened.search(asked, OPERATOR)
             timings["next_search"] = time.perf_counter() - first
     return found, {name: round(1000 * taken, 1) for name, taken in timings.items()}
 
@@ -111,9 +109,9 @@ def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, ex
 
 
 def _scores(rank: int, scores: Scores) -> str:
-    """A list that the passage was not on has no score for it."""
+    """All scores; a dash if the passage was not in a list."""
     shown = [
-        f"{name} {'–' if score is None else f'{score:{form}}'}"  # noqa: RUF001  a dash, for nothing
+        f"{name} {'–' if score is None else f'{score:{form}}'}"  # noqa: RUF001  a dash
         for name, score, form in (
             ("dense", scores.dense, ".3f"),
             ("sparse", scores.sparse, ".2f"),
@@ -125,7 +123,7 @@ def _scores(rank: int, scores: Scores) -> str:
 
 
 def excerpt(text: str, wanted: set[int]) -> Text:
-    """The stretch of a passage that has most of the wanted words, with those words marked."""
+    """The part of a passage with most of the wanted terms, which are highlighted."""
     from anabranch.text.words import WORD, terms  # noqa: PLC0415
 
     line = flat(text)
@@ -137,7 +135,7 @@ def excerpt(text: str, wanted: set[int]) -> Text:
     begin = 0
     if len(line) > EXCERPT and hits:
         starts = [max(0, start - EXCERPT // 4) for start, _, _ in hits]
-        begin = max(starts, key=lambda start: (_worth(hits, start), -start))
+        begin = max(starts, key=lambda start: (_term_counts(hits, start), -start))
         begin = line.rfind(" ", 0, min(begin, len(line) - EXCERPT)) + 1 if begin else 0
     end = len(line) if len(line) - begin <= EXCERPT else line.rfind(" ", begin, begin + EXCERPT)
     end = end if end > begin else begin + EXCERPT
@@ -148,7 +146,7 @@ def excerpt(text: str, wanted: set[int]) -> Text:
     return Text.assemble("…" if begin else "", shown, "…" if end < len(line) else "")
 
 
-def _worth(hits: Sequence[tuple[int, int, frozenset[int]]], begin: int) -> tuple[int, int]:
-    """Different words first, then how many."""
+def _term_counts(hits: Sequence[tuple[int, int, frozenset[int]]], begin: int) -> tuple[int, int]:
+    """The number of different terms, then of all terms, in an excerpt that begins here."""
     within = [found for start, stop, found in hits if begin <= start and stop <= begin + EXCERPT]
     return len(frozenset().union(*within)), len(within)

@@ -1,9 +1,9 @@
-"""What commands put on a terminal or into a pipe: text of others made safe, tables, JSON, progress."""
+"""Output of commands: untrusted text made safe for terminals, tables, JSON and progress bars."""
 
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from anabranch.domain.model import Passage
+from anabranch.knowledge.model import Permissions
 
-# In a pipe nothing is cut or wrapped: who reads it there wants whole names.
+# In a pipe nothing is truncated or wrapped.
 UNBOUNDED = 10_000
 CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
@@ -24,28 +25,28 @@ Advance = Callable[[int, int], None]
 
 
 def printable(text: str) -> str:
-    """Text of others as it is safe on a terminal: a control character other than a line's end is shown, not obeyed."""
+    """Untrusted text made safe for a terminal: control characters other than line ends are replaced."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def flat(text: str) -> str:
-    """The same on one line."""
+    """Printable text on one line."""
     return printable(" ".join(text.split()))
 
 
 def output(*, wrapped: bool = False) -> Console:
-    """Standard output. What is not `wrapped` has lines of any length in a pipe."""
+    """Standard output. Unless `wrapped`, lines in a pipe have any length."""
     return _console(sys.stdout, stderr=False, wrapped=wrapped)
 
 
 def notes() -> Console:
-    """Standard error: what is said about the work rather than its result."""
+    """Standard error: messages that are not the result."""
     return _console(sys.stderr, stderr=True, wrapped=False)
 
 
 def _console(stream: object, *, stderr: bool, wrapped: bool) -> Console:
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")  # a ✓ that the encoding lacks is no reason to fail
+        stream.reconfigure(errors="replace")  # the encoding may lack a ✓
     console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     if not (wrapped or console.is_terminal):
         console.width = UNBOUNDED
@@ -53,7 +54,7 @@ def _console(stream: object, *, stderr: bool, wrapped: bool) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document. Control characters that JSON lets through are escaped as well."""
+    """Print one JSON document. Control characters that JSON allows are escaped too."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     safe = CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -61,8 +62,32 @@ def print_json(value: Any) -> None:
     sys.stdout.write(safe + "\n")
 
 
+def print_result(value: Any, line: str, *, as_json: bool) -> None:
+    """The result of a command: as JSON, or as one line of text."""
+    if as_json:
+        print_json(value)
+    else:
+        output().print(line)
+
+
+def print_list(
+    values: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Any], str | int]],
+    *,
+    empty: str = "",
+    as_json: bool,
+) -> None:
+    """A list: as JSON, as a table with one function of a value per column, or `empty` on standard error."""
+    if as_json:
+        print_json(values)
+    elif values:
+        print_table(tuple(columns), [[cell(value) for cell in columns.values()] for value in values])
+    elif empty:
+        notes().print(empty)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text]]) -> None:
-    """Numbers stand to the right; the first column of text gives way where there is no room."""
+    """Numbers are right-aligned; the first text column is truncated if the terminal is too narrow."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     texts = [at for at in range(len(columns)) if rows and not isinstance(rows[0][at], int)]
     for at, name in enumerate(columns):
@@ -75,23 +100,27 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text
     output().print(table)
 
 
-def print_fields(fields: Sequence[tuple[str, str | int]]) -> None:
-    """Names and values, one to a line."""
+def print_fields(value: Any, fields: Sequence[tuple[str, Any]], *, as_json: bool) -> None:
+    """A value as JSON, or its fields as text, one per line; empty fields are left out."""
+    if as_json:
+        print_json(value)
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in fields:
-        table.add_row(name, Text(_cell(value)))
+    for name, content in fields:
+        if content not in (None, ""):
+            table.add_row(flat(name), Text(_cell(content)))
     output().print(table)
 
 
-def _cell(value: str | int) -> str:
-    return f"{value:,}" if isinstance(value, int) else flat(value)
+def _cell(value: str | int | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else flat(value or "")
 
 
 @contextmanager
 def progress(description: str, *, unit: str = "") -> Iterator[Advance]:
-    """A bar on standard error, if that is a terminal; called with how much is done, and of how much."""
+    """A progress bar on standard error, if that is a terminal. Yields a function of the done and the total count."""
     console = notes()
     bar = Progress(
         SpinnerColumn(),
@@ -110,7 +139,7 @@ def progress(description: str, *, unit: str = "") -> Iterator[Advance]:
 
 
 def place_of(passage: Passage) -> str:
-    """Where in its document a passage stands: the page, the headings above it."""
+    """The position of a passage in its document: the page and the headings above it."""
     if passage.place is None:
         return ""
     page = [f"p. {passage.place.page}"] if passage.place.page is not None else []
@@ -119,11 +148,12 @@ def place_of(passage: Passage) -> str:
 
 
 def moment(timestamp: float) -> str:
+    """A timestamp in ISO 8601."""
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def size(count: int) -> str:
-    """Bytes as a person reads them."""
+    """A byte count with a unit."""
     amount = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if amount < 1000:
@@ -134,3 +164,9 @@ def size(count: int) -> str:
 
 def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def permissions_text(permissions: Permissions) -> str:
+    """The visibility, with the users and groups that are allowed."""
+    allowed = (*permissions.allowed_users, *(f"group {name}" for name in permissions.allowed_groups))
+    return permissions.visibility + (f" ({', '.join(allowed)})" if allowed else "")

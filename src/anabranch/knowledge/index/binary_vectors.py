@@ -1,8 +1,8 @@
-"""Sketches: a large segment's vectors as one bit a number, to find quickly where it is worth looking.
+"""Binary vectors: a large segment's vectors with one bit per number, to find candidates quickly.
 
-Two looks: all rows by their first 192 bits, then the better ones by all bits. How many must be handed on from each is
-measured when the sketch is made, against an exact search; vectors without structure ask for so many that there is no
-sketch, and then everything is scanned: a slow right answer is better than a fast wrong one.
+Two passes: all rows by their first 192 bits, then the best by all bits. How many rows each pass must keep is measured
+against an exact search when they are built. For vectors without structure that is too many: then there are no binary
+vectors, and every row is scanned, which is slow but exact.
 """
 
 import numpy as np
@@ -18,14 +18,14 @@ NEAREST = 10
 RECALL = 0.995
 SAMPLE = 64
 GLANCE = 3
-# Twice what the sample needed is handed on; past an eighth of the segment a scan is as good.
+# Twice what the sample needed is kept; beyond an eighth of the segment a scan is as fast.
 SPARE = 2
 MOST = 8
 
 
 class BinaryVectors:
-    """`bits` has a row for each 64 numbers; `middle` is what a number is compared with; `glance` and `reach` are how
-    many rows the first and the second look hand on."""
+    """`bits` has one row per 64 numbers; `middle` is the mean that a number is compared with; `glance` and `reach` are
+    how many rows the first and the second pass keep."""
 
     def __init__(self, bits: Bits, middle: Vectors, glance: int, reach: int) -> None:
         self.bits = bits
@@ -45,24 +45,24 @@ class BinaryVectors:
         for query in _samples(vectors):
             [asked] = _signs(query[None], middle)
             nearest = np.argpartition(-(vectors @ query), NEAREST)[:NEAREST]
-            glances += _ranks(_apart(bits[:GLANCE], asked), nearest)
-            reaches += _ranks(_apart(bits, asked), nearest)
+            glances += _ranks(_distances(bits[:GLANCE], asked), nearest)
+            reaches += _ranks(_distances(bits, asked), nearest)
         glance, reach = (SPARE * int(np.quantile(ranks, RECALL, method="higher")) for ranks in (glances, reaches))
         return cls(bits, middle, glance, reach) if reach <= count // MOST else None
 
     def candidates(self, query: Vectors, least: int, mask: Mask | None) -> Rows:
-        """The rows that are most like the query, at least `least` and at least as many as it takes."""
+        """The rows most similar to the query, at least `least` and at least as many as the recall needs."""
         [asked] = _signs(query[None], self.middle)
         count = self.bits.shape[1]
         wanted = max(least, self.reach)
         if max(self.glance, wanted) > count // 4:
-            return _permitted(_smallest(_apart(self.bits, asked), wanted, mask), mask)
-        rows = _permitted(_smallest(_apart(self.bits[:GLANCE], asked), max(self.glance, wanted), mask), mask)
-        return rows[_smallest(_apart(self.bits[:, rows], asked), wanted, None)]
+            return _permitted(_smallest(_distances(self.bits, asked), wanted, mask), mask)
+        rows = _permitted(_smallest(_distances(self.bits[:GLANCE], asked), max(self.glance, wanted), mask), mask)
+        return rows[_smallest(_distances(self.bits[:, rows], asked), wanted, None)]
 
 
-def _apart(bits: Bits, asked: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    """In how many bits each row differs."""
+def _distances(bits: Bits, asked: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """The Hamming distance of each row."""
     total: NDArray[np.uint16] | None = None
     for begin in range(0, len(bits), 3):  # three counts of at most 64 fit into a byte
         part = np.bitwise_count(bits[begin] ^ asked[begin])
@@ -74,8 +74,8 @@ def _apart(bits: Bits, asked: NDArray[np.uint64]) -> NDArray[np.uint16]:
 
 
 def _smallest(values: NDArray[np.uint16], wanted: int, mask: Mask | None) -> Rows:
-    """Rows among which the `wanted` smallest are. The bar is guessed from a sample and raised until it is high enough:
-    sorting all of them would cost more than everything else."""
+    """A superset of the rows with the `wanted` smallest values. The threshold is estimated on a sample and raised until
+    it is high enough: sorting all rows would cost more than everything else."""
     if wanted >= len(values):
         return np.arange(len(values))
     share = 1.0 if mask is None else max(1e-6, float(np.count_nonzero(mask[::16])) * 16 / len(mask))
@@ -94,7 +94,7 @@ def _permitted(rows: Rows, mask: Mask | None) -> Rows:
 
 
 def _ranks(apart: NDArray[np.uint16], nearest: Rows) -> list[int]:
-    """For each of the truly nearest, how many rows lie at most as far apart."""
+    """For each of the true nearest rows, how many rows are at most as distant."""
     upto = np.cumsum(np.bincount(apart))
     return [int(upto[distance]) for distance in apart[nearest]]
 
@@ -104,7 +104,7 @@ def _signs(vectors: Vectors, middle: Vectors) -> Bits:
 
 
 def _samples(vectors: Vectors) -> Vectors:
-    """Queries that are harder than those to come: halfway between the material and anywhere."""
+    """Sample queries that are harder than real ones: vectors of the segment with noise."""
     chance = np.random.default_rng(0)
     near = vectors[chance.choice(len(vectors), SAMPLE, replace=False)]
     near = near + chance.standard_normal(near.shape).astype(np.float32) * np.float32(1.2 / near.shape[1] ** 0.5)

@@ -1,8 +1,8 @@
-"""The catalog: what filters must know of every document, in memory, as of one place in the sequence of changes."""
+"""The catalog: the filterable columns of every document in memory, as of one sequence number of the change log."""
 
 import hashlib
-import sqlite3
 from collections import OrderedDict
+from collections.abc import Iterable
 from datetime import date
 from typing import Any
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from anabranch.domain.model import Filters
 from anabranch.knowledge.model import Caller, Collection, Permissions
-from anabranch.knowledge.records import collections
+from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records.database import Connection, Row
 from anabranch.knowledge.records.documents import attribute, permissions_of
 
 Mask = NDArray[np.bool_]
@@ -21,7 +22,7 @@ KEPT_FILTERS = 64
 
 
 class Refresh(msgspec.Struct, frozen=True):
-    """What a refresh has changed: the new documents, or everything; `snapshot` is how far the connection saw."""
+    """The documents that a refresh added, or `everything`; `snapshot` is the connection's newest change."""
 
     snapshot: int
     added: list[int] = []
@@ -29,7 +30,7 @@ class Refresh(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """Arrays by document key. They only grow, and `document_of` says to which document each chunk key belongs."""
+    """Arrays indexed by document key, and the document of each chunk key. They only grow."""
 
     def __init__(self) -> None:
         self.seq = -1
@@ -39,37 +40,33 @@ class Catalog:
         self._classes: dict[tuple[str, Permissions], int] = {}
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
-    def refresh(self, db: sqlite3.Connection) -> Refresh:
-        """Come up to the snapshot that the connection sees."""
-        head = int(db.execute("SELECT coalesce(max(seq), 0) FROM changes").fetchone()[0])
+    def refresh(self, db: Connection) -> Refresh:
+        """Apply all changes up to the connection's snapshot."""
+        oldest, head = documents.change_range(db)
         if head <= self.seq:
             return Refresh(head)
-        oldest = db.execute("SELECT coalesce(min(seq), 0) FROM changes").fetchone()[0]
         self._attributes.clear()
         self.collections = {collection.key: collection for collection in collections.listed(db)}
         if self.seq < 0 or oldest > self.seq + 1:
             self._table = np.zeros(0, _ROW)
-            self._take(db.execute("SELECT * FROM documents"))
+            self._store(documents.rows(db))
             self.seq = head
             return Refresh(head, everything=True)
-        touched = dict(
-            db.execute("SELECT document, op FROM changes WHERE seq > ? AND document > 0", (self.seq,)).fetchall()
-        )
-        chosen = msgspec.json.encode(list(touched)).decode()
-        rows = db.execute("SELECT * FROM documents WHERE key IN (SELECT value FROM json_each(?))", (chosen,)).fetchall()
+        touched = documents.changed_since(db, self.seq)
+        rows = list(documents.rows(db, touched))
         new = [row["key"] for row in rows if row["key"] >= len(self._table) or not self._table["alive"][row["key"]]]
         living = {row["key"] for row in rows}
         for key in touched:
             if key not in living and key < len(self._table):
                 self._table["alive"][key] = False
-        self._take(rows)
+        self._store(rows)
         self.seq = head
         return Refresh(head, new)
 
-    def _take(self, rows: Any) -> None:
+    def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
             key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
-            self._table = _roomy(self._table, key)
+            self._table = _grown(self._table, key)
             self._table[key] = (
                 True,
                 row["collection"],
@@ -81,28 +78,28 @@ class Catalog:
                 row["updated_at"],
             )
             if count:
-                self._chunks = _roomy(self._chunks, first + count - 1)
+                self._chunks = _grown(self._chunks, first + count - 1)
                 self._chunks[first : first + count] = key
 
-    def _class_of(self, row: sqlite3.Row) -> int:
-        """Documents with the same owner and the same permissions are one class: a caller is checked once for each."""
+    def _class_of(self, row: Row) -> int:
+        """Documents with equal owner and permissions share a class, so a caller is checked once per class."""
         return self._classes.setdefault((row["owner"], permissions_of(row)), len(self._classes))
 
     def documents_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Documents by chunk key; a chunk that is not of our time has document 0, which is never alive."""
-        self._chunks = _roomy(self._chunks, int(chunks[-1]) if len(chunks) else 0)
+        """The document key of each chunk; 0, which is never alive, for chunks the catalog does not know."""
+        self._chunks = _grown(self._chunks, int(chunks[-1]) if len(chunks) else 0)
         return self._chunks[chunks]
 
     def permitted(self, caller: Caller) -> Mask:
-        """The living documents that a caller may see, by key."""
+        """A mask of the documents that exist and that the caller may see."""
         allowed = np.fromiter(
             (permissions.permits(caller, owner) for owner, permissions in self._classes), bool, len(self._classes)
         )
         alive = self._table["alive"].copy()
         return alive if allowed.all() else alive & allowed[self._table["permissions"]]
 
-    def mask(self, db: sqlite3.Connection, filters: Filters, caller: Caller) -> Mask:
-        """The documents that may be found at all, by key."""
+    def mask(self, db: Connection, filters: Filters, caller: Caller) -> Mask:
+        """A mask of the documents that the caller may see and that match the filters."""
         mask = self.permitted(caller)
         if filters.collections is not None:
             mask &= np.isin(self._table["collection"], self.named(filters.collections, caller, mask))
@@ -111,24 +108,24 @@ class Catalog:
         if filters.end is not None:
             mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
         for name, value in filters.metadata.items():
-            mask &= self._having(db, name, attribute(value))
+            mask &= self._with_attribute(db, name, attribute(value))
         for tag in filters.tags:
-            mask &= self._having(db, "tags", attribute(tag))
+            mask &= self._with_attribute(db, "tags", attribute(tag))
         return mask
 
     def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[int]:
-        """The collections with these ids or names that the caller can see; of two with one name, the caller's own."""
+        """The keys of visible collections with these ids or names; of two with one name, the caller's own."""
         found: list[int] = []
         seen = [one for one in self.visible(caller, permitted) if one.id in names or one.name in names]
         for name in names:
-            meant = [one for one in seen if name in (one.id, one.name)]
-            own = [one for one in meant if one.id == name or one.owner == caller.owner]
-            found += [one.key for one in own or meant]
+            matching = [one for one in seen if name in (one.id, one.name)]
+            own = [one for one in matching if one.id == name or one.owner == caller.owner]
+            found += [one.key for one in own or matching]
         return found
 
     def visible(self, caller: Caller, permitted: Mask | None = None) -> list[Collection]:
-        """The collections that a caller can know of: their own, those that are open to them, and those in which there
-        is a document for them."""
+        """The collections that a caller can see: their own, those with permissive defaults, and those that hold a
+        document they may see."""
         permitted = self.permitted(caller) if permitted is None else permitted
         holding = set(np.unique(self._table["collection"][permitted]).tolist())
         return [
@@ -138,8 +135,8 @@ class Catalog:
         ]
 
     def fingerprint(self, mask: Mask) -> str:
-        """What stands for these documents, as they are now: the same in every process, and for every caller who may
-        find exactly these."""
+        """A hash of these documents in their current version: equal in every process and for every caller with the
+        same mask."""
         keys = np.flatnonzero(mask)
         digest = hashlib.blake2b(keys.tobytes(), digest_size=16)
         digest.update(self._table["updated_at"][keys].tobytes())
@@ -149,21 +146,20 @@ class Catalog:
         return digest.hexdigest()
 
     def totals(self, key: int, permitted: Mask) -> tuple[int, int, int, int]:
-        """A collection's documents, chunks, tokens and bytes, as far as they are permitted."""
+        """How many permitted documents, chunks, tokens and bytes a collection has."""
         rows = self._table[permitted & (self._table["collection"] == key)]
         return len(rows), int(rows["chunks"].sum()), int(rows["tokens"].sum()), int(rows["size"].sum())
 
     def keys(self, key: int | None, permitted: Mask) -> NDArray[np.int64]:
-        """The permitted documents of a collection (or of all), in the order of their keys."""
+        """The keys of the permitted documents of a collection, or of all collections, in order."""
         chosen = permitted if key is None else permitted & (self._table["collection"] == key)
         return np.flatnonzero(chosen)
 
-    def _having(self, db: sqlite3.Connection, name: str, value: str) -> Mask:
+    def _with_attribute(self, db: Connection, name: str, value: str) -> Mask:
         pair = (name, value)
         if pair not in self._attributes:
-            keys = [row[0] for row in db.execute("SELECT document FROM attributes WHERE name = ? AND value = ?", pair)]
             mask = np.zeros(len(self._table), bool)
-            mask[keys] = True
+            mask[documents.with_attribute(db, name, value)] = True
             self._attributes[pair] = mask
             if len(self._attributes) > KEPT_FILTERS:
                 self._attributes.popitem(last=False)
@@ -184,8 +180,8 @@ _ROW = np.dtype(
 )
 
 
-def _roomy(array: NDArray[Any], index: int) -> NDArray[Any]:
-    """The array, or a larger one in which `index` has a place."""
+def _grown(array: NDArray[Any], index: int) -> NDArray[Any]:
+    """The array, or a larger copy that has this index."""
     if index < len(array):
         return array
     larger = np.zeros(max(index + 1, len(array) * 3 // 2, 1024), array.dtype)

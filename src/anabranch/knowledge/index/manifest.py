@@ -1,4 +1,4 @@
-"""Generations: which segments make up the index, and up to which change. A new one is swapped in whole."""
+"""Generations of the index: the manifest lists the segments of the current one and is replaced atomically."""
 
 import shutil
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.index.files import swap, sync_folder
+from anabranch.knowledge.durable_files import replace_file, sync_file
 
 CURRENT = "CURRENT"
 
 
 class IndexManifest(Value):
-    """`seq` is the last change that the segments have seen, `last_chunk` the highest key that they hold: chunks beyond
-    it are the delta."""
+    """`seq` is the last change that the segments include, `last_chunk` their highest chunk key: later chunks are the
+    delta."""
 
     number: int = 0
     seq: int = 0
@@ -25,7 +25,7 @@ class IndexManifest(Value):
 
 
 class Generations:
-    """The folder of the index. One process writes; readers notice by the stamp of `CURRENT`."""
+    """The folder of the index. One process writes; readers detect changes by the stamp of `CURRENT`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,19 +41,19 @@ class Generations:
         try:
             return msgspec.json.decode((self.folder / CURRENT).read_bytes(), type=IndexManifest)
         except (FileNotFoundError, msgspec.MsgspecError):
-            return IndexManifest()  # derived, so it can be made again
+            return IndexManifest()  # the index can be rebuilt
 
     def path(self, segment: str) -> Path:
         return self.folder / segment
 
     def publish(self, manifest: IndexManifest) -> None:
-        """Make it the current one; the segments are on disk already."""
+        """Make a manifest current; its segments must be on disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.folder)
-        swap(self.folder / CURRENT, msgspec.json.encode(manifest))
+        sync_file(self.folder)
+        replace_file(self.folder / CURRENT, msgspec.json.encode(manifest))
 
     def sweep(self, keep: IndexManifest) -> None:
-        """Remove what no generation names. Readers that have it mapped keep it until they let go."""
+        """Delete segments that are not in the manifest. Readers that have them mapped can still read them."""
         if not self.folder.is_dir():
             return
         for entry in self.folder.iterdir():

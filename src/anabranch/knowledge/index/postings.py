@@ -1,7 +1,7 @@
-"""Postings: which rows hold which terms how often, as flat arrays that can be mapped, masked and merged.
+"""Postings: the rows and counts of each term, as flat arrays that can be mapped, masked and merged.
 
-Scores are BM25's and are computed at query time, so a filter costs nothing but a mask, statistics are those of the
-whole collection, and the same code serves a mapped segment of a million rows and one of ten rows in memory.
+BM25 scores are computed at query time: a filter is only a mask, statistics are those of the whole collection, and the
+same code serves a mapped segment of a million rows and one of ten rows in memory.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Mask = NDArray[np.bool_]
 
 
 class Postings(NamedTuple):
-    """Term `terms[i]` stands in `rows[starts[i]:starts[i + 1]]`, ascending, as often as `counts` says there."""
+    """Term `terms[i]` occurs in `rows[starts[i]:starts[i + 1]]`, ascending, with the `counts` at the same positions."""
 
     terms: NDArray[np.uint64]
     starts: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Postings(NamedTuple):
 
 
 def build(texts: Sequence[Sequence[int]]) -> Postings:
-    """The postings of texts that are already terms; row i is text i."""
+    """The postings of texts given as terms; row i is text i."""
     lengths = np.fromiter((len(text) for text in texts), np.uint32, len(texts))
     terms = np.fromiter((term for text in texts for term in text), np.uint64, int(lengths.sum()))
     rows = np.repeat(np.arange(len(texts), dtype=np.uint32), lengths)
@@ -42,7 +42,7 @@ def build(texts: Sequence[Sequence[int]]) -> Postings:
 
 
 def merge(parts: Sequence[Postings], kept: Sequence[Mask]) -> Postings:
-    """One in place of several; rows that are not kept are left out and the others move up."""
+    """Several postings merged into one; rows outside the masks are dropped and the others renumbered."""
     terms, rows, counts, lengths = [], [], [], []
     offset = 0
     for part, keep in zip(parts, kept, strict=True):
@@ -54,7 +54,7 @@ def merge(parts: Sequence[Postings], kept: Sequence[Mask]) -> Postings:
         lengths.append(part.lengths[keep])
         offset += int(keep.sum())
     all_terms, all_rows = np.concatenate(terms), np.concatenate(rows)
-    # Each part is already in order and its rows come after the last part's, so a stable sort by term is enough.
+    # Each part is sorted and its rows follow those of the part before, so a stable sort by term is enough.
     order = np.argsort(all_terms, kind="stable")
     return _grouped(all_terms[order], all_rows[order], np.concatenate(counts)[order], np.concatenate(lengths))
 
@@ -77,14 +77,14 @@ def _grouped(
 
 
 def norms(postings: Postings, average: float) -> NDArray[np.float32]:
-    """What BM25 divides by for each row's length, against the average length of all."""
+    """The BM25 length normalisation of each row."""
     return postings.lengths * np.float32(K1 * B / average) + np.float32(K1 * (1 - B))
 
 
 def score(
     postings: Postings, spans: Sequence[tuple[int, int, float]], norm: NDArray[np.float32], mask: Mask | None
 ) -> "Scored":
-    """BM25 of every row that holds one of the terms; `spans` has where each of them stands, and its weight."""
+    """BM25 scores of every row with one of the terms; `spans` has the span and weight of each term."""
     scores = np.zeros(len(postings.lengths), np.float32)
     touched: list[NDArray[np.uint32]] = []
     for begin, end, weight in spans:
@@ -101,16 +101,16 @@ def score(
 
 
 class Scored(NamedTuple):
-    """`touched` are the rows of each term."""
+    """Scores by row; `touched` are the rows of each term."""
 
     scores: NDArray[np.float32]
     touched: list[NDArray[np.uint32]]
 
     def best(self, limit: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The best rows and their scores, best first; equals in row order."""
+        """The best rows and their scores, best first; ties in row order."""
         if not self.touched:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        if sum(map(len, self.touched)) < len(self.scores) // 16:  # then looking through all of them is the dearer way
+        if sum(map(len, self.touched)) < len(self.scores) // 16:  # cheaper than a scan of all scores
             found = np.concatenate(self.touched).astype(np.int64)
             found = np.unique(_largest(found, self.scores[found], limit * len(self.touched)))
         else:

@@ -1,7 +1,6 @@
-"""The reader: searches the current generation and what came after it, as of one snapshot of the records."""
+"""The index reader: searches the segments of the current generation and the chunks added since, in one snapshot."""
 
 import math
-import sqlite3
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,26 +16,29 @@ from anabranch.knowledge.index.manifest import Generations, IndexManifest
 from anabranch.knowledge.index.postings import top
 from anabranch.knowledge.index.segment import Hits, Segment
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import documents as records
+from anabranch.knowledge.records.database import Connection, Row
 from anabranch.text.words import terms
 
 PARTS = 8
-# Views that are kept until something changes: the same people ask again and again.
+# Cached until something changes: the same callers ask again and again.
 VIEWS = 32
 
 
 class Moved(Exception):
-    """The index or another reader is ahead of the snapshot: take a new one."""
+    """The index or another reader is ahead of the snapshot; the caller must take a new snapshot."""
 
 
 class ReadSegment(NamedTuple):
-    """A segment, and to which document each of its rows belongs."""
+    """A segment and the document key of each of its rows."""
 
     segment: Segment
     documents: NDArray[np.int32]
 
 
 class View(NamedTuple):
-    """What one search sees: each part with its permitted rows (None is all of them)."""
+    """What one search covers: each segment with the mask of its permitted rows (None permits all). `seen` hashes the
+    permitted documents."""
 
     parts: tuple[tuple[Segment, Mask | None], ...]
     rows: int
@@ -44,11 +46,11 @@ class View(NamedTuple):
     seen: str = ""
 
     def nearest(self, query: NDArray[np.float32], limit: int) -> Hits:
-        """The chunks closest to a vector, by key."""
+        """The chunks nearest to a vector: keys and scores."""
         return _together([_keyed(part, part.nearest(query, limit, mask)) for part, mask in self.parts], limit)
 
     def lexical(self, text: str) -> "Lexical":
-        """The BM25 scores of every chunk that may be found."""
+        """The BM25 scores of every permitted chunk."""
         weights = self.weights(text)
         total = sum(weight for _, weight in weights)
         scored = tuple((part, part.matching(weights, self.average, mask)) for part, mask in self.parts)
@@ -63,37 +65,37 @@ class View(NamedTuple):
         return found
 
     def weights(self, text: str) -> list[tuple[int, float]]:
-        """The text's terms, each with its inverse document frequency among what may be found: the rest is not there,
-        not even as a number."""
+        """The text's terms with their inverse document frequency, counted over permitted chunks only, so that scores
+        disclose nothing about the others."""
         found: list[tuple[int, float]] = []
         for term in dict.fromkeys(terms(text)):
-            often = sum(part.often(term, mask) for part, mask in self.parts)
-            found.append((term, math.log(1 + (self.rows - often + 0.5) / (often + 0.5))))
+            frequency = sum(part.row_count(term, mask) for part, mask in self.parts)
+            found.append((term, math.log(1 + (self.rows - frequency + 0.5) / (frequency + 0.5))))
         return found
 
 
 class Lexical(NamedTuple):
-    """A text's BM25 scores, part by part."""
+    """The BM25 scores of a text in each segment."""
 
     parts: tuple[tuple[Segment, postings.Scored], ...]
     weights: list[tuple[int, float]]
     total: float
 
     def shares(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """How much of the text each of the chunks has, from 0 to 1; rare words count more."""
+        """The share of the text's terms that each chunk contains, weighted by rarity, from 0 to 1."""
         found = np.zeros(len(keys), np.float32)
         for part, _ in self.parts:
             at, rows = _places(part, keys)
             for term, weight in self.weights if len(at) else ():
-                found[at[part.having(term, rows)]] += weight
+                found[at[part.contains(term, rows)]] += weight
         return found / np.float32(self.total or 1.0)
 
     def best(self, limit: int) -> Hits:
-        """The chunks with the best scores, by key."""
+        """The chunks with the highest scores: keys and scores."""
         return _together([_keyed(part, scored.best(limit)) for part, scored in self.parts], limit)
 
     def at(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The scores of given chunks; 0 where no word matches."""
+        """The scores of given chunks; 0 where no term matches."""
         found = np.zeros(len(keys), np.float32)
         for part, scored in self.parts:
             at, rows = _places(part, keys)
@@ -102,7 +104,7 @@ class Lexical(NamedTuple):
 
 
 class IndexReader:
-    """Shared by a process's threads: `view` brings it up to date, for one thread at a time."""
+    """Shared by all threads of a process. `view` and `look` refresh it under a lock."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
@@ -114,8 +116,8 @@ class IndexReader:
         self.manifest = IndexManifest()
         self.catalog = Catalog()
 
-    def view(self, db: sqlite3.Connection, filters: Filters, caller: Caller) -> View:
-        """What the caller may find in the connection's snapshot. Raises Moved if the snapshot is too old."""
+    def view(self, db: Connection, filters: Filters, caller: Caller) -> View:
+        """A view of what the caller may find in the connection's snapshot. Raises Moved if the snapshot is too old."""
         with self._lock:
             self._refresh(db)
             wanted = (self.catalog.seq, self.manifest.number, msgspec.json.encode((filters, caller)))
@@ -132,13 +134,13 @@ class IndexReader:
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
         return View(parts, rows, words / rows if words else 1.0, seen)
 
-    def look(self, db: sqlite3.Connection) -> Catalog:
+    def look(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
         with self._lock:
             self._refresh(db)
             return self.catalog
 
-    def _refresh(self, db: sqlite3.Connection) -> None:
+    def _refresh(self, db: Connection) -> None:
         fresh = self.catalog.refresh(db)
         snapshot = fresh.snapshot
         if self.catalog.seq > snapshot:
@@ -153,9 +155,9 @@ class IndexReader:
             except FileNotFoundError:
                 if self._generations.stamp() == stamp:
                     raise
-                raise Moved from None  # the writer has swept away what a newer generation does not have
+                raise Moved from None  # a newer generation has replaced the segment
             self._stamp = stamp
-        added = since(db, self.manifest.last_chunk) if fresh.everything else fresh.added
+        added = records.after_chunk(db, self.manifest.last_chunk) if fresh.everything else fresh.added
         self._delta = () if fresh.everything else self._delta
         if added:
             self._extend(db, added)
@@ -174,8 +176,8 @@ class IndexReader:
         )
         self.manifest = manifest
 
-    def _extend(self, db: sqlite3.Connection, documents: Sequence[int]) -> None:
-        """Take new documents into the delta."""
+    def _extend(self, db: Connection, documents: Sequence[int]) -> None:
+        """Add new documents to the delta."""
         segment = load(db, documents, self.manifest.last_chunk)
         if len(segment):
             self._delta = (*self._delta, self._part(segment))
@@ -187,28 +189,16 @@ class IndexReader:
         return ReadSegment(segment, self.catalog.documents_of(segment.keys))
 
 
-def since(db: sqlite3.Connection, chunk: int) -> list[int]:
-    """The documents whose chunks come after a chunk, in the order of their chunks."""
-    rows = db.execute("SELECT key FROM documents WHERE first_chunk > ? ORDER BY first_chunk", (chunk,))
-    return [row[0] for row in rows]
-
-
-def load(db: sqlite3.Connection, documents: Sequence[int], after: int = 0) -> Segment:
-    """A segment, in memory, of the living chunks of some documents, as far as they come after a chunk."""
-    rows = db.execute(
-        "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
-        "JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
-        "JOIN embeddings ON embeddings.chunk = chunks.key "
-        "WHERE first_chunk > ? AND documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
-        (after, msgspec.json.encode(list(documents)).decode()),
-    ).fetchall()
+def load(db: Connection, documents: Sequence[int], after: int = 0) -> Segment:
+    """A segment in memory of the chunks of some documents, as far as they come after a chunk."""
+    rows = records.indexable_chunks(db, documents, after)
     vectors = np.frombuffer(b"".join(row["vector"] for row in rows), np.float32)
     vectors = vectors.reshape(len(rows), -1) if len(rows) else np.empty((0, 0), np.float32)
     return Segment.build([row["key"] for row in rows], vectors, [_words(row) for row in rows])
 
 
-def _words(row: sqlite3.Row) -> list[int]:
-    """A chunk is found by its own words, by its document's title, and by the headings that it stands under."""
+def _words(row: Row) -> list[int]:
+    """The terms of a chunk: its text, its document's title, and the headings above it."""
     above = [row["title"], *msgspec.json.decode(row["headers"])]
     return terms(" \n".join([*(line for line in above if line not in row["text"]), row["text"]]))
 
@@ -219,7 +209,7 @@ def _narrowed(mask: Mask, documents: NDArray[np.int32]) -> Mask | None:
 
 
 def _places(segment: Segment, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of the keys a segment has, and in which rows."""
+    """The positions of the keys that a segment contains, and their rows."""
     rows = segment.keys.searchsorted(keys)
     rows[rows == len(segment)] = 0
     at = np.flatnonzero(segment.keys[rows] == keys) if len(segment) else np.empty(0, np.int64)

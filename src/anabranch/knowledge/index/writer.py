@@ -1,6 +1,5 @@
-"""The writer: folds what is new into segments and merges them. Only the holder of the indexer's lock has one."""
+"""The index writer: writes new chunks into segments and merges segments. Needs the indexer lock."""
 
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from secrets import token_hex
@@ -11,19 +10,20 @@ import numpy as np
 from anabranch.knowledge.index.binary_vectors import BinaryVectors
 from anabranch.knowledge.index.catalog import Catalog, Mask
 from anabranch.knowledge.index.manifest import Generations, IndexManifest
-from anabranch.knowledge.index.reader import load, since
+from anabranch.knowledge.index.reader import load
 from anabranch.knowledge.index.segment import Segment
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import Connection, Database
 
 FOLD_ROWS = 5_000
 FOLD_S = 60.0
-# As many segments of about one size become one.
+# This many segments of similar size are merged into one.
 FAN = 4
 DEAD = 0.2
-# At rest, everything becomes one segment once the small ones are this share of the large one.
+# When idle, all segments are merged once the small ones reach this share of the large one.
 TAIL = 0.25
-SOME_DOCUMENTS = 2_000
+FOLD_DOCUMENTS = 2_000
 KEPT_CHANGES = 100_000
 
 
@@ -35,47 +35,40 @@ class IndexWriter:
         self._catalog = Catalog()
 
     def behind(self) -> tuple[int, float]:
-        """How many chunks the index has not yet, and for how long the oldest has waited."""
-        manifest = self._generations.current()
-
-        def count(db: sqlite3.Connection) -> tuple[int, float]:
-            row = db.execute(
-                "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?",
-                (manifest.last_chunk,),
-            ).fetchone()
-            return int(row[0]), time.time() - row[1] if row[1] else 0.0
-
-        return self._database.reading(count)
+        """How many chunks are not in the index yet, and the age in seconds of the oldest."""
+        last_chunk = self._generations.current().last_chunk
+        chunks, oldest = self._database.reading(lambda db: documents.unindexed(db, last_chunk))
+        return chunks, time.time() - oldest if oldest else 0.0
 
     def fold(self) -> IndexManifest:
-        """Bring the index up to the records: new chunks into new segments, then whatever is worth merging."""
-        while self._fold_some():
+        """Index everything in the records: new chunks into new segments, then merges that are due."""
+        while self._fold_next():
             pass
         self._merge(plan)
         self._rewrite_dead()
         return self._generations.current()
 
     def compact(self) -> IndexManifest:
-        """One segment, if the small ones are more than a tail."""
+        """Merge everything into one segment if the small ones are a large enough share."""
         self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
         return self._generations.current()
 
     def rebuild(self) -> IndexManifest:
-        """Everything anew from the records."""
+        """Build the index from the records."""
         manifest = self._generations.current()
         self._publish(IndexManifest(number=manifest.number))
         self.fold()
         self._merge(lambda sizes: 0 if len(sizes) > 1 else None)
         return self._generations.current()
 
-    def _fold_some(self) -> bool:
-        """One segment of what is new; whether there is more."""
+    def _fold_next(self) -> bool:
+        """Write one segment of new chunks; returns whether there are more."""
         manifest = self._generations.current()
 
-        def read(db: sqlite3.Connection) -> tuple[Segment, bool]:
-            waiting = since(db, manifest.last_chunk)
+        def read(db: Connection) -> tuple[Segment, bool]:
+            waiting = documents.after_chunk(db, manifest.last_chunk)
             self._catalog.refresh(db)
-            return load(db, waiting[:SOME_DOCUMENTS]), len(waiting) > SOME_DOCUMENTS
+            return load(db, waiting[:FOLD_DOCUMENTS]), len(waiting) > FOLD_DOCUMENTS
 
         segment, more = self._database.reading(read)
         if len(segment):
@@ -113,7 +106,7 @@ class IndexWriter:
                 return
 
     def _replace(self, manifest: IndexManifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
-        """One segment in place of some neighbours, without the chunks that are no more."""
+        """Replace adjacent segments with one that leaves out deleted chunks."""
         whole = Segment.merge(parts, [self._alive(part) for part in parts])
         whole.sketch = BinaryVectors.of(whole.vectors)
         new = (self._written(whole, manifest.number + 1),) if len(whole) else ()
@@ -125,11 +118,11 @@ class IndexWriter:
     def _alive(self, part: Segment) -> Mask:
         self._database.reading(self._catalog.refresh)
         alive = self._catalog.permitted(Caller(operator=True))
-        documents = self._catalog.documents_of(part.keys)
-        return np.asarray(alive[documents], bool) if len(alive) else np.zeros(len(part), bool)
+        keys = self._catalog.documents_of(part.keys)
+        return np.asarray(alive[keys], bool) if len(alive) else np.zeros(len(part), bool)
 
     def _written(self, segment: Segment, number: int) -> str:
-        # No name is used twice, not even after somebody has deleted the index: readers know segments by their names.
+        # A name is never reused, not even after the index was deleted: readers cache segments by name.
         name = f"segment-{number}-{token_hex(3)}"
         segment.write(self._generations.path(name))
         return name
@@ -140,15 +133,15 @@ class IndexWriter:
         self._generations.sweep(manifest)
 
     def _trim(self) -> None:
-        """Forget changes that every reader has long seen; one that has not, starts afresh."""
+        """Delete old changes; a reader that is further behind reloads everything."""
         if self._catalog.seq > KEPT_CHANGES:
             oldest = self._catalog.seq - KEPT_CHANGES
-            self._database.writing(lambda db: db.execute("DELETE FROM changes WHERE seq < ?", (oldest,)))
+            self._database.writing(lambda db: documents.trim_changes(db, oldest))
 
 
 def plan(sizes: Sequence[int]) -> int | None:
-    """Where the run of segments begins that should become one: at least FAN of them, the first no larger than the
-    rest together. So a chunk is rewritten about as often as the collection has doubled."""
+    """The first of the trailing segments to merge, or None. At least FAN are merged, the first no larger than the rest
+    together, so a chunk is rewritten about once per doubling of the collection."""
     for begin in range(len(sizes) - FAN + 1):
         if sizes[begin] <= sum(sizes[begin + 1 :]):
             return begin

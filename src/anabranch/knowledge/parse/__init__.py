@@ -1,7 +1,7 @@
-"""Files become text with its structure, in a process of their own that may die of them."""
+"""Parsers: files to structured text, in a separate process that may crash."""
 
+from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.limits import ParseLimits
 from anabranch.knowledge.parse.sandbox import Sandbox
 
 __all__ = ["ParseLimits", "Sandbox", "parse"]

@@ -1,4 +1,4 @@
-"""The child of a Sandbox: reads files from its standard input until that ends, and answers each with its text."""
+"""The child process of a Sandbox: reads files from standard input until it ends, and replies to each with its text."""
 
 import ctypes
 import os
@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.limits import ParseLimits
 from anabranch.knowledge.parse.messages import (
     EXHAUSTED,
     MAX_FRAME,
@@ -31,9 +31,9 @@ def main(limits: ParseLimits) -> None:
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
         _detach()
         _confine(limits)
-        _send(replies, framed(ParseReply()))  # ready: from here on the time is the file's
+        _send(replies, framed(ParseReply()))  # ready: the time limit of a file starts after this
         while (request := _next(requests)) is not None:
-            # Ends this process wherever it hangs, even if nobody is left to kill it.
+            # Ends this process if it hangs, even if the parent is dead.
             signal.setitimer(signal.ITIMER_REAL, limits.timeout_s + GRACE_S)
             _send(replies, _answer(request, limits))
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -41,7 +41,7 @@ def main(limits: ParseLimits) -> None:
 
 
 def _detach() -> None:
-    """What a library prints must not get between the replies; who stops the parent lets it finish its files."""
+    """Output of libraries must not mix with the replies; signals to the process group must not end the child."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -57,7 +57,7 @@ def _confine(limits: ParseLimits) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 64),
     ):
-        with suppress(ValueError, OSError):  # macOS knows no RLIMIT_AS
+        with suppress(ValueError, OSError):  # macOS has no RLIMIT_AS
             resource.setrlimit(kind, (most, most))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -87,7 +87,7 @@ def _answer(request: ParseRequest, limits: ParseLimits) -> bytes:
         return framed(ParseReply(reason=refusal.message))
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - the boundary of a file's task: it fails that file only
+    except Exception as error:  # noqa: BLE001 - task boundary: only this file fails
         reason = f"The file made its parser fail ({type(error).__name__}). Save it in another format and ingest that."
         return framed(ParseReply(reason=reason))
     return frame
@@ -97,4 +97,4 @@ if __name__ == "__main__":
     try:
         main(msgspec.json.decode(sys.argv[1], type=ParseLimits))
     except MemoryError:
-        os._exit(EXHAUSTED)  # there may be no memory left to say it with
+        os._exit(EXHAUSTED)  # there may be no memory left for a message

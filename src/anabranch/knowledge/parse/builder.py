@@ -1,15 +1,50 @@
-"""A text in the making: blocks are added, the path of headings and the limits are kept."""
+"""The text of a document in the making: limits, cleaning of characters, blocks and the path of headings."""
 
-from anabranch.knowledge.parse.clean import clean, line
-from anabranch.knowledge.parse.limits import ParseLimits
+import re
+from contextlib import suppress
+from datetime import date, datetime
+
+from anabranch.domain.model import Value
 from anabranch.knowledge.parsed import Block, BlockKind, Parsed, Unprocessable
 
 MAX_BLOCKS = 1_000_000
 GAP = "\n\n"
+MIB = 1024 * 1024
+LINE_LIMIT = 300
+DAY_LIMIT = 64
+
+_LINE_END = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_UNWANTED = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufeff\ufffe\uffff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_DAY = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d)|(?:D:)?(\d{4})(\d\d)(\d\d)(?:\d{4,}|(?!\d))")
+_SPELLINGS = ("%a, %d %b %Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
+
+
+class ParseLimits(Value):
+    """Limits for one file. `max_expanded` is the unpacked size of an archive such as a DOCX, `max_memory` the memory of
+    its parser; both in bytes, as `max_bytes` is. `max_text` counts characters."""
+
+    max_bytes: int = 50 * MIB
+    max_pages: int = 2_000
+    max_text: int = 20_000_000
+    max_expanded: int = 200 * MIB
+    timeout_s: float = 120.0
+    max_memory: int = 2048 * MIB
+
+
+def mebibytes(count: int) -> str:
+    return f"{count / MIB:,.0f} MiB" if count >= MIB else f"{count:,} bytes"
+
+
+def check_size(data: bytes, limits: ParseLimits) -> None:
+    if len(data) > limits.max_bytes:
+        raise Unprocessable(
+            f"The file has {mebibytes(len(data))}, more than the limit of {mebibytes(limits.max_bytes)}. Split it."
+        )
 
 
 class Headings:
-    """The path of headings at a place. A heading ends every one of its level or below."""
+    """The path of open headings. A heading closes all of its level or below."""
 
     def __init__(self) -> None:
         self._open: list[tuple[int, str]] = []
@@ -27,6 +62,8 @@ class Headings:
 
 
 class TextBuilder:
+    """Collects blocks into a Parsed text and enforces the limits."""
+
     def __init__(self, limits: ParseLimits) -> None:
         self._limits = limits
         self._parts: list[str] = []
@@ -90,4 +127,46 @@ def check_text(characters: int, limits: ParseLimits) -> None:
 
 def check_blocks(count: int) -> None:
     if count > MAX_BLOCKS:
-        raise Unprocessable(f"The file falls into more than {MAX_BLOCKS:,} separate parts. Split it.")
+        raise Unprocessable(f"The file has more than {MAX_BLOCKS:,} separate blocks. Split it.")
+
+
+def clean(text: str) -> str:
+    """Text with \\n line ends, without byte order marks, lone surrogates, and control characters but \\n and \\t."""
+    text = _LINE_END.sub("\n", text)
+    text = _UNWANTED.sub("", text)
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def line(text: str | None, limit: int = LINE_LIMIT) -> str | None:
+    """The text as one line of at most `limit` characters; None if it is empty."""
+    if not text:
+        return None
+    words = " ".join(clean(text[: limit * 8]).split())
+    return words if len(words) <= limit else words[: limit - 1].rstrip() + "…"
+
+
+def day(text: str | None) -> str | None:
+    """The ISO 8601 day of a date in one of the usual formats: 2019-05-01T10:00Z, D:20190501, 1 May 2019."""
+    if not text:
+        return None
+    text = " ".join(text[:DAY_LIMIT].split())
+    if found := _DAY.match(text):
+        year, month, day_of_month = (found[1], found[3], found[4]) if found[1] else found.group(5, 6, 7)
+        with suppress(ValueError):
+            return date(int(year), int(month), int(day_of_month)).isoformat()
+        return None
+    text = re.sub(r" \d\d?:\d\d.*", "", text)
+    for spelling in _SPELLINGS:
+        with suppress(ValueError):
+            return datetime.strptime(text, spelling).date().isoformat()
+    return None
+
+
+def tags(words: str | None) -> tuple[str, ...]:
+    """The distinct keywords of a line, in order."""
+    return unique(re.split(r"[,;\n]", clean(words))) if words else ()
+
+
+def unique(words: list[str], limit: int = 100) -> tuple[str, ...]:
+    lines = (line(word) for word in words)
+    return tuple(dict.fromkeys(word for word in lines if word))[:limit]

@@ -1,12 +1,11 @@
-"""CSV and TSV: each row becomes a line that can be read without the header above it."""
+"""CSV and TSV: each row becomes a line with the column names, readable without the header."""
 
 import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 BLOCK_TARGET = 2_000
@@ -21,7 +20,7 @@ def read_csv(text: str, limits: ParseLimits, delimiter: str | None = None) -> Pa
     second = next(rows, None)
     body = _chain(second, rows)
     if second is None or any(not cell or _NUMBER.fullmatch(cell) for cell in first):
-        # Without names for its columns a row stays as it is.
+        # Without a header, rows are kept as they are.
         lines: Iterator[str] = (" | ".join(row) for row in _chain(first, body))
     else:
         lines = (_sentence(first, row) for row in body)
@@ -31,7 +30,7 @@ def read_csv(text: str, limits: ParseLimits, delimiter: str | None = None) -> Pa
 
 
 def grouped(lines: Iterable[str], target: int = BLOCK_TARGET) -> Iterator[str]:
-    """Lines together up to about `target` characters, so that a long table is not a million blocks."""
+    """Lines joined into blocks of about `target` characters, so that a long table is not a million blocks."""
     held: list[str] = []
     size = 0
     for entry in lines:
@@ -60,7 +59,7 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _delimiter(text: str) -> str:
-    """The one that cuts the first lines into the most columns of the same number."""
+    """The delimiter that splits the first lines into the most consistent number of columns."""
     head = text[:65_536].splitlines()[:50]
 
     def columns(delimiter: str) -> tuple[int, int]:

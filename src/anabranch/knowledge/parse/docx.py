@@ -1,4 +1,4 @@
-"""What a Word document's styles mean: headings, lists, code."""
+"""DOCX: paragraphs, headings, lists, code, tables, notes and text boxes of a Word document."""
 
 import io
 import re
@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits, mebibytes
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, mebibytes, tags
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 Element: TypeAlias = Any  # lxml carries no types
@@ -26,7 +24,7 @@ class Style(NamedTuple):
 
 
 class Styles:
-    """Looks a paragraph's style up, by its own marks and by those of the styles that it is based on."""
+    """Resolves the style of a paragraph from its own properties and the chain of base styles."""
 
     def __init__(self, root: Element) -> None:
         self._elements: dict[str, Element] = {}
@@ -54,7 +52,7 @@ class Styles:
         heading: int | None = None
         list_level: int | None = None
         code = False
-        for _ in range(_MAX_CHAIN):  # a hostile file may let styles be based on each other in a circle
+        for _ in range(_MAX_CHAIN):  # base styles of a hostile file may form a cycle
             element = self._elements.get(name)
             title = (_value(element, "name") if element is not None else None) or name
             if heading is None:
@@ -88,7 +86,7 @@ def _list_level(properties: Element, inherited: int | None) -> int | None:
     numbering = properties.find("{*}numPr")
     if numbering is None:
         return inherited
-    if _value(numbering, "numId") == "0":  # how Word takes a paragraph out of its style's list
+    if _value(numbering, "numId") == "0":  # how Word removes a paragraph from its style's list
         return None
     level = _value(numbering, "ilvl") or "0"
     return int(level) if level in tuple("012345678") else 0
@@ -107,7 +105,7 @@ def _attribute(element: Element, name: str) -> str | None:
 
 
 _DAMAGED = "The DOCX is damaged. Open it in Word or LibreOffice, save it again, and ingest the copy."
-_ENTITIES = "The DOCX declares XML entities, which no word processor does: it may be an attack. Save it anew in Word."
+_ENTITIES = "The DOCX declares XML entities, which no word processor does: it may be an attack. Save it again in Word."
 _UNSEEN = frozenset(("del", "moveFrom", "Fallback", "txbxContent", "pPr", "rPr", "instrText", "delText"))
 _SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 _WRAPPERS = frozenset(("sdt", "sdtContent", "customXml", "ins", "moveTo", "body", "AlternateContent", "Choice"))
@@ -123,7 +121,7 @@ def read_docx(data: bytes, limits: ParseLimits) -> Parsed:
             core = _part(archive, "docProps/core.xml", required=False)
     except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, OSError, EOFError, zlib.error):
         raise Unprocessable(_DAMAGED) from None
-    except RuntimeError:  # how zipfile says that an entry is encrypted
+    except RuntimeError:  # zipfile raises it for an encrypted entry
         raise Unprocessable(
             "The document is encrypted with a password. Save it without one and ingest it again."
         ) from None
@@ -136,7 +134,7 @@ def read_docx(data: bytes, limits: ParseLimits) -> Parsed:
 
 
 def _check_expansion(archive: zipfile.ZipFile, limits: ParseLimits) -> None:
-    # zipfile reads no more of an entry than it announces, so the sum is a bound even where it lies.
+    # zipfile reads no more of an entry than its declared size, so the sum is a bound even if it is wrong.
     expanded = sum(entry.file_size for entry in archive.infolist())
     if expanded > limits.max_expanded:
         raise Unprocessable(
@@ -185,7 +183,7 @@ def _properties(core: Element) -> dict[str, Any]:
 
 
 def local(element: Element) -> str:
-    """The tag without its name space: strict and transitional documents differ in nothing else."""
+    """The tag without its namespace, in which strict and transitional documents differ."""
     tag = element.tag
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
 
@@ -228,7 +226,7 @@ class _DocxReader:
 
 
 def _blocks(root: Element) -> Iterator[Element]:
-    """Paragraphs and tables in their order, out of whatever wraps them."""
+    """Paragraphs and tables in order, without their wrappers."""
     for element in root:
         name = local(element)
         if name in ("p", "tbl"):
@@ -252,7 +250,7 @@ def _words(element: Element) -> Iterator[str]:
 
 
 def _boxes(paragraph: Element) -> Iterator[Element]:
-    """Text boxes hang in a paragraph; older Word gets a second copy of each, as the fallback."""
+    """The text boxes of a paragraph, without the fallback copies for older versions of Word."""
     for box in paragraph.iter("{*}txbxContent"):
         if not any(local(above) in ("Fallback", "txbxContent") for above in box.iterancestors()):
             yield box
@@ -261,7 +259,7 @@ def _boxes(paragraph: Element) -> Iterator[Element]:
 def _rows(table: Element) -> Iterator[str]:
     for row in table.iter("{*}tr"):
         if next(row.iterancestors("{*}tbl")) is not table:
-            continue  # of a table within a cell, whose words the cell has already
+            continue  # a nested table: its text is in the outer cell already
         cells = [" ".join("".join(_words(cell)).split()) for cell in row.iterchildren("{*}tc", "{*}sdt")]
         if any(cells):
             yield " | ".join(cells)

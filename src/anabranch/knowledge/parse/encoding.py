@@ -1,9 +1,9 @@
-"""Bytes become text: by their mark, as UTF-8, by what they declare, else by what they look like."""
+"""Decoding: by byte order mark, as UTF-8, by declared charset, else by detection."""
 
 import codecs
 import re
 
-from anabranch.knowledge.parse.clean import clean
+from anabranch.knowledge.parse.builder import clean
 from anabranch.knowledge.parsed import Unprocessable
 
 _MARKS = (
@@ -15,7 +15,7 @@ _MARKS = (
 )
 _DECLARED = re.compile(rb"""<(?:meta\b|\?xml\b)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?\s*([a-zA-Z0-9_:-]{2,40})""")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([a-zA-Z0-9_:-]{2,40})", re.IGNORECASE)
-# In the order of how common they are: short texts leave several equally likely.
+# Most common first: for short texts several are equally likely.
 _LIKELY = (
     *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256"),
     *("cp932", "euc_jp", "gb18030", "big5", "cp949", "mac_roman"),
@@ -26,7 +26,7 @@ _NOT_TEXT = "The file is not text, nor of a kind that can be read. Save it as PD
 
 
 def decode(data: bytes, media_type: str | None = None) -> str:
-    """The clean text of the bytes, without their byte order mark."""
+    """The cleaned text of the bytes, without byte order mark."""
     return clean(_decode(data, media_type))
 
 
@@ -47,7 +47,7 @@ def _decode(data: bytes, media_type: str | None) -> str:
 
 
 def _wide(data: bytes) -> str:
-    """UTF-16 that carries no mark: in Western text every second byte is zero."""
+    """UTF-16 without byte order mark: in Western text every second byte is zero."""
     even, odd = data[0:_SAMPLE:2].count(0), data[1:_SAMPLE:2].count(0)
     half = len(data[:_SAMPLE]) / 2
     encoding = "utf-16-le" if odd > 0.4 * half > even * 8 else "utf-16-be" if even > 0.4 * half > odd * 8 else None
@@ -73,7 +73,7 @@ def _declared(data: bytes, media_type: str | None) -> str | None:
     if named is None:
         return None
     try:
-        # What does not fit its own declaration is guessed at instead; codecs that are no encodings (hex) are refused.
+        # A wrong declaration is ignored; codecs that are not text encodings (hex) are refused.
         b"text".decode(named)
         data.decode(named)
     except (LookupError, UnicodeError, ValueError):
@@ -88,7 +88,7 @@ def _guessed(data: bytes) -> str:
     order = {encoding: place for place, encoding in enumerate(_LIKELY)}
     found = list(from_bytes(telling, cp_isolation=list(_LIKELY), enable_fallback=False))
     if not found:
-        raise Unprocessable("The file's character encoding cannot be made out. Save it as UTF-8 and ingest it again.")
+        raise Unprocessable("The file's character encoding cannot be detected. Save it as UTF-8 and ingest it again.")
     best = min(
         found, key=lambda match: (round(match.chaos, 2), -round(match.coherence, 2), order.get(match.encoding, 99))
     )

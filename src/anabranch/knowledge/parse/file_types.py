@@ -1,4 +1,4 @@
-"""What a file is, judged by its content first and by its name only where the content leaves it open."""
+"""Detects the file type by content first, and by name only if the content is ambiguous."""
 
 import io
 import re
@@ -101,14 +101,14 @@ _HTML = re.compile(r"<(?:!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
 
 
 def suffix_of(filename: str | None) -> str:
-    """The lower-case suffix: all of a file's name that is ever used."""
+    """The lower-case suffix, the only part of a file name that is used."""
     name = (filename or "").replace("\\", "/").replace("\x00", "")[-255:]
     suffix = PurePosixPath(name).suffix.lower()
     return suffix if re.fullmatch(r"\.[a-z0-9_+-]{1,16}", suffix) else ""
 
 
 def binary_kind(data: bytes, suffix: str) -> Binary | None:
-    """PDF or DOCX, None for what may be text; everything else is refused with what it is."""
+    """PDF or DOCX; None if it may be text. Other formats are refused by name."""
     head = data[:1024]
     if head.lstrip(b"\xef\xbb\xbf \t\r\n\x00").startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in head):
         return "pdf"
@@ -120,14 +120,14 @@ def binary_kind(data: bytes, suffix: str) -> Binary | None:
         if data.startswith(magic):
             raise _refusal(what, remedy, suffix)
     for offset, magic, what, remedy in _MAGIC:
-        # A text may begin with "ID3": a magic of mere letters counts only where the rest is not text either.
+        # A text may begin with "ID3": a magic number of ASCII letters counts only if the rest is not text either.
         if data.startswith(magic, offset) and not (magic.isascii() and b"\0" not in data[:4096]):
             raise _refusal(what, remedy, suffix)
     return None
 
 
 def textual_kind(text: str, suffix: str, media_type: str | None) -> Textual | None:
-    """None where neither the content nor a name says anything."""
+    """The text format by content, suffix or media type; None if all are unknown."""
     if _is_html(text):
         return "html"
     if suffix in _NEVER_TEXT:

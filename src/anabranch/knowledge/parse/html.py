@@ -1,12 +1,10 @@
-"""HTML: what a reader sees of a page, block by block; nothing is fetched and nothing runs."""
+"""HTML: the visible text of a page as blocks; nothing is fetched or executed."""
 
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
 from anabranch.knowledge.parsed import BlockKind, Parsed, Unprocessable
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ _INLINE = frozenset(_INLINE_NAMES.split())
 _HEADINGS = {"h1": 1, "h2": 2, "h3": 3, "h4": 4, "h5": 5, "h6": 6}
 _SPACE = re.compile(r"\s+")
 _DATES = ("article:published_time", "date", "dcterms.created", "dc.date", "datepublished", "created")
-# Tags that nest; those that the next of their kind closes (p, li, td) do not.
+# Tags that nest; p, li and td do not, because the next one closes them.
 _NESTING = re.compile(
     r"<(/?)(?:div|span|ul|ol|dl|table|section|article|main|aside|header|footer|blockquote|figure|center|details|form|"
     r"fieldset|b|i|u|em|strong|small|big|font|code|tt|s|strike|pre|svg|math|template|[a-z]+-[a-z-]+)[\s/>]",
@@ -39,7 +37,7 @@ def read_html(text: str, limits: ParseLimits) -> Parsed:
     _check_depth(text)
     try:
         page = LexborHTMLParser(text)
-    except SelectolaxError:  # any text is HTML: what can fail is to find room for it
+    except SelectolaxError:  # any text is valid HTML, so this is an allocation failure
         raise MemoryError from None
     reader = _HtmlReader(limits)
     if page.root is not None:
@@ -57,7 +55,7 @@ def read_html(text: str, limits: ParseLimits) -> Parsed:
 
 
 def _check_depth(text: str) -> None:
-    """The parser's time grows with the square of the depth: a megabyte of open tags would take minutes."""
+    """The parser is quadratic in the depth: a megabyte of open tags would take minutes."""
     depth = 0
     for tag in _NESTING.finditer(text):
         depth += -1 if tag[1] else 1
@@ -78,7 +76,7 @@ def _meta(page: "LexborHTMLParser") -> dict[str, str]:
 
 
 def _walk(root: "LexborNode") -> "Iterator[tuple[LexborNode, bool]]":
-    """Every node that can be seen, on the way in and on the way out; a page may nest deeper than Python can call."""
+    """Every visible node, entering and leaving. Not recursive, because pages may nest deeper than Python's stack."""
     above: list[LexborNode] = []
     node: LexborNode | None = root
     while node is not None or above:
@@ -98,7 +96,7 @@ def _walk(root: "LexborNode") -> "Iterator[tuple[LexborNode, bool]]":
 
 
 class _HtmlReader:
-    """Words gather until a block ends. Lists and tables gather lines; inside of both, the outer one gives the kind."""
+    """Collects words until a block ends. Lists and tables collect lines; the outermost one determines the kind."""
 
     def __init__(self, limits: ParseLimits) -> None:
         self.draft = TextBuilder(limits)

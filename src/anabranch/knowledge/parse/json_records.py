@@ -1,17 +1,15 @@
-"""JSON and JSONL: a block for each record, its own words first and the other fields as "path: value" lines."""
+"""JSON and JSONL: one block per record, its text first and the other fields as "path: value" lines."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from anabranch.knowledge.parse.builder import TextBuilder, check_text
-from anabranch.knowledge.parse.clean import clean, day, line, unique
-from anabranch.knowledge.parse.clean import tags as keywords
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, check_text, clean, day, line, unique
+from anabranch.knowledge.parse.builder import tags as keywords
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
-# Numbers stay as they were written.
+# Numbers keep their notation.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | bool | None"
 
 _TITLES = ("title", "headline", "subject", "name")
@@ -34,7 +32,7 @@ def read_json(text: str, limits: ParseLimits) -> Parsed:
         value = _loads(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and _is_one_line(text[: error.pos]):
-            return read_jsonl(text, limits)  # named .json, but of one record a line
+            return read_jsonl(text, limits)  # a .json file with one record per line
         raise _corrupt(f"in line {error.lineno:,}, column {error.colno:,}", error) from None
     return _written(value, limits)
 
@@ -90,7 +88,7 @@ def _written(value: Json, limits: ParseLimits) -> Parsed:
 
 
 def _add_wrapper(draft: TextBuilder, value: dict[str, Json]) -> None:
-    """An object that is no record itself: its lists of records are taken one by one, under the name of the list."""
+    """An object that is not a record itself: the records in its lists are added one by one, under the list's name."""
     plain: dict[str, Json] = {key: each for key, each in value.items() if not isinstance(each, list | dict)}
     draft.add("\n".join(_lines(plain)))
     for key, each in value.items():

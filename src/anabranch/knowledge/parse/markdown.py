@@ -1,4 +1,4 @@
-"""Markdown: the text stays the source as it is, and the blocks are places in it."""
+"""Markdown: the text is the unchanged source, and the blocks are spans of it."""
 
 import re
 from collections.abc import Iterator
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from anabranch.knowledge.parse.builder import Headings, check_blocks, check_text
-from anabranch.knowledge.parse.clean import day, line, unique
-from anabranch.knowledge.parse.clean import tags as keywords
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import Headings, ParseLimits, check_blocks, check_text, day, line, unique
+from anabranch.knowledge.parse.builder import tags as keywords
 from anabranch.knowledge.parsed import Block, BlockKind, Parsed
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ _KINDS: dict[str, BlockKind] = {
 
 
 class FrontMatter(NamedTuple):
-    """What stands above the document, and where the document itself begins."""
+    """The metadata above a document, and where the document begins."""
 
     end: int = 0
     title: str | None = None
@@ -41,7 +39,7 @@ class FrontMatter(NamedTuple):
 
 
 class MarkdownPart(NamedTuple):
-    """A block of the source, in lines; `heading` is its level and its words."""
+    """A block of the source, in lines; `heading` is its level and text."""
 
     first: int
     behind: int
@@ -63,7 +61,7 @@ def read_markdown(text: str, limits: ParseLimits) -> Parsed:
         start, end = _trimmed(body, starts[part.first], min(starts[part.behind], len(body)), part.kind)
         if start >= end:
             continue
-        if part.rule and blocks:  # a line drawn across the page says nothing by itself
+        if part.rule and blocks:  # a horizontal rule has no text of its own
             blocks[-1] = _until(blocks[-1], front.end + end)
             continue
         blocks.append(Block(start=front.end + start, end=front.end + end, kind=part.kind, headers=headings.path))
@@ -79,7 +77,7 @@ def read_markdown(text: str, limits: ParseLimits) -> Parsed:
 
 
 def _parts(body: str) -> Iterator[MarkdownPart]:
-    """The blocks at the top level, and between them what Markdown gives no token to, such as link definitions."""
+    """The top-level blocks, and the text between them that has no token, such as link definitions."""
     at = 0
     tokens = _blocks_of(body)
     for place, token in enumerate(tokens):
@@ -98,7 +96,7 @@ def _parts(body: str) -> Iterator[MarkdownPart]:
 
 
 def _blocks_of(body: str) -> "list[Token]":
-    """Only the blocks: the words inside of them are not looked at, but for those of headings."""
+    """Block tokens only: inline content is not parsed, except for headings."""
     markdown = _parser()
     return markdown.block.parse(body, markdown, {}, []) or []
 
@@ -134,7 +132,7 @@ def _front_matter(text: str) -> FrontMatter:
     if found is None:
         return FrontMatter()
     try:
-        # Composed, not constructed: values stay as they are spelled, and nothing is built from aliases or tags.
+        # Composed, not constructed: values keep their notation, and aliases and tags build nothing.
         node = yaml.compose(found["yaml"], Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return FrontMatter()

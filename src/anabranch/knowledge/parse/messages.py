@@ -1,4 +1,4 @@
-"""What Sandbox and its child say to each other: messages, each behind its length."""
+"""The length-prefixed messages between Sandbox and its child process."""
 
 import struct
 
@@ -9,7 +9,7 @@ from anabranch.knowledge.parsed import Parsed
 
 PREFIX = struct.Struct(">I")
 MAX_FRAME = 512 * 1024 * 1024
-EXHAUSTED = 77  # how the child exits when its memory is not enough
+EXHAUSTED = 77  # the child's exit status if it runs out of memory
 
 
 class ParseRequest(Value):
@@ -19,7 +19,7 @@ class ParseRequest(Value):
 
 
 class ParseReply(Value):
-    """Either what the file says or why it cannot."""
+    """The parsed file, or the reason why it cannot be parsed."""
 
     parsed: Parsed | None = None
     reason: str = ""

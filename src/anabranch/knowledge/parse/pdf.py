@@ -1,4 +1,4 @@
-"""PDF: the text of each page, its lines put back together into paragraphs."""
+"""PDF: the text of each page, with lines joined into paragraphs."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.knowledge.parse.builder import TextBuilder
-from anabranch.knowledge.parse.clean import day, line, tags
-from anabranch.knowledge.parse.limits import ParseLimits
+from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
 from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 if TYPE_CHECKING:
@@ -18,9 +16,9 @@ _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 _CLEAR_GAP = 1.35  # in usual distances between lines
 _TALL_GAP = 1.9  # in heights of a line, where a page has too few lines to know what is usual
 _RESIZED = 1.2
-_SHORT = 0.7  # of the width of its paragraph: the line was ended on purpose, as in code and addresses
+_SHORT = 0.7  # of the paragraph's width: the line break is intended, as in code and addresses
 _LIGATURES = str.maketrans({"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl"})
-# pdfium leaves a mark, and no line break, where a line ended in a hyphen.
+# pdfium marks a hyphen at a line end, without a line break.
 _MARK = re.compile("[\ufffe\x02]")
 _HYPHENS = "-\u2010\xad\ufffe\x02"
 _ITEM = re.compile(r"(?:[\u2022\u2023\u25aa\u25cf\u25e6\u2043*-]|\(?(?:\d{1,3}|[a-z])[.)])\s")
@@ -28,8 +26,8 @@ _WIDE = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
 
 
 class PdfLine(NamedTuple):
-    """A line of a page. It begins on the height `first` and ends on the height `last` (below `first`, where pdfium put
-    hyphenated lines together); its letters are `low` to `high`. All in points, heights from the foot of the page."""
+    """A line of a page. It begins at the height `first` and ends at `last` (below `first` if pdfium joined hyphenated
+    lines); its letters are `low` to `high` tall. All in points, heights from the bottom of the page."""
 
     text: str
     first: float = 0.0
@@ -109,7 +107,7 @@ def _page_lines(document: "PdfDocument", number: int) -> list[PdfLine]:
 def _lines(page: "PdfTextPage") -> Iterator[PdfLine]:
     try:
         text: str = page.get_text_range()
-    except RecursionError:  # it calls itself for every leading character that is not part of the text
+    except RecursionError:  # pdfium's wrapper recurses for every leading character outside the text
         text = page.get_text_bounded()
     at = 0
     characters = page.count_chars()
@@ -126,7 +124,7 @@ def _lines(page: "PdfTextPage") -> Iterator[PdfLine]:
 
 
 def _paragraphs(lines: list[PdfLine]) -> Iterator[str]:
-    """Lines belong together until a blank one, a clear gap, or a change of the size of the letters."""
+    """Lines joined until a blank line, a clear gap, or a change of font size."""
     written = [each for each in lines if each.low > 0]
     gaps = [gap for above, below in pairwise(written) if (gap := above.last - below.first) > 1]
     usual = median(gaps) if len(gaps) >= 4 else None
@@ -146,7 +144,7 @@ def _apart(above: PdfLine, below: PdfLine, usual: float | None) -> bool:
     if above.low <= 0 or below.low <= 0:
         return False
     gap = above.last - below.first
-    if gap < -above.high:  # up again: the next column
+    if gap < -above.high:  # upwards: the next column
         return not below.text.lstrip()[:1].islower()
     # One word in another font does not make a line of another size.
     resized = above.low > _RESIZED * below.high or below.low > _RESIZED * above.high
@@ -178,5 +176,5 @@ def _mark(found: re.Match[str]) -> str:
 
 
 def _hyphen(before: str, behind: str) -> str:
-    """What stays of a hyphen at a line's end: nothing inside of a word, which "Jean-Paul" and "B-52" are not."""
+    """What remains of a hyphen at a line end: nothing inside a word, "-" in "Jean-Paul" and "B-52"."""
     return "" if before.islower() and behind.islower() else "-"

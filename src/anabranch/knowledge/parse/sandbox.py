@@ -1,4 +1,4 @@
-"""Parsing in a process of its own, kept between files, so that a bad file takes down nothing but itself."""
+"""Parsing in a reused child process, so that a bad file can crash only itself."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from anabranch.domain.errors import InternalError, ShuttingDown
-from anabranch.knowledge.parse.limits import ParseLimits, check_size, mebibytes
+from anabranch.knowledge.parse.builder import ParseLimits, check_size, mebibytes
 from anabranch.knowledge.parse.messages import (
     EXHAUSTED,
     MAX_FRAME,
@@ -26,8 +26,8 @@ EXIT_S = 1.0
 
 
 class Sandbox:
-    """One file at a time. The child starts with the first file; a new one starts after a crash, a time-out or a
-    cancelled call, for what the old one might still say belongs to another file."""
+    """Parses one file at a time. The child starts with the first file; it is replaced after a crash, a time-out or a
+    cancelled call, because its next reply would belong to another file."""
 
     def __init__(self, limits: ParseLimits) -> None:
         self._limits = limits
@@ -37,11 +37,11 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """The child's process, while there is one."""
+        """The process id of the child, if it runs."""
         return self._child.pid if self._child else None
 
     async def parse(self, data: bytes, filename: str | None, media_type: str | None = None) -> Parsed:
-        check_size(data, self._limits)  # here already: what is too large is not worth a copy
+        check_size(data, self._limits)  # before the file is copied to the child
         request = framed(ParseRequest(data=data, filename=_encodable(filename), media_type=_encodable(media_type)))
         async with self._turn:
             try:
@@ -54,7 +54,7 @@ class Sandbox:
         return reply.parsed
 
     async def close(self) -> None:
-        """Ends the child at once, and whatever it was at."""
+        """End the child at once, with the file that it parses."""
         self._closed = True
         await self._end()
 
@@ -74,14 +74,14 @@ class Sandbox:
             raise Unprocessable(await self._cause(child)) from None
 
     async def _cause(self, child: asyncio.subprocess.Process) -> str:
-        """Why the child stopped talking. It is about to end, or has lost its mind and is ended."""
+        """Why the child sent no valid reply."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXIT_S):
                 await child.wait()
         code = child.returncode
         if code == EXHAUSTED:
             return f"The file needs more than {mebibytes(self._limits.max_memory)} of memory to be read. Split it."
-        how = "no sensible reply" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = "no valid reply" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"The file made its parser crash ({how}). Save it again, or in another format, and ingest that."
 
     async def _started(self) -> asyncio.subprocess.Process:
@@ -91,7 +91,7 @@ class Sandbox:
             assert self._child.stdout is not None
             if self._child.returncode is None and not self._child.stdout.at_eof():
                 return self._child
-            await self._end()  # something else ended it while it had nothing to do
+            await self._end()  # it ended while idle
         try:
             async with asyncio.timeout(START_S):
                 self._child = await _spawned(self._limits)
@@ -123,7 +123,7 @@ async def _spawned(limits: ParseLimits) -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.DEVNULL,
         limit=BUFFER,
         cwd="/",
-        # Nothing of the parent's environment: a hostile file finds no keys in it.
+        # Without the parent's environment, which holds keys that a hostile file could read.
         env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONUTF8": "1"},
     )
 
@@ -132,10 +132,10 @@ async def _reply(child: asyncio.subprocess.Process) -> ParseReply:
     assert child.stdout is not None
     (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
     if size > MAX_FRAME:
-        raise EOFError("the child says nothing sensible")
+        raise EOFError("the frame is too large")
     return reply_from(await child.stdout.readexactly(size))
 
 
 def _encodable(text: str | None) -> str | None:
-    """Names of files may hold bytes that are no characters."""
+    """File names may contain bytes that are not valid UTF-8."""
     return None if text is None else text[-255:].encode("utf-8", "replace").decode("utf-8")

@@ -1,1 +1,1 @@
-"""The records are the truth, in SQLite. Each module owns some tables; `database` owns connections and threads."""
+"""The records: the SQLite database that everything else is derived from. Only this package runs SQL."""

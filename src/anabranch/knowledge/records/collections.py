@@ -1,4 +1,4 @@
-"""Collections: names for sets of documents, and how new ones are cut and shown."""
+"""Collections: named sets of documents with their chunking and default permissions."""
 
 import sqlite3
 import time
@@ -7,22 +7,23 @@ import msgspec
 
 from anabranch.knowledge.model import Collection, CollectionSettings
 from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
 
 def create(
     db: sqlite3.Connection, *, owner: str, name: str, description: str, settings: CollectionSettings
 ) -> Collection | None:
-    """The new collection; None if its owner has one of that name."""
+    """Create a collection; None if its owner has one of that name."""
     identifier = new_id()
     try:
         db.execute(
             "INSERT INTO collections (id, owner, name, description, settings, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (identifier, owner, name, description, msgspec.json.encode(settings).decode(), time.time()),
+            (identifier, owner, name, description, as_json(settings), time.time()),
         )
     except sqlite3.IntegrityError:
         return None
-    documents.changed(db, "collection", 0)
+    documents.record_change(db, "collection", 0)
     return by_id(db, identifier)
 
 
@@ -41,7 +42,7 @@ def listed(db: sqlite3.Connection) -> list[Collection]:
 
 
 def delete(db: sqlite3.Connection, key: int) -> int:
-    """The collection and all that is in it; how many documents there were."""
+    """Delete a collection with all its documents; returns how many there were."""
     keys = [row[0] for row in db.execute("SELECT key FROM documents WHERE collection = ?", (key,))]
     for document in keys:
         documents.remove(db, document)
@@ -59,7 +60,7 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM endpoints WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
-    documents.changed(db, "collection", 0)
+    documents.record_change(db, "collection", 0)
     return len(keys)
 
 

@@ -1,4 +1,4 @@
-"""Cursors: places in a list that a client can hand back, and which do not show the keys that count all documents."""
+"""Cursors: encrypted positions in a list, which do not disclose the document keys."""
 
 import hmac
 import secrets
@@ -19,7 +19,7 @@ class Cursors:
         return urlsafe_b64encode(nonce + hidden + self._digest(b"tag", nonce + hidden)).decode()
 
     def opened(self, cursor: str) -> int | None:
-        """The key, or None for what is no cursor of these records."""
+        """The key of a cursor; None if it is not valid for these records."""
         try:
             raw = urlsafe_b64decode(cursor)
         except ValueError:
@@ -39,7 +39,7 @@ def find(db: sqlite3.Connection) -> Cursors | None:
 
 
 def make(db: sqlite3.Connection) -> Cursors:
-    """The records' own, the same for all processes."""
+    """The cursors of these records; their secret is stored, so all processes share it."""
     db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (FACT, secrets.token_hex(32)))
     made = find(db)
     assert made is not None

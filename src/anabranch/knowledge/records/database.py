@@ -1,19 +1,24 @@
-"""The database: one writer thread with short transactions, readers beside it, and the forward migrations."""
+"""The SQLite database: connections, one writer thread, reader threads, transactions and migrations."""
 
 import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.knowledge.records.schema import MIGRATIONS
 
 T = TypeVar("T")
+# For annotations elsewhere: only this package runs SQL.
+Connection = sqlite3.Connection
+Row = sqlite3.Row
 
 NAME = "records.sqlite"
 BUSY_S = 10.0
@@ -23,13 +28,13 @@ READERS = 4
 
 
 class StoreFailed(AnabranchError):
-    """The records cannot be read or written: a full disk, a lock that nobody gives back."""
+    """The records cannot be read or written: the disk is full, or another process holds the lock."""
 
     code = "service_unavailable"
 
 
 class Database:
-    """Reads and writes are functions of a connection. An acknowledged write is on disk."""
+    """Runs functions of a connection as transactions. A write that has returned is on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -41,11 +46,11 @@ class Database:
 
     @classmethod
     def open(cls, folder: Path) -> "Database":
-        """The records in a folder, made or brought up to date where needed."""
+        """Open the records in a folder; create or migrate them if needed."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             database = cls(folder)
-            database.path.touch(mode=0o600)  # others may be able to look into the folder
+            database.path.touch(mode=0o600)  # the folder may be readable by others
             migrate(database._connection())
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
@@ -57,7 +62,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self.reading, work)
 
     def reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same, in the thread that calls: everything in one snapshot."""
+        """Read in the calling thread, in one snapshot."""
         connection = self._connection()
         connection.execute("BEGIN")
         try:
@@ -72,7 +77,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self.writing, work)
 
     def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """All of it or nothing, and on disk when this returns."""
+        """Write in the calling thread: all or nothing, and on disk when this returns."""
         connection = self._connection()
         for attempt in range(RETRIES + 1):
             try:
@@ -83,12 +88,8 @@ class Database:
                 time.sleep(RETRY_S)
         raise AssertionError
 
-    def version(self) -> int:
-        """Changes whenever another connection has committed."""
-        return int(self._connection().execute("PRAGMA data_version").fetchone()[0])
-
     def backup(self, target: Path) -> None:
-        """A copy of the records as they are now, while they are in use."""
+        """Copy the records with SQLite's online backup, while they are in use."""
         with sqlite3.connect(target) as copy:
             self._connection().backup(copy, pages=1_000)
             copy.execute("PRAGMA journal_mode = DELETE")
@@ -104,7 +105,7 @@ class Database:
             self._opened.clear()
 
     def _connection(self) -> sqlite3.Connection:
-        """The connection of the thread that asks."""
+        """The calling thread's connection."""
         if not hasattr(self._local, "connection"):
             self._local.connection = connect(self.path)
             with self._lock:
@@ -117,27 +118,27 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = OFF")  # what must go together, goes together in one function
+    connection.execute("PRAGMA foreign_keys = OFF")  # deletes of dependent rows stand in one function
     connection.execute("PRAGMA cache_size = -16000")
     connection.execute("PRAGMA mmap_size = 17179869184")
     return connection
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    if _version(connection) == len(MIGRATIONS):
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    if _version(connection) == len(migrations):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection)
-        if version > len(MIGRATIONS):
+        if version > len(migrations):
             raise ConfigurationError(
-                f"The records are of version {version}, which a newer Anabranch wrote; "
-                f"this one knows version {len(MIGRATIONS)}. Update Anabranch."
+                f"The records have schema version {version}, written by a newer Anabranch; "
+                f"this one supports version {len(migrations)}. Update Anabranch."
             )
-        for migration in MIGRATIONS[version:]:
+        for migration in migrations[version:]:
             for statement in _statements(migration):
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
@@ -145,7 +146,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def _statements(script: str) -> list[str]:
-    """One by one: executescript would commit by itself."""
+    """The statements one by one: executescript would commit."""
     found: list[str] = []
     text = ""
     for line in script.splitlines():
@@ -170,3 +171,7 @@ def _transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connect
             connection.execute("ROLLBACK")
         raise
     return result
+
+
+def as_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,49 +1,29 @@
-"""Documents and their chunks, and the sequence of every change to them."""
+"""Documents, their chunks and attributes, and the log of changes to them."""
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from anabranch.domain.model import Embedding, Value
-from anabranch.knowledge.model import Permissions, SourceType, StoredDocument
+from anabranch.domain.model import Embedding
+from anabranch.knowledge.model import DocumentDraft, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Piece
+from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
 
 
-class DocumentDraft(Value):
-    """A document that is ready to be kept. `recipe` names everything besides the content that shapes its chunks."""
-
-    id: str
-    collection: int
-    owner: str
-    source: SourceType
-    identity: str
-    filename: str | None
-    url: str | None
-    title: str
-    content: str
-    content_hash: str
-    recipe: str
-    metadata: Mapping[str, Any]
-    permissions: Permissions
-    day: int
-    pages: int | None
-    size: int
-
-
 def insert(
     db: sqlite3.Connection, draft: DocumentDraft, pieces: Sequence[Piece], embeddings: Sequence[Embedding]
 ) -> StoredDocument:
-    """Keep a document, in place of the one with its identity if there is one: nobody sees both, or neither."""
+    """Store a document; it replaces the one with its identity in the same transaction."""
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
-        remove(db, old.key, forget_quotes=False)
+        remove(db, old.key, delete_citations=False)
     first = _next_chunk(db)
     key = _insert_document(db, draft, old, first, pieces)
     db.execute("INSERT INTO contents VALUES (?, ?)", (key, draft.content))
@@ -59,7 +39,7 @@ def insert(
                 piece.end,
                 piece.tokens,
                 piece.kind,
-                _json(piece.headers),
+                as_json(piece.headers),
                 piece.page,
                 draft.content[piece.start : piece.end],
             )
@@ -70,7 +50,7 @@ def insert(
         "INSERT INTO embeddings VALUES (?, ?, ?)",
         ((number, embedding.vector, embedding.tokens) for number, embedding in enumerate(embeddings, first)),
     )
-    changed(db, "add", key)
+    record_change(db, "add", key)
     kept = by_key(db, key)
     assert kept is not None
     return kept
@@ -93,10 +73,10 @@ def _insert_document(
             draft.title,
             draft.content_hash,
             draft.recipe,
-            _json(draft.metadata),
+            as_json(draft.metadata),
             draft.permissions.visibility,
-            _json(draft.permissions.allowed_users),
-            _json(draft.permissions.allowed_groups),
+            as_json(draft.permissions.allowed_users),
+            as_json(draft.permissions.allowed_groups),
             draft.day,
             draft.pages,
             first_chunk,
@@ -110,8 +90,8 @@ def _insert_document(
     return int(cursor.lastrowid or 0)
 
 
-def remove(db: sqlite3.Connection, key: int, *, forget_quotes: bool = True) -> int:
-    """A document and everything of it; how many chunks it had."""
+def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -> int:
+    """Delete a document and everything that belongs to it; returns how many chunks it had."""
     row = db.execute("SELECT id, first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
     if row is None:
         return 0
@@ -121,9 +101,9 @@ def remove(db: sqlite3.Connection, key: int, *, forget_quotes: bool = True) -> i
     db.execute("DELETE FROM contents WHERE document = ?", (key,))
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
     db.execute("DELETE FROM documents WHERE key = ?", (key,))
-    if forget_quotes:
+    if delete_citations:
         db.execute("DELETE FROM citations WHERE document = ?", (row["id"],))
-    changed(db, "remove", key)
+    record_change(db, "remove", key)
     return int(row["chunk_count"])
 
 
@@ -136,16 +116,16 @@ def describe(
     permissions: Permissions,
     day: int,
 ) -> None:
-    """What is said about a document, and who may see it, anew."""
+    """Update the title, metadata, permissions and day of a document."""
     db.execute(
         "UPDATE documents SET title = ?, metadata = ?, visibility = ?, allowed_users = ?, allowed_groups = ?, day = ?, "
         "updated_at = ? WHERE key = ?",
         (
             title,
-            _json(metadata),
+            as_json(metadata),
             permissions.visibility,
-            _json(permissions.allowed_users),
-            _json(permissions.allowed_groups),
+            as_json(permissions.allowed_users),
+            as_json(permissions.allowed_groups),
             day,
             time.time(),
             key,
@@ -153,51 +133,130 @@ def describe(
     )
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
     db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in attributes(metadata)))
-    changed(db, "update", key)
+    record_change(db, "update", key)
 
 
-def changed(db: sqlite3.Connection, op: str, document: int) -> None:
+def record_change(db: sqlite3.Connection, op: str, document: int) -> None:
     db.execute("INSERT INTO changes (op, document, at) VALUES (?, ?, ?)", (op, document, time.time()))
 
 
+def change_range(db: sqlite3.Connection) -> tuple[int, int]:
+    """The oldest and the newest sequence number in the log of changes; 0 if there is none."""
+    oldest, newest = db.execute(
+        "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
+    ).fetchone()
+    return oldest, newest
+
+
+def changed_since(db: sqlite3.Connection, seq: int) -> list[int]:
+    """The keys of documents that were added, updated or removed after a sequence number."""
+    return _column(db, "SELECT DISTINCT document FROM changes WHERE seq > ? AND document > 0", seq)
+
+
+def trim_changes(db: sqlite3.Connection, before: int) -> None:
+    db.execute("DELETE FROM changes WHERE seq < ?", (before,))
+
+
 def by_id(db: sqlite3.Connection, identifier: str, *, content: bool = False) -> StoredDocument | None:
-    row = db.execute("SELECT * FROM documents WHERE id = ?", (identifier,)).fetchone()
-    if row is None:
-        return None
-    document = from_row(row)
-    if content:
-        text = db.execute("SELECT content FROM contents WHERE document = ?", (document.key,)).fetchone()[0]
+    document = _first(db, "id = ?", identifier)
+    if document is not None and content:
+        [text] = _column(db, "SELECT content FROM contents WHERE document = ?", document.key)
         document = msgspec.structs.replace(document, content=text)
     return document
 
 
 def by_key(db: sqlite3.Connection, key: int) -> StoredDocument | None:
-    row = db.execute("SELECT * FROM documents WHERE key = ?", (key,)).fetchone()
-    return from_row(row) if row else None
+    return _first(db, "key = ?", key)
 
 
 def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, StoredDocument]:
-    rows = db.execute(
-        "SELECT * FROM documents WHERE key IN (SELECT value FROM json_each(?))", (_json([*map(int, keys)]),)
-    )
-    return {row["key"]: from_row(row) for row in rows}
+    return {row["key"]: _from_row(row) for row in rows(db, keys)}
 
 
 def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:
-    row = db.execute("SELECT * FROM documents WHERE collection = ? AND identity = ?", (collection, identity)).fetchone()
-    return from_row(row) if row else None
+    return _first(db, "collection = ? AND identity = ?", collection, identity)
 
 
-def alike(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
-    """The documents of a collection that have the same content and were cut in the same way."""
-    rows = db.execute(
-        "SELECT * FROM documents WHERE content_hash = ? AND collection = ? AND recipe = ? ORDER BY key",
-        (content_hash, collection, recipe),
+def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
+    """The documents of a collection with the same content, chunked in the same way."""
+    where = "content_hash = ? AND collection = ? AND recipe = ? ORDER BY key"
+    return _select(db, where, content_hash, collection, recipe)
+
+
+def rows(db: sqlite3.Connection, keys: Sequence[int] | None = None) -> Iterable[sqlite3.Row]:
+    """The rows of the table `documents` with these keys, or all of them."""
+    if keys is None:
+        return db.execute("SELECT * FROM documents")
+    return db.execute("SELECT * FROM documents WHERE key IN (SELECT value FROM json_each(?))", (as_json(keys),))
+
+
+def counts(db: sqlite3.Connection) -> tuple[int, int]:
+    """How many documents and chunks there are."""
+    documents, chunks = db.execute("SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents").fetchone()
+    return documents, chunks
+
+
+def with_attribute(db: sqlite3.Connection, name: str, value: str) -> list[int]:
+    """The keys of documents with an attribute of this value."""
+    return _column(db, "SELECT document FROM attributes WHERE name = ? AND value = ?", name, value)
+
+
+def after_chunk(db: sqlite3.Connection, chunk: int) -> list[int]:
+    """The keys of documents whose chunks come after a chunk, in the order of their chunks."""
+    return _column(db, "SELECT key FROM documents WHERE first_chunk > ? ORDER BY first_chunk", chunk)
+
+
+def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | None]:
+    """How many chunks come after a chunk, and when the oldest of their documents was written."""
+    chunks, oldest = db.execute(
+        "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?", (last_chunk,)
+    ).fetchone()
+    return chunks, oldest
+
+
+def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int], after: int) -> list[sqlite3.Row]:
+    """Key, title, headers, text and vector of the chunks of some documents, as far as they come after a chunk."""
+    return db.execute(
+        "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
+        "JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
+        "JOIN embeddings ON embeddings.chunk = chunks.key "
+        "WHERE first_chunk > ? AND documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
+        (after, as_json(documents)),
+    ).fetchall()
+
+
+def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
+    """The next chunks after a key, each with its text."""
+    found = db.execute("SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", (after, limit))
+    return [(row["key"], row["text"]) for row in found]
+
+
+def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
+    """Chunks with the columns of their documents and the name of their collection."""
+    found = db.execute(
+        "SELECT chunks.key AS chunk_key, chunks.id AS chunk_id, chunks.start_char, chunks.end_char, "
+        "chunks.tokens AS chunk_tokens, chunks.headers, chunks.page, chunks.text, documents.*, "
+        "collections.name AS collection_name FROM chunks JOIN documents ON documents.key = chunks.document "
+        "JOIN collections ON collections.key = documents.collection "
+        "WHERE chunks.key IN (SELECT value FROM json_each(?))",
+        (as_json(keys),),
     )
-    return [from_row(row) for row in rows]
+    return {row["chunk_key"]: row for row in found}
 
 
-def from_row(row: sqlite3.Row) -> StoredDocument:
+def _first(db: sqlite3.Connection, where: str, *values: str | int) -> StoredDocument | None:
+    return next(iter(_select(db, where, *values)), None)
+
+
+def _select(db: sqlite3.Connection, where: str, *values: str | int) -> list[StoredDocument]:
+    return [_from_row(row) for row in db.execute(f"SELECT * FROM documents WHERE {where}", values)]  # noqa: S608
+
+
+def _column(db: sqlite3.Connection, query: str, *values: str | int) -> list[Any]:
+    return [row[0] for row in db.execute(query, values)]
+
+
+def _from_row(row: sqlite3.Row) -> StoredDocument:
     return StoredDocument(
         key=row["key"],
         id=row["id"],
@@ -231,7 +290,7 @@ def permissions_of(row: sqlite3.Row) -> Permissions:
 
 
 def attributes(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """What filters can ask for: every scalar, under its dotted name; `custom.` may be left out."""
+    """The name and value of every scalar that filters can match, under its dotted name, with and without `custom.`."""
     found: set[tuple[str, str]] = set()
     for name, value in _scalars("", metadata):
         found.add((name, value))
@@ -243,10 +302,10 @@ def attributes(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def attribute(value: str | float | bool) -> str:
-    """A scalar as filters compare it: 3 and "3" are the same."""
+    """A scalar as filters compare it: 3 and "3" are equal."""
     if isinstance(value, str):
         return value[:MAX_ATTRIBUTE]
-    return msgspec.json.encode(int(value) if isinstance(value, float) and value.is_integer() else value).decode()
+    return as_json(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -267,7 +326,3 @@ def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 def _next_chunk(db: sqlite3.Connection) -> int:
     row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chunks'").fetchone()
     return (row[0] if row else 0) + 1
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,9 +1,13 @@
-"""Published collections: under which owner and slug others may ask them."""
+"""Published collections: the owner and slug under which others may query them."""
 
 import sqlite3
 import time
 
+import msgspec
+
 from anabranch.domain.model import Value
+from anabranch.knowledge.model import Collection
+from anabranch.knowledge.records import collections
 
 
 class PublishedEndpoint(Value):
@@ -18,7 +22,7 @@ class PublishedEndpoint(Value):
 
 
 def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> bool:
-    """False if the owner has another collection under that slug."""
+    """Publish a collection; False if the owner has another one under that slug."""
     row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
     if row is not None:
         return bool(row["collection"] == collection)
@@ -30,16 +34,9 @@ def withdraw(db: sqlite3.Connection, owner: str, slug: str) -> bool:
     return db.execute("DELETE FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).rowcount == 1
 
 
-def named(db: sqlite3.Connection, slug: str) -> list[PublishedEndpoint]:
-    """Everything published under a slug, whoever the owner is."""
-    return [_published(row) for row in db.execute("SELECT * FROM endpoints WHERE slug = ? ORDER BY owner", (slug,))]
-
-
-def listed(db: sqlite3.Connection) -> list[PublishedEndpoint]:
-    return [_published(row) for row in db.execute("SELECT * FROM endpoints ORDER BY owner, slug")]
-
-
-def _published(row: sqlite3.Row) -> PublishedEndpoint:
-    return PublishedEndpoint(
-        owner=row["owner"], slug=row["slug"], collection=row["collection"], created_at=row["created_at"]
-    )
+def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
+    """All published collections, or those with a slug, in the order of their paths."""
+    by_key = {one.key: one for one in collections.listed(db)}
+    rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
+    found = [msgspec.convert(dict(row), PublishedEndpoint) for row in rows]
+    return [(one, by_key[one.collection]) for one in found if one.collection in by_key]

@@ -1,4 +1,4 @@
-"""UUIDs of version 7: their order is the order in which they were made."""
+"""UUIDs of version 7, which sort by creation time."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import uuid
 
 
 def made_at(identifier: str) -> float:
-    """When an identifier was made, in seconds since 1970; 0 if it is none of ours."""
+    """The creation time of an identifier in seconds since 1970; 0 if it is not a version 7 UUID."""
     try:
         made = uuid.UUID(identifier)
     except ValueError:

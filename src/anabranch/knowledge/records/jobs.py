@@ -1,4 +1,4 @@
-"""Jobs: documents on their way in. A document that was acknowledged is in here until it is kept or has failed."""
+"""Jobs: the queue of documents to ingest. An accepted document stays here until it is stored or has failed."""
 
 import sqlite3
 import time
@@ -13,10 +13,11 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, Job, JobItem, NewDocument, Outcome
 from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records import collections, documents
+from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.identifiers import new_id
 
-# A document that was in hand this often when the whole process ended is not tried again. The first time it may have
-# been in bad company; from then on it is tried alone.
+# A document that was being processed this often when the process died is given up. After the first time it is
+# processed alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
 
@@ -24,7 +25,7 @@ Hold = tuple[int, str]
 
 
 class Claim(Value):
-    """An item that the indexer has taken on."""
+    """An item that the indexer is processing."""
 
     key: int
     job: int
@@ -44,11 +45,11 @@ class Claim(Value):
 def create(
     db: sqlite3.Connection, collection: Collection, owner: str, arrived: Sequence[NewDocument], chunking: Chunking
 ) -> str:
-    """Accept documents; when this is committed, none of them is lost."""
+    """Accept documents; once this is committed, none of them is lost."""
     identifier = new_id()
     cursor = db.execute(
         "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-        (identifier, collection.key, collection.id, owner, msgspec.json.encode(chunking).decode(), time.time()),
+        (identifier, collection.key, collection.id, owner, as_json(chunking), time.time()),
     )
     job = cursor.lastrowid
     for ordinal, document in enumerate(arrived):
@@ -59,7 +60,7 @@ def create(
         cursor = db.execute(
             "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
             "VALUES (?, ?, ?, 'pending', ?, ?)",
-            (job, ordinal, kept.id if kept else new_id(), msgspec.json.encode(described).decode(), content_hash),
+            (job, ordinal, kept.id if kept else new_id(), as_json(described), content_hash),
         )
         db.execute("INSERT INTO uploads VALUES (?, ?)", (cursor.lastrowid, document.data))
     return identifier
@@ -100,7 +101,7 @@ def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
 
 
 def cancel(db: sqlite3.Connection, key: int) -> None:
-    """What has not begun never will; what is kept already stays."""
+    """Cancel the pending items of a job; documents that are stored stay."""
     db.execute("UPDATE jobs SET cancelled = 1 WHERE key = ? AND completed_at IS NULL", (key,))
     db.execute("DELETE FROM uploads WHERE item IN (SELECT key FROM items WHERE job = ? AND status = 'pending')", (key,))
     db.execute("UPDATE items SET status = 'cancelled' WHERE job = ? AND status = 'pending'", (key,))
@@ -108,19 +109,19 @@ def cancel(db: sqlite3.Connection, key: int) -> None:
 
 
 def recover(db: sqlite3.Connection) -> int:
-    """Give back what an indexer that is no more had taken on. Only the holder of the indexer's lock may call this."""
+    """Release the claims of a dead indexer. Only the holder of the indexer lock may call this."""
     return db.execute("UPDATE items SET status = 'pending' WHERE status = 'processing'").rowcount
 
 
 def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Claim]:
-    """The next items, in the order in which they arrived; a large one by itself. `held` is what is being worked on: an
-    item that would replace or repeat it waits, and one that was in hand when a process ended waits for all of it."""
+    """Claim the next items in order of arrival; a large one alone. `held` is being processed: an item with the same
+    identity or content waits, and a retried item waits until nothing is held."""
     chosen = _chosen(db, limit, held)
     rows = db.execute(
         "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
         "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
-        (msgspec.json.encode(chosen).decode(),),
+        (as_json(chosen),),
     ).fetchall()
     claims: list[Claim] = []
     for row in rows:
@@ -170,17 +171,18 @@ def _chosen(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
     if again := [row for row in free if row["attempts"]]:
         return [] if held else [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
     chosen: list[int] = []
-    room = CLAIM_BYTES
+    remaining = CLAIM_BYTES
     for row in free:
-        if chosen and row["size"] > room:
+        if chosen and row["size"] > remaining:
             break
         chosen.append(row["key"])
-        room -= row["size"]
+        remaining -= row["size"]
     return chosen
 
 
 def holds_of(collection: int, identity: str | None, content_hash: str) -> set[Hold]:
-    """What of a document two must not work on at once: else the older of two versions might be the one that stays."""
+    """The identity and the content of a document: two tasks must not process the same one, or an older version could
+    win."""
     return {(collection, identity or ""), (collection, content_hash)}
 
 
@@ -188,12 +190,23 @@ def is_pending(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM items WHERE status = 'pending' LIMIT 1").fetchone() is not None
 
 
-def waiting(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT count(*) FROM items WHERE status IN ('pending', 'processing')").fetchone()[0])
+def waiting(db: sqlite3.Connection, collection: int | None = None, last: int | None = None) -> int:
+    """How many items are not finished, of one collection or all, up to the item `last` or all."""
+    row = db.execute(
+        "SELECT count(*) FROM items JOIN jobs ON jobs.key = items.job WHERE items.status IN ('pending', 'processing') "
+        "AND jobs.collection = coalesce(?, jobs.collection) AND items.key <= coalesce(?, items.key)",
+        (collection, last),
+    ).fetchone()
+    return int(row[0])
+
+
+def last_item(db: sqlite3.Connection) -> int:
+    """The key of the newest item; 0 if there is none."""
+    return int(db.execute("SELECT coalesce(max(key), 0) FROM items").fetchone()[0])
 
 
 def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
-    """Whether the item is still to be done: neither its job nor its collection has gone meanwhile."""
+    """Whether the item is still to be processed: its job is not cancelled and its collection exists."""
     row = db.execute(
         "SELECT jobs.cancelled FROM items JOIN jobs ON jobs.key = items.job "
         "JOIN collections ON collections.key = jobs.collection WHERE items.key = ? AND items.status = 'processing'",
@@ -214,8 +227,8 @@ def drop(db: sqlite3.Connection, item: int) -> None:
     _finish(db, item, status="cancelled")
 
 
-def give_back(db: sqlite3.Connection, items: Sequence[int]) -> None:
-    """Undo a claim: the process is about to stop, and that is not the document's fault."""
+def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
+    """Release claims without counting an attempt, because the process is stopping."""
     db.executemany(
         "UPDATE items SET status = 'pending', attempts = attempts - 1 WHERE key = ? AND status = 'processing'",
         ((item,) for item in items),

@@ -1,4 +1,4 @@
-"""API keys: who may ask, as which user, in which groups. Only their hashes are kept."""
+"""API keys with their user, groups and rights. Only hashes of the secrets are stored."""
 
 import secrets
 import sqlite3
@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.domain.model import Value
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
 
@@ -30,11 +31,11 @@ class ApiKey(Value):
 def create(
     db: sqlite3.Connection, *, user: str, groups: tuple[str, ...] = (), operator: bool = False, note: str = ""
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is shown once and kept nowhere."""
+    """Create a key; returns it with its secret, which is not stored."""
     identifier, secret = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
     db.execute(
         "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-        (identifier, _hash(secret), user, msgspec.json.encode(groups).decode(), operator, note, time.time()),
+        (identifier, _hash(secret), user, as_json(groups), operator, note, time.time()),
     )
     return next(key for key in listed(db) if key.id == identifier), secret
 

@@ -1,16 +1,15 @@
-"""The query log: what was asked, what was found, what was answered, and what people thought of it."""
+"""The query log: questions, retrieved passages, answers, citations and feedback."""
 
 import sqlite3
 import time
 from typing import Any, Literal
 
-import msgspec
-
 from anabranch.domain.model import Passage, Value
 from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records.database import as_json
 
 DAY_S = 86_400
-# What guests ask is kept under no user's name, and not under the operator's ("") either.
+# The user of guests' questions; "" is the operator.
 GUEST = "(guest)"
 Rating = Literal["thumbs_up", "thumbs_down"]
 
@@ -23,7 +22,7 @@ class QuotedChunk(Value):
 
 
 class QueryRecord(Value):
-    """A question and what became of it. `id` is what a client sends with its feedback."""
+    """A question and its answer. Clients send `id` with their feedback."""
 
     id: str
     user: str
@@ -55,7 +54,7 @@ class Turn(Value):
 
 
 def asker(caller: Caller) -> str:
-    """The name under which a caller's questions are kept."""
+    """The user under which a caller's questions are recorded."""
     return caller.owner if caller.user is not None or caller.operator else GUEST
 
 
@@ -69,8 +68,8 @@ def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
             asked.conversation,
             asked.original,
             asked.rewritten,
-            _json(asked.variants),
-            _json(asked.filters),
+            as_json(asked.variants),
+            as_json(asked.filters),
             asked.top_k,
             asked.endpoint,
             asked.transaction_token,
@@ -123,7 +122,7 @@ def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
 
 
 def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> list[Turn]:
-    """The last turns of a user's own conversation, oldest first."""
+    """The last turns of a user's conversation, oldest first."""
     rows = db.execute(
         "SELECT original, answer FROM queries JOIN responses ON responses.query = queries.id "
         "WHERE user = ? AND conversation = ? ORDER BY queries.created_at DESC, queries.id DESC LIMIT ?",
@@ -133,7 +132,7 @@ def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> l
 
 
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> bool:
-    """Feedback on one's own question; False if there is none of that id."""
+    """Record feedback; False if the caller has no question with this id."""
     row = db.execute("SELECT user FROM queries WHERE id = ?", (query,)).fetchone()
     if row is None or not (caller.operator or row["user"] == asker(caller)):
         return False
@@ -142,7 +141,7 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
 
 
 def count(db: sqlite3.Connection, collection: int, days: int, user: str | None = None) -> int:
-    """The questions that went to a collection, of one user or of all."""
+    """The number of recent questions to a collection, of one user or of all."""
     row = db.execute(
         "SELECT count(*) FROM query_collections JOIN queries ON queries.id = query_collections.query "
         "WHERE collection = ? AND query_collections.created_at >= ? AND (? IS NULL OR user = ?)",
@@ -152,7 +151,7 @@ def count(db: sqlite3.Connection, collection: int, days: int, user: str | None =
 
 
 def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
-    """Delete what is older than some days, of one user or of all; how many questions that were."""
+    """Delete questions older than some days, of one user or of all; returns how many."""
     chosen = [
         row[0]
         for row in db.execute(
@@ -164,7 +163,3 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
         db.executemany(f"DELETE FROM {table} WHERE query = ?", ((query,) for query in chosen))  # noqa: S608
     db.executemany("DELETE FROM queries WHERE id = ?", ((query,) for query in chosen))
     return len(chosen)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""The tables, as migrations that only go forward."""
+"""The tables, as forward-only migrations."""
 
 FIRST = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

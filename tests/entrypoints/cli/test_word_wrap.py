@@ -19,7 +19,7 @@ def flowed(pieces: list[str], width: int | None) -> str:
 
 
 @given(st.text(alphabet="ab \n", max_size=60), st.lists(st.integers(0, 60), max_size=6), st.integers(5, 20))
-def test_pieces_do_not_matter_and_no_word_is_lost(text: str, cuts: list[int], width: int) -> None:
+def test_word_wrap_does_not_depend_on_how_text_is_streamed(text: str, cuts: list[int], width: int) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
     shown = flowed(pieces, width)
@@ -29,6 +29,6 @@ def test_pieces_do_not_matter_and_no_word_is_lost(text: str, cuts: list[int], wi
     assert flowed(pieces, None) == text
 
 
-def test_it_wraps_as_a_person_expects() -> None:
+def test_word_wrap_equals_textwrap() -> None:
     text = "The shop pays for the return label, and says so."
     assert flowed([text], 20) == "\n".join(textwrap.wrap(text, 20))

@@ -26,7 +26,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
         yield opened
 
 
-async def test_what_was_taken_in_is_found_before_and_after_the_fold(shop: Workshop) -> None:
+async def test_documents_are_found_before_and_after_they_are_indexed(shop: Workshop) -> None:
     await shop.put("Herons eat fish in shallow water.", "Bakers knead dough at night.")
     assert (await shop.titles("fish"))[0] == "Herons"
     shop.writer.fold()
@@ -51,7 +51,7 @@ async def test_a_passage_is_a_piece_of_its_document_with_all_its_scores(shop: Wo
     assert 0 <= found.score <= 1
 
 
-async def test_the_same_again_changes_nothing(shop: Workshop) -> None:
+async def test_ingesting_the_same_document_again_changes_nothing(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     job = await shop.put("Herons eat fish.")
     assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["unchanged"]
@@ -63,7 +63,7 @@ async def test_the_same_again_changes_nothing(shop: Workshop) -> None:
     assert len(await shop.find("herons")) == 1
 
 
-async def test_the_same_text_for_other_eyes_is_another_document(shop: Workshop) -> None:
+async def test_the_same_text_with_other_permissions_is_another_document(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     other = NewDocument(source="text", data=b"Herons eat fish.", identity="secret", permissions=PRIVATE)
     await shop.room.ingest(OPERATOR, "notes", [other])
@@ -101,14 +101,14 @@ async def test_a_query_sees_the_old_or_the_new_never_both_or_neither(shop: Works
     await asyncio.gather(*asking)
 
 
-async def test_said_anew_but_not_cut_anew(shop: Workshop) -> None:
+async def test_new_metadata_updates_a_document_without_chunking_it_again(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     job = await shop.put("Herons eat fish.", metadata={"tags": ["birds"]})
     assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["updated"]
     assert len(await shop.find("herons", tags=("birds",))) == 1
 
 
-async def test_deleted_is_gone_at_once(shop: Workshop) -> None:
+async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
     await shop.put("Herons eat fish.", "Otters eat fish.")
     shop.writer.fold()
     found = await shop.find("fish")
@@ -123,7 +123,7 @@ async def test_deleted_is_gone_at_once(shop: Workshop) -> None:
     assert await shop.titles("fish") == left
 
 
-async def test_a_deleted_collection_takes_everything_with_it(shop: Workshop) -> None:
+async def test_deleting_a_collection_deletes_everything_in_it(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     await shop.room.ingest(OPERATOR, "notes", [text("Otters wait in the queue.")])
     assert await shop.room.delete_collection(OPERATOR, "notes") == 1
@@ -150,7 +150,7 @@ async def test_a_deleted_collection_takes_everything_with_it(shop: Workshop) -> 
         ({"end": "2019-12-31"}, set()),
     ],
 )
-async def test_filters_come_before_ranking(shop: Workshop, filters: dict[str, Any], expected: set[str]) -> None:
+async def test_filters_are_applied_before_ranking(shop: Workshop, filters: dict[str, Any], expected: set[str]) -> None:
     await shop.collection("birds")
     await shop.put("Herons eat fish.", collection="birds")
     otter = {"tags": ["wet", "furry"], "created_date": "2020-06-15", "site": {"name": "Loch"}}
@@ -160,7 +160,7 @@ async def test_filters_come_before_ranking(shop: Workshop, filters: dict[str, An
     assert set(await shop.titles("fish", limit=1 if len(expected) == 1 else 10, **filters)) == expected
 
 
-async def test_permissions(shop: Workshop) -> None:
+async def test_permissions_limit_what_a_caller_finds(shop: Workshop) -> None:
     await shop.collection("hers", ALICE)
     await shop.put("Open eats fish.", collection="hers", caller=ALICE)
     await shop.put("Staff eats fish.", collection="hers", caller=ALICE, permissions=STAFF)
@@ -206,7 +206,7 @@ async def test_permissions_that_change_while_a_document_is_ingested_again_stay_c
         assert [one.permissions for one in kept] == [PRIVATE, PRIVATE]
 
 
-async def test_a_change_of_permissions_holds_at_once(shop: Workshop) -> None:
+async def test_changed_permissions_apply_to_the_next_search(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     shop.writer.fold()
     [seen] = await shop.find("herons", BOB)
@@ -219,7 +219,7 @@ async def test_a_change_of_permissions_holds_at_once(shop: Workshop) -> None:
     assert len(await shop.find("herons", BOB)) == 1
 
 
-async def test_a_closed_collection_is_not_there_for_others(shop: Workshop) -> None:
+async def test_a_private_collection_is_not_found_by_others(shop: Workshop) -> None:
     await shop.collection("closed", ALICE, default_permissions=PRIVATE)
     await shop.put("Herons eat fish.", collection="closed", caller=ALICE)
     assert "closed" not in {one.collection.name for one in await shop.room.collections(BOB)}
@@ -231,7 +231,7 @@ async def test_a_closed_collection_is_not_there_for_others(shop: Workshop) -> No
     assert await shop.find("herons", BOB, collections=("closed",)) == []
 
 
-async def test_seen_but_not_owned_cannot_be_changed(shop: Workshop) -> None:
+async def test_only_the_owner_can_change_a_document(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     [seen] = await shop.find("herons", BOB)
     assert seen.document_id is not None
@@ -245,7 +245,7 @@ async def test_seen_but_not_owned_cannot_be_changed(shop: Workshop) -> None:
             await attempt
 
 
-async def test_two_owners_may_use_one_name(shop: Workshop) -> None:
+async def test_two_owners_may_have_collections_of_one_name(shop: Workshop) -> None:
     await shop.collection("mine", ALICE)
     await shop.collection("mine", BOB)
     await shop.put("Alices fish.", collection="mine", caller=ALICE)
@@ -257,7 +257,7 @@ async def test_two_owners_may_use_one_name(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "   ", "a" * 101, "tab\there", "new\nline"])
-async def test_a_collection_needs_a_proper_name(shop: Workshop, name: str) -> None:
+async def test_invalid_collection_names_are_refused(shop: Workshop, name: str) -> None:
     with pytest.raises(InvalidQuestion):
         await shop.collection(name)
 
@@ -267,7 +267,7 @@ async def test_another_embedding_model_is_refused(shop: Workshop) -> None:
         await shop.collection("other", embedding_model="text-embedding-3-small")
 
 
-async def test_one_bad_document_fails_alone(shop: Workshop) -> None:
+async def test_one_bad_document_does_not_fail_the_job(shop: Workshop) -> None:
     bad = NewDocument(source="file", data=b"%PDF-1.7 nothing of a PDF", filename="bad.pdf")
     job = await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), bad, text("Otters eat fish.")])
     await shop.take_in()
@@ -278,7 +278,7 @@ async def test_one_bad_document_fails_alone(shop: Workshop) -> None:
     assert len(await shop.find("fish")) == 2
 
 
-async def test_a_cancelled_job_keeps_what_is_in_and_drops_the_rest(shop: Workshop) -> None:
+async def test_a_cancelled_job_keeps_stored_documents_and_drops_pending_ones(shop: Workshop) -> None:
     many = [text(f"Number{n} eats fish.") for n in range(40)]
     job = await shop.room.ingest(OPERATOR, "notes", many)
     await shop.indexer._step()
@@ -291,7 +291,7 @@ async def test_a_cancelled_job_keeps_what_is_in_and_drops_the_rest(shop: Worksho
     assert shop.database.reading(lambda db: db.execute("SELECT count(*) FROM uploads").fetchone()[0]) == 0
 
 
-async def test_what_a_dead_indexer_had_in_hand_is_taken_up_again(shop: Workshop) -> None:
+async def test_claims_of_a_dead_indexer_are_released(shop: Workshop) -> None:
     await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish.")])
     await shop.database.write(lambda db: jobs.claim(db, 10))
     await shop.take_in()
@@ -301,7 +301,7 @@ async def test_what_a_dead_indexer_had_in_hand_is_taken_up_again(shop: Workshop)
     assert len(await shop.find("herons")) == 1
 
 
-async def test_a_document_that_kills_its_process_is_given_up(shop: Workshop) -> None:
+async def test_a_document_that_keeps_crashing_the_indexer_fails(shop: Workshop) -> None:
     job = await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), text("Otters eat fish.")])
     for _ in range(jobs.ATTEMPTS):
         await shop.database.write(lambda db: jobs.claim(db, 1))
@@ -310,7 +310,7 @@ async def test_a_document_that_kills_its_process_is_given_up(shop: Workshop) -> 
     assert [item.status for item in (await shop.room.job(OPERATOR, job)).items] == ["failed", "completed"]
 
 
-async def test_jobs_are_their_owners_own(shop: Workshop) -> None:
+async def test_jobs_are_visible_to_their_owner_only(shop: Workshop) -> None:
     await shop.collection("hers", ALICE)
     job = await shop.put("Herons eat fish.", collection="hers", caller=ALICE)
     with pytest.raises(NotFound):
@@ -333,7 +333,7 @@ async def test_pages_of_documents_are_complete_and_in_order(shop: Workshop) -> N
     assert seen == [f"Number{n}" for n in range(23)]
 
 
-async def test_variants_and_a_hoped_for_answer_widen_the_search(shop: Workshop) -> None:
+async def test_query_variants_and_hypothetical_answer_extend_the_search(shop: Workshop) -> None:
     await shop.put("Herons eat fish.", "Bakers knead dough.", "Masons lay bricks.")
     plain = Query(text="herons", limit=1, similarity_threshold=0, filters=Filters())
     wide = Query(text="herons", limit=3, similarity_threshold=0, variants=("dough",), hypothetical="Masons lay bricks.")
@@ -341,7 +341,7 @@ async def test_variants_and_a_hoped_for_answer_widen_the_search(shop: Workshop) 
     assert {p.title for p in await shop.room.search(wide, OPERATOR)} == {"Herons", "Bakers", "Masons"}
 
 
-async def test_random_histories_agree_with_the_records(tmp_path: Path) -> None:
+async def test_search_agrees_with_the_records_after_random_changes(tmp_path: Path) -> None:
     """Whatever is done in whatever order, a search finds exactly what the records hold."""
     chance = random.Random(4)
     kept: set[str] = set()
@@ -366,7 +366,7 @@ async def test_random_histories_agree_with_the_records(tmp_path: Path) -> None:
             assert {p.text for p in await fresh.find("eats fish", limit=100)} == kept
 
 
-async def test_attributes_are_bounded(shop: Workshop) -> None:
+async def test_number_of_metadata_attributes_is_limited(shop: Workshop) -> None:
     assert len(documents.attributes({f"k{n}": n for n in range(1_000)})) <= documents.MAX_ATTRIBUTES
     with pytest.raises(InvalidQuestion, match="larger"):
         await shop.put("Herons eat fish.", metadata={"blob": "x" * 100_000})

@@ -1,10 +1,11 @@
-"""Files that are really on disk, and the one file that is swapped."""
+"""Files that survive a crash: fsync, and atomic replacement."""
 
 import os
 from pathlib import Path
 
 
 def sync_file(path: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -12,16 +13,12 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_folder(path: Path) -> None:
-    sync_file(path)
-
-
-def swap(path: Path, content: bytes) -> None:
-    """Whoever reads `path`, also after a crash, sees the old content or the new."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Readers of `path` see the old content or the new, also after a crash."""
     beside = path.with_name(path.name + ".new")
     with beside.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     beside.rename(path)
-    sync_folder(path.parent)
+    sync_file(path.parent)

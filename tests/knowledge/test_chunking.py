@@ -123,7 +123,7 @@ def promises(document: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[
 
 @settings(max_examples=150, deadline=None)
 @given(parsings(), st.sampled_from(STRATEGIES), st.integers(1, 600), st.data())
-def test_every_strategy_keeps_every_promise(
+def test_every_chunking_strategy_covers_the_text_within_the_size(
     document: Parsed, strategy: Strategy, size: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, size))
@@ -132,7 +132,7 @@ def test_every_strategy_keeps_every_promise(
 
 @settings(max_examples=150, deadline=None)
 @given(parsings(), st.sampled_from(STRATEGIES), st.integers(1, 12), st.data())
-def test_every_promise_is_kept_when_hardly_anything_fits(
+def test_every_chunking_strategy_works_with_tiny_sizes(
     document: Parsed, strategy: Strategy, size: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, size))
@@ -141,7 +141,9 @@ def test_every_promise_is_kept_when_hardly_anything_fits(
 
 @settings(max_examples=100, deadline=None)
 @given(parsings(), st.sampled_from(["sentence", "semantic"]), st.integers(30, 300), st.integers(0, 100))
-def test_what_fits_is_kept_whole(document: Parsed, strategy: Strategy, size: int, overlap: int) -> None:
+def test_sentences_and_tables_that_fit_are_not_split(
+    document: Parsed, strategy: Strategy, size: int, overlap: int
+) -> None:
     embedder = FakeEmbedder(window=512)
     text = document.text
     found = promises(document, Chunking(strategy=strategy, size=size, overlap=overlap), embedder)
@@ -162,7 +164,7 @@ def test_what_fits_is_kept_whole(document: Parsed, strategy: Strategy, size: int
 
 @settings(max_examples=100, deadline=None)
 @given(parsings(), st.sampled_from(["sentence", "semantic"]), st.integers(0, 100))
-def test_a_heading_is_never_alone(document: Parsed, strategy: Strategy, overlap: int) -> None:
+def test_a_heading_is_never_a_chunk_of_its_own(document: Parsed, strategy: Strategy, overlap: int) -> None:
     found = pieces(document, FakeEmbedder(window=512), strategy=strategy, size=400, overlap=overlap)
     bodies = [
         block for block in document.blocks if block.kind != "heading" and document.text[block.start : block.end].strip()
@@ -172,7 +174,7 @@ def test_a_heading_is_never_alone(document: Parsed, strategy: Strategy, overlap:
         assert (piece.kind == "heading") == (not bodies)
 
 
-def test_sizes_are_clamped_to_the_window_and_half_of_it() -> None:
+def test_chunk_size_and_overlap_are_limited_by_the_embedder() -> None:
     embedder = FakeEmbedder(window=256)
     assert effective(Chunking(size=512, overlap=50), embedder) == Chunking(size=256, overlap=50)
     assert effective(Chunking(size=100, overlap=90), embedder) == Chunking(size=100, overlap=50)
@@ -180,7 +182,7 @@ def test_sizes_are_clamped_to_the_window_and_half_of_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nothing_to_read_is_no_chunk(strategy: Strategy) -> None:
+def test_an_empty_text_has_no_chunks(strategy: Strategy) -> None:
     assert pieces(Parsed(text="", blocks=()), strategy=strategy) == ()
     assert pieces(parsed(("paragraph", " \n ")), strategy=strategy) == ()
 
@@ -191,7 +193,7 @@ def test_a_short_document_is_one_chunk_and_is_not_embedded(strategy: Strategy) -
     embedder = FakeEmbedder()
     [piece] = pieces(document, embedder, strategy=strategy)
     assert read(document, [piece]) == ["# Leave\n\nEverybody has 30 days. Ask early."]
-    assert (piece.section_title, piece.headers, piece.kind) == ("Leave", ("Leave",), "paragraph")
+    assert (piece.headers, piece.kind) == (("Leave",), "paragraph")
     assert embedder.calls == []
 
 
@@ -215,7 +217,7 @@ HANDBOOK = parsed(
 def test_a_handbook_is_cut_at_its_sections(strategy: Strategy) -> None:
     found = pieces(HANDBOOK, strategy=strategy, size=256, overlap=40)
     contents = read(HANDBOOK, found)
-    assert [piece.section_title for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
+    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
     assert found[2].headers == ("Handbook", "Pay")
     assert contents[0].startswith("# Handbook\n\n## Leave\n\nThe ")
     assert contents[2].startswith("## Pay\n\nThe ")
@@ -277,7 +279,7 @@ def test_a_topic_that_is_too_short_does_not_break() -> None:
     assert len(pieces(document, strategy="semantic", size=256)) == 1
 
 
-def test_a_topic_that_is_too_long_is_cut_with_an_overlap_and_leaves_no_scrap() -> None:
+def test_a_topic_that_is_too_long_is_split_evenly_with_overlap() -> None:
     document = parsed(("paragraph", (CATS * 11 + TAXES * 7).strip()))
     embedder = FakeEmbedder(window=200)
     first, second, third = pieces(document, embedder, strategy="semantic", size=200, overlap=30)
@@ -288,7 +290,7 @@ def test_a_topic_that_is_too_long_is_cut_with_an_overlap_and_leaves_no_scrap() -
     assert [len(texts) for texts in embedder.calls] == [18]
 
 
-def test_pages_are_those_of_the_beginning() -> None:
+def test_the_page_of_a_chunk_is_where_it_begins() -> None:
     parts = [("paragraph", prose(f"page {page}", 700), page) for page in range(1, 6)]
     document = parsed(*parts)  # type: ignore[arg-type]
     for strategy in STRATEGIES:
@@ -336,7 +338,7 @@ def test_one_enormous_word_is_split_inside(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_letter_keeps_its_marks_and_an_emoji_its_parts(strategy: Strategy) -> None:
+def test_grapheme_clusters_are_not_split(strategy: Strategy) -> None:
     family = "👩\u200d👩\u200d👧"
     document = parsed(("paragraph", "e\u0301" * 200 + family * 60))
     for content in read(document, pieces(document, strategy=strategy, size=9, overlap=0)):
@@ -354,7 +356,7 @@ def test_chinese_is_split_between_sentences_or_characters(strategy: Strategy) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_document_of_headings_is_still_found(strategy: Strategy) -> None:
+def test_a_document_with_only_headings_has_chunks(strategy: Strategy) -> None:
     document = parsed(("heading", "# One"), ("heading", "## Two"), ("heading", "# Three"))
     [piece] = pieces(document, strategy=strategy)
     assert (piece.kind, piece.headers) == ("heading", ("One",))
@@ -389,7 +391,7 @@ def test_chunking_takes_little_time() -> None:
     "text", ["x" * 300_000, "水" * 300_000, "a.b" * 100_000, "a. " * 100_000, "\n".join("ab" * 75_000)]
 )
 @pytest.mark.parametrize("strategy", ["fixed", "sentence"])
-def test_no_text_takes_long(strategy: Strategy, text: str) -> None:
+def test_chunking_pathological_text_is_fast(strategy: Strategy, text: str) -> None:
     began = time.process_time()
     assert pieces(parsed(("paragraph", text)), strategy=strategy)
     assert time.process_time() - began < 5
@@ -402,7 +404,7 @@ def minilm(models_dir: Path) -> MiniLM:
 
 @settings(max_examples=40, deadline=None)
 @given(parsings(), st.sampled_from(["fixed", "sentence"]), st.integers(1, 300), st.data())
-def test_minilm_keeps_every_promise(
+def test_chunking_with_minilm_covers_the_text_within_the_size(
     minilm: MiniLM, document: Parsed, strategy: Strategy, size: int, data: st.DataObject
 ) -> None:
     promises(document, Chunking(strategy=strategy, size=size, overlap=data.draw(st.integers(0, size))), minilm)

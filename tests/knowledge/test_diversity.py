@@ -45,7 +45,7 @@ def worth(relevance: Floats, vectors: Floats, taken: Sequence[int], at: int, wei
 
 
 @given(sizes.flatmap(found), st.integers(0, 15), st.floats(0, 1))
-def test_each_choice_is_the_best_that_was_left(pair: tuple[Floats, Floats], limit: int, weight: float) -> None:
+def test_mmr_equals_the_formula(pair: tuple[Floats, Floats], limit: int, weight: float) -> None:
     relevance, vectors = pair
     # Vectors too short to have a direction in 32 bits are nobody's.
     vectors = np.where(np.linalg.norm(vectors, axis=1, keepdims=True) < 1e-3, np.float32(0), vectors)
@@ -61,17 +61,17 @@ def test_each_choice_is_the_best_that_was_left(pair: tuple[Floats, Floats], limi
 
 
 @given(sizes.flatmap(found))
-def test_relevance_alone_is_the_order_by_relevance(pair: tuple[Floats, Floats]) -> None:
+def test_mmr_with_weight_1_is_the_order_by_relevance(pair: tuple[Floats, Floats]) -> None:
     relevance, vectors = pair
     assert mmr(relevance, vectors, len(relevance), 1.0).tolist() == np.argsort(-relevance, kind="stable").tolist()
 
 
-def test_variety_alone_begins_with_the_most_relevant_and_takes_what_is_least_like_it() -> None:
+def test_mmr_with_weight_0_maximises_diversity() -> None:
     vectors = np.array([[1, 0], [1, 0.1], [0, 1], [-1, 0]], np.float32)
     assert mmr(np.array([0.8, 0.9, 0.7, 0.1], np.float32), vectors, 3, 0.0).tolist() == [1, 3, 2]
 
 
-def test_of_two_alike_the_second_waits() -> None:
+def test_mmr_defers_near_duplicates() -> None:
     vectors = np.array([[1, 0], [1, 0], [0.6, 0.8]], np.float32)
     relevance = np.array([0.9, 0.89, 0.8], np.float32)
     assert mmr(relevance, vectors, 3, 0.5).tolist() == [0, 2, 1]
@@ -79,12 +79,12 @@ def test_of_two_alike_the_second_waits() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-def test_what_cannot_be_told_apart_keeps_its_rank(weight: float) -> None:
+def test_mmr_keeps_the_rank_of_equal_vectors(weight: float) -> None:
     for vectors in (np.zeros((4, 3), np.float32), np.ones((4, 3), np.float32)):
         assert mmr(np.full(4, 0.5, np.float32), vectors, 9, weight).tolist() == [0, 1, 2, 3]
 
 
-def test_nothing_to_choose_from_is_no_choice() -> None:
+def test_mmr_of_nothing_is_empty() -> None:
     nothing = np.empty((0, 3), np.float32)
     assert mmr(np.empty(0, np.float32), nothing, 5, 0.5).tolist() == []
     assert mmr(np.ones(2, np.float32), np.ones((2, 3), np.float32), 0, 0.5).tolist() == []
@@ -119,13 +119,13 @@ def said(passages: Sequence[Passage]) -> list[str]:
 
 
 @pytest.mark.parametrize("rerank", [True, False])
-async def test_relevance_alone_finds_what_is_found_without_it(shop: Workshop, rerank: bool) -> None:
+async def test_diversity_1_finds_the_same_as_no_diversity(shop: Workshop, rerank: bool) -> None:
     for limit in range(1, 7):
         plain = await shop.room.search(asking(limit, None, rerank=rerank), OPERATOR)
         assert await shop.room.search(asking(limit, 1.0, rerank=rerank), OPERATOR) == plain
 
 
-async def test_variety_brings_what_repetition_had_crowded_out(shop: Workshop) -> None:
+async def test_diversity_finds_what_duplicates_displaced(shop: Workshop) -> None:
     plain = await shop.room.search(asking(3, None), OPERATOR)
     varied = await shop.room.search(asking(3, 0.3), OPERATOR)
     assert all("small fish" in passage.text for passage in plain)
@@ -134,7 +134,7 @@ async def test_variety_brings_what_repetition_had_crowded_out(shop: Workshop) ->
     assert len(varied) == 3
 
 
-async def test_many_copies_do_not_keep_the_rest_from_being_seen(shop: Workshop) -> None:
+async def test_diversity_ignores_near_copies_in_its_candidates(shop: Workshop) -> None:
     at_length = "Herons eat small fish in the river: roach, perch, bleak, ruffe, gudgeon, dace, tench, minnows, loaches"
     await shop.put(*(f"Copy-{number}: {at_length}." for number in range(30)))
     plain = await shop.room.search(asking(3, None), OPERATOR)
@@ -143,21 +143,21 @@ async def test_many_copies_do_not_keep_the_rest_from_being_seen(shop: Workshop) 
     assert any("small fish" not in passage.text for passage in varied)
 
 
-async def test_what_is_far_down_is_not_chosen_for_being_different(shop: Workshop) -> None:
+async def test_diversity_does_not_choose_low_ranked_passages(shop: Workshop) -> None:
     near = ("Fish of the river eat larvae.", "Storks, unlike herons, eat in meadows.")
     await shop.put(*near, "Trams run on rails.", "Bakers knead dough.", "Chess has kings.", "Glass is made of sand.")
     varied = await shop.room.search(asking(2, 0.0), OPERATOR)
     assert set(said(varied)) <= {*HERONS, *near}
 
 
-async def test_variety_takes_no_place_for_what_is_not_similar_enough(shop: Workshop) -> None:
+async def test_diversity_respects_the_similarity_threshold(shop: Workshop) -> None:
     everything = await shop.room.search(asking(5, None), OPERATOR)
     least = everything[2].score
     varied = await shop.room.search(asking(3, 0.0, similarity_threshold=least), OPERATOR)
     assert set(said(varied)) == set(said(everything[:3]))
 
 
-async def test_variety_is_chosen_from_what_the_caller_may_see(shop: Workshop) -> None:
+async def test_diversity_respects_permissions(shop: Workshop) -> None:
     private = Permissions(visibility="private")
     await shop.room.ingest(OPERATOR, "notes", [text("Secret nests of pike are in the reeds.", private)])
     await shop.take_in()
@@ -167,7 +167,7 @@ async def test_variety_is_chosen_from_what_the_caller_may_see(shop: Workshop) ->
     assert not any("Secret" in passage.text for passage in seen)
 
 
-async def test_what_the_records_have_lost_leaves_no_page_short(shop: Workshop) -> None:
+async def test_deleted_chunks_are_replaced_by_the_next_best(shop: Workshop) -> None:
     def work(db: sqlite3.Connection) -> list[Passage]:
         keys = np.array([row[0] for row in db.execute("SELECT key FROM chunks ORDER BY key")])
         keys[1] = 9_999
@@ -192,7 +192,7 @@ class Fond:
         return [("small fish" in passage.text) + len(passage.text) / 1000 for passage in passages]
 
 
-async def test_variety_comes_after_a_reranking_model(shop: Workshop) -> None:
+async def test_diversity_is_applied_after_a_reranking_model(shop: Workshop) -> None:
     searcher = Searcher(shop.database, shop.reader, shop.embedder, Fond())
     plain = (await searcher.search(asking(3, None), OPERATOR, None)).passages
     assert said(plain) == sorted(HERONS[:3], key=len, reverse=True)
@@ -202,13 +202,13 @@ async def test_variety_comes_after_a_reranking_model(shop: Workshop) -> None:
     assert any("small fish" not in passage.text for passage in varied)
 
 
-async def test_variety_needs_no_reranking_model_that_works(shop: Workshop) -> None:
+async def test_diversity_works_if_the_reranking_model_fails(shop: Workshop) -> None:
     searcher = Searcher(shop.database, shop.reader, shop.embedder, Fond(fails=True))
     chosen = (await searcher.search(asking(3, 0.3), OPERATOR, None)).passages
     assert said(chosen) == said(await shop.room.search(asking(3, 0.3), OPERATOR))
 
 
-async def test_vectors_of_any_length_can_be_varied(tmp_path: Path) -> None:
+async def test_mmr_of_vectors_of_any_length(tmp_path: Path) -> None:
     async with workshop(tmp_path, embedder=FakeEmbedder()) as empty:
         await empty.collection()
         assert await empty.room.search(asking(3, 0.5), OPERATOR) == []
