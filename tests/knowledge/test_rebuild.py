@@ -22,7 +22,7 @@ from anabranch.knowledge.parsed import Chunking, Parsed
 from anabranch.knowledge.records import documents, facts
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import Searcher
-from anabranch.testing.embedder import FakeEmbedder
+from anabranch.testing.fakes import FakeEmbedder
 
 OPERATOR = Caller(operator=True)
 OLD, NEW = FakeEmbedder(dimensions=128), FakeEmbedder(dimensions=64)

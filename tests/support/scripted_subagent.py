@@ -21,24 +21,13 @@ LEASE_S = 30.0
 END = None
 
 
-class Speaker:
+class Speaker(HttpServer):
     """An OpenAI-compatible model, to be asked one question at a time. `left` counts those that were given up."""
 
     def __init__(self) -> None:
         self._words: asyncio.Queue[str | None] = asyncio.Queue()
         self.left = 0
-        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
-
-    async def __aenter__(self) -> "Speaker":
-        await self._listener.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
+        super().__init__(self._respond)
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -48,7 +37,7 @@ class Speaker:
         for word in words:
             self._words.put_nowait(word)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         await request.content.read()
         response = await model_frames.opened(request)
         try:

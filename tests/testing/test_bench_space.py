@@ -8,7 +8,7 @@ import sys
 
 import aiohttp
 
-from anabranch.testing.sample_texts import documents
+from anabranch.testing.source import documents
 
 
 async def test_it_says_where_it_listens_and_stops_when_told() -> None:

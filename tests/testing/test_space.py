@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from anabranch.testing import Document, Failure, Space
-from anabranch.testing.model_frames import Form
+from anabranch.testing.model import Form
 
 ASKED = {"messages": "anabranch?", "limit": 5, "similarity_threshold": 0.5}
 PROMPT = """<documents>

@@ -15,7 +15,7 @@ from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Status
 from anabranch.domain.signals import ServerMoved
 from anabranch.testing import Recorder
-from anabranch.testing.mcp import Librarian, Scenario
+from anabranch.testing.mcp import Scenario, ScenarioServer
 from conftest import EndsAtOnce
 from support.mcp_pool_fixtures import LIBRARIAN, ask, health, pooled, server, until
 
@@ -93,7 +93,7 @@ async def _answer(send: Any, status: int) -> None:
 
 @asynccontextmanager
 async def over_http(scenario: Scenario) -> AsyncIterator[tuple[Forgetful, str]]:
-    app = Forgetful(Librarian(scenario, output=2).server.streamable_http_app())
+    app = Forgetful(ScenarioServer(scenario, output=2).server.streamable_http_app())
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on")
     config.load()
     http = EndsAtOnce(config)
