@@ -12,7 +12,7 @@ from aiohttp import web
 from anabranch.app.resumable_answers import ResumableAnswers
 from anabranch.domain.contracts import EventLog
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.testing import ManualClock, Recorder, model_frames
+from anabranch.testing import ManualClock, Recorder, model
 from anabranch.testing.http_server import HttpServer
 from conftest import Server
 
@@ -39,16 +39,14 @@ class Speaker(HttpServer):
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         await request.content.read()
-        response = await model_frames.opened(request)
+        response = await model.open_stream(request)
         try:
             while (word := await self._words.get()) is not END:
-                await response.write(model_frames.word("openai", word, "speaker"))
+                await response.write(model.word("openai", word, "speaker"))
         except asyncio.CancelledError:
             self.left += 1
             raise
-        await response.write(
-            model_frames.event(model_frames.chunk("speaker", {}, finish_reason="stop")) + model_frames.DONE
-        )
+        await response.write(model.event(model.chunk("speaker", {}, finish_reason="stop")) + model.DONE)
         return response
 
 
