@@ -134,8 +134,10 @@ class Hub(HttpServer):
 
     def fails(self, failure: Failure | None) -> None:
         """Makes every request fail in this way; None ends that."""
-        self._failing = None if failure is None else Failing(
-            failure=failure, form="summary", size_bytes=32 * MIB, location="/", retry_after_s=1, body=None
+        self._failing = (
+            None
+            if failure is None
+            else Failing(failure=failure, form="summary", size_bytes=32 * MIB, location="/", retry_after_s=1, body=None)
         )
 
     @property

@@ -93,8 +93,8 @@ def test_servers_are_listed_with_what_was_chosen_and_what_is_wrong(tmp_path: Pat
         "rivers": ["ready", "stdio", "2025-11-25", "lookup(query)"],
     }
     wrong = {
-        "missing": "The command no-such-program could not be run: it was not found. Give its full path, or install it.",
-        "dies": "The server's process ended with status 3. Its last words: no licence: bought one?",
+        "missing": "The command no-such-program could not be run: it was not found. Use its full path, or install it.",
+        "dies": "The server's process ended with status 3. Its last output: no licence: bought one?",
     }
     empty, *reasons = done.stdout.splitlines()[5:]
     assert empty == ""

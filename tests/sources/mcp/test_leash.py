@@ -17,10 +17,10 @@ FAMILY = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DAEMON + "time.slee
 HOLDER = """
 import asyncio, sys
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.stdio_transport import stdio_transport
 async def main():
     server = McpServer(name="family", command=sys.executable, args=("-c", sys.argv[1]))
-    async with stdio(server, max_line=1000, heard=lambda line: print(line, flush=True)):
+    async with stdio_transport(server, max_line=1000, on_output=lambda line: print(line, flush=True)):
         await asyncio.Event().wait()
 asyncio.run(main())
 """

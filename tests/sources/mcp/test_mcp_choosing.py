@@ -75,7 +75,7 @@ def test_the_operator_is_offered_what_changes_nothing_if_there_is_any() -> None:
 
 def test_a_tool_that_changes_things_is_asked_if_configured_and_the_choice_says_so() -> None:
     told = choose(server(tool="git_commit", arguments={"repo_path": "."}), mcp_tool_lists.GIT)
-    assert told.why == "git_commit: as configured; this tool may change things; takes message"
+    assert told.why == "git_commit: as configured; this tool may change state; takes message"
 
 
 def test_an_argument_that_no_tool_has_is_named() -> None:
@@ -83,7 +83,7 @@ def test_an_argument_that_no_tool_has_is_named() -> None:
         choose(server(query_argument="nosuch"), mcp_tool_lists.MEMORY)
     expected = "No tool has an argument 'nosuch'; search_nodes takes: query. Set `queryArgument` to one of these."
     assert raised.value.message == expected
-    with pytest.raises(NoTool, match="Only write_file takes content, and may change things: set `tool`"):
+    with pytest.raises(NoTool, match="Only write_file takes content, and may change state: set `tool`"):
         choose(server(query_argument="content"), mcp_tool_lists.FILESYSTEM)
     with pytest.raises(NoTool, match="takes a question or has an argument 'nosuch'"):
         choose(server(query_argument="nosuch"), mcp_tool_lists.TIME)
@@ -118,7 +118,7 @@ def test_arguments_that_stand_where_the_question_goes_are_named() -> None:
 
 
 def test_what_else_a_tool_needs_can_be_given() -> None:
-    with pytest.raises(NoTool, match="search_files takes a question, but also needs path: give that under `arguments`"):
+    with pytest.raises(NoTool, match="search_files takes a question, but also needs path: set that under `arguments`"):
         choose(server(), mcp_tool_lists.FILESYSTEM)
     configured = server(arguments={"path": "/srv"})
     choice = choose(configured, mcp_tool_lists.FILESYSTEM)
@@ -232,7 +232,7 @@ def test_what_the_operator_says_must_be_there() -> None:
     assert choose(server(tool="get_current_time"), mcp_tool_lists.TIME).query_argument == "timezone"
     with pytest.raises(NoTool, match="`queryArgument`"):
         choose(server(tool="git_diff"), mcp_tool_lists.GIT)
-    with pytest.raises(NoTool, match="also needs path: give that under `arguments`"):
+    with pytest.raises(NoTool, match="also needs path: set that under `arguments`"):
         choose(server(tool="search_files"), mcp_tool_lists.FILESYSTEM)
     with pytest.raises(NoTool, match="offers no tools"):
         choose(server(), [])

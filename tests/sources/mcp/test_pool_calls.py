@@ -12,7 +12,7 @@ import pytest
 from anabranch.configuration.settings import Settings
 from anabranch.domain.mcp import MAX_HOPS, McpServer
 from anabranch.domain.model import Query, Status
-from anabranch.sources.mcp import server_keeper
+from anabranch.sources.mcp.services import McpTiming
 from anabranch.telemetry.log import LoggedEvents, configured_log, flush
 from support.mcp_pool_fixtures import ask, context, health, pooled, server, until
 
@@ -105,9 +105,8 @@ async def test_a_call_that_goes_wrong_costs_nobody_else_anything(written: io.Str
     assert "closed" not in written.getvalue(), "nor anything else that a server said"
 
 
-async def test_a_server_that_hangs_is_timed_out_and_then_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_keeper, "PROBE_S", 0.2)
-    async with pooled(server("lib")) as pool:
+async def test_a_hanging_server_times_out_and_is_restarted() -> None:
+    async with pooled(server("lib"), timing=McpTiming(probe_s=0.2)) as pool:
         assert (await ask(pool, "lib", "warm")).status is Status.SUCCESS
         pool.update({"lib": server("lib")}, 0.3)
         # Calls that hang in a server that is otherwise well: it is asked whether it is there, and it is.
@@ -149,7 +148,7 @@ async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more
 
     nothing = McpServer(name="none", command="no-such-command-anywhere")
     off = McpServer(name="off", command="no-such-command-anywhere", enabled=False)
-    async with pooled(nothing, off, sleep=sleep, chance=lambda: 0.5) as pool:
+    async with pooled(nothing, off, sleep=sleep, random=lambda: 0.5) as pool:
         pool.warm()
         await pool.settled()
         await enough.wait()
@@ -162,8 +161,8 @@ async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more
         waits.clear()
         pool.update({"none": nothing, "off": off}, 1.0)
         await until(lambda: waits[:2] == [0.5, 1.0])
-        assert (await ask(pool, "off", "?")).error == "This MCP server is switched off."
-        assert (await ask(pool, "who", "?")).error == "There is no MCP server of this name."
+        assert (await ask(pool, "off", "?")).error == "This MCP server is disabled."
+        assert (await ask(pool, "who", "?")).error == "There is no MCP server with this name."
 
 
 STRICT = """

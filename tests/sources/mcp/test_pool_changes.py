@@ -51,7 +51,7 @@ async def test_a_new_configuration_leaves_alone_what_it_does_not_change() -> Non
         assert len((await ask(pool, "changed", "new")).passages) == 1
         assert (await ask(pool, "fresh", "new")).status is Status.SUCCESS
         await until(lambda: "dropped" not in processes())
-        assert (await ask(pool, "dropped", "gone")).error == "There is no MCP server of this name."
+        assert (await ask(pool, "dropped", "gone")).error == "There is no MCP server with this name."
         after = processes()
         assert after["kept"] == before["kept"]
         assert after["changed"] != before["changed"]

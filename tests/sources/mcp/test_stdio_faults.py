@@ -15,8 +15,8 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest
 
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp import stdio_transport as wire
 from anabranch.sources.mcp.framing import BURST
+from anabranch.sources.mcp.services import McpTiming
 from support.mcp_children import DAEMON, TELLS_PID, Child, child, lives
 
 NOTICE = '{"jsonrpc": "2.0", "method": "notifications/hello"}'
@@ -88,7 +88,7 @@ async def test_one_that_sends_what_nobody_has_asked_for(line: str) -> None:
             while isinstance(said := await started.receive(), SessionMessage):
                 pass
         assert isinstance(said, UpstreamError)
-        assert said.message == "The server sends much that nobody has asked for."
+        assert said.message == "The server sends too much unsolicited data."
 
 
 async def test_half_a_character_at_the_end_of_a_text_costs_only_itself() -> None:
@@ -113,7 +113,7 @@ async def test_what_it_says_beside_is_bounded() -> None:
         await ended(started)
     assert started.lines[1] == "y" * 2_000
     assert BURST <= len(started.lines) < BURST + 100
-    assert any("lines are left out here" in line for line in started.lines)
+    assert any("lines dropped" in line for line in started.lines)
 
 
 async def flooded(started: Child, message: SessionMessage) -> None:
@@ -121,14 +121,13 @@ async def flooded(started: Child, message: SessionMessage) -> None:
         await started.write.send(message)
 
 
-async def test_one_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "WRITE_S", 0.2)
-    async with child("time.sleep(600)") as started:
+async def test_a_server_that_never_reads_its_input_is_disconnected() -> None:
+    async with child("time.sleep(600)", timing=McpTiming(write_s=0.2)) as started:
         message = SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="x", params={"text": "x" * 60_000}))
         listening = asyncio.create_task(ended(started))
         with pytest.raises(anyio.BrokenResourceError):
             await asyncio.wait_for(flooded(started, message), 5)
-        assert (await listening).message == "The server does not read what it is sent."
+        assert (await listening).message == "The server does not read its input."
         os.kill(await started.pid(), signal.SIGKILL)
 
 

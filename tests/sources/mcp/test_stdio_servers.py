@@ -16,7 +16,7 @@ from mcp_types import CONNECTION_CLOSED, TextContent
 
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.stdio_transport import stdio_transport
 from support.mcp_children import ENV, MINI, TELLS_PID, child, lives, scripted, until
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
@@ -29,7 +29,7 @@ def run(loop: Loop, test: Coroutine[Any, Any, None]) -> None:
 
 
 def connected(server: McpServer, heard: Callable[[str], None] = lambda _: None, **given: Any) -> Client:
-    return Client(stdio(server, max_line=1_000_000, heard=heard), mode="auto", **given)
+    return Client(stdio_transport(server, max_line=1_000_000, on_output=heard), mode="auto", **given)
 
 
 @LOOPS
@@ -121,9 +121,12 @@ sys.stdin.read()
     ("server", "sentence"),
     [
         (McpServer(name="x", command="no-such-command", args=("s3cret",)), "no-such-command could not be run: it was"),
-        (McpServer(name="x", command="/dev/null", args=("s3cret",)), "/dev/null could not be run: it may not"),
+        (
+            McpServer(name="x", command="/dev/null", args=("s3cret",)),
+            "/dev/null could not be run: it is not executable",
+        ),
         (McpServer(name="x", command="nul\0", args=("s3cret",)), "could not be run: Invalid argument"),
-        (McpServer(name="x", command=sys.executable, cwd="/no/such"), "working directory, /no/such, is not there"),
+        (McpServer(name="x", command=sys.executable, cwd="/no/such"), "working directory, /no/such, does not exist"),
     ],
     ids=["not there", "no program", "no string", "no folder"],
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.sources.mcp.results.dates import moment
+from anabranch.sources.mcp.results.dates import parse_date
 
 MAY_5 = datetime(2024, 5, 5, tzinfo=UTC).timestamp()
 AT_TEN = MAY_5 + 36_000
@@ -53,7 +53,7 @@ AT_TEN = MAY_5 + 36_000
     ],
 )
 def test_a_date_is_read(written: object, meant: float) -> None:
-    assert moment(written) == meant
+    assert parse_date(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_a_date_is_read(written: object, meant: float) -> None:
     ids=lambda value: repr(value)[:30],
 )
 def test_what_is_no_date_is_none(written: object) -> None:
-    assert moment(written) is None
+    assert parse_date(written) is None
 
 
 @given(st.datetimes(min_value=datetime(1, 1, 2), timezones=st.just(UTC)))
 def test_every_moment_in_iso_comes_back(when: datetime) -> None:
-    assert moment(when.isoformat()) == when.timestamp()
+    assert parse_date(when.isoformat()) == when.timestamp()
 
 
 @given(
@@ -94,5 +94,5 @@ def test_every_moment_in_iso_comes_back(when: datetime) -> None:
     | st.from_regex(r"\A([A-Z][a-z]{2}, )?\d{1,2} (May|Jun|Xyz) \d{4} \d{1,2}:\d{2}(:\d{2})?.{0,10}\Z")
 )
 def test_nothing_raises(written: object) -> None:
-    found = moment(written)
+    found = parse_date(written)
     assert found is None or math.isfinite(found)

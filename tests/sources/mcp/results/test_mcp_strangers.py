@@ -6,7 +6,7 @@ import pytest
 from mcp_types import CallToolResult, TextContent, Tool
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.errors import spoken
+from anabranch.sources.mcp.errors import sanitize
 from anabranch.sources.mcp.results.extraction import passages
 from anabranch.sources.mcp.tool_selection import NoTool, choose
 
@@ -29,18 +29,18 @@ SECRET = "s3cr3t-0123456789abcdef"
 )
 def test_a_secret_is_masked(given: dict[str, object]) -> None:
     server = McpServer(name="one", **given)  # type: ignore[arg-type]
-    said = spoken(f"bad key {SECRET} for folder handbook", server)
+    said = sanitize(f"bad key {SECRET} for folder handbook", server)
     assert SECRET not in said
     assert said == "bad key *** for folder handbook."
 
 
 def test_other_words_stay() -> None:
     server = McpServer(name="one", command="python", args=("-c", "print('no licence')", "/srv/handbook"))
-    assert spoken("no licence for /srv/handbook", server) == "no licence for /srv/handbook."
+    assert sanitize("no licence for /srv/handbook", server) == "no licence for /srv/handbook."
 
 
 def test_what_is_shown_controls_no_terminal() -> None:
-    assert "\x1b" not in spoken("\x1b[31mred\u202e", McpServer(name="one"))
+    assert "\x1b" not in sanitize("\x1b[31mred\u202e", McpServer(name="one"))
 
 
 def test_results_have_no_signs_that_are_for_machines() -> None:
