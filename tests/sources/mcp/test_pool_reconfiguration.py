@@ -32,7 +32,7 @@ def processes() -> dict[str, psutil.Process]:
     return found
 
 
-async def test_a_new_configuration_leaves_alone_what_it_does_not_change() -> None:
+async def test_a_new_configuration_keeps_unchanged_connections() -> None:
     kept, changed, dropped = server("kept"), server("changed"), server("dropped", delay_ms=700)
     telemetry = Recorder()
     async with pooled(kept, changed, dropped, telemetry=telemetry) as pool:
@@ -105,7 +105,7 @@ async def over_http(scenario: Scenario) -> AsyncIterator[tuple[Forgetful, str]]:
         await http.shutdown()
 
 
-async def test_a_session_that_has_expired_is_made_anew_within_the_call() -> None:
+async def test_an_expired_session_is_renewed_within_the_call() -> None:
     async with (
         over_http(Scenario(name="web")) as (app, url),
         pooled(McpServer(name="web", url=url), alone=False) as pool,

@@ -51,7 +51,7 @@ async def failure(url: str, way_out: Recording, **given: Any) -> str:
     return error.error.message
 
 
-async def test_a_server_of_the_old_era_with_a_session() -> None:
+async def test_http_server_of_the_legacy_protocol_with_a_session() -> None:
     async with everything() as (url, process), outbound(1_000_000) as way_out:
         async with client(url, way_out, headers={"X-Key": "mine"}) as connected:
             assert connected.protocol_version == "2025-11-25"
@@ -74,7 +74,7 @@ async def test_a_server_of_the_old_era_with_a_session() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "events"])
-async def test_a_server_of_the_new_era(as_json: bool) -> None:
+async def test_http_server_of_the_modern_protocol(as_json: bool) -> None:
     server = MCPServer("new", tools=[])
 
     @server.tool()
@@ -89,7 +89,7 @@ async def test_a_server_of_the_new_era(as_json: bool) -> None:
         assert {method for method, _, _ in way_out.sent} == {"POST"}
 
 
-async def test_news_of_the_new_era_may_last() -> None:
+async def test_subscriptions_of_the_modern_protocol_stay_open() -> None:
     """They come in reply to a call that does not end, over more bytes than any other reply may have."""
     server = MCPServer("new", tools=[])
 
@@ -133,7 +133,7 @@ async def test_a_connection_is_reused_after_a_stream_that_ends_with_its_answer(e
     assert len(peers) < 6 if ends else len(peers) == 6
 
 
-async def test_no_server_at_all(unused_tcp_port: int) -> None:
+async def test_connection_refused_is_explained(unused_tcp_port: int) -> None:
     async with outbound() as way_out:
         sentence = await failure(f"http://127.0.0.1:{unused_tcp_port}/mcp", way_out)
         assert sentence == "No connection could be made."
@@ -151,7 +151,7 @@ async def test_no_server_at_all(unused_tcp_port: int) -> None:
     ],
     ids=["401", "403", "429", "500", "404", "400"],
 )
-async def test_refusals(status: int, content_type: str, body: str, sentence: str) -> None:
+async def test_http_error_statuses_are_explained(status: int, content_type: str, body: str, sentence: str) -> None:
     async def refuse(request: aiohttp_web.Request) -> aiohttp_web.Response:
         return aiohttp_web.Response(status=status, text=body, content_type=content_type)
 
@@ -159,7 +159,7 @@ async def test_refusals(status: int, content_type: str, body: str, sentence: str
         assert sentence in await failure(f"{origin}/mcp", way_out)
 
 
-async def test_a_reply_too_large_fails_alone() -> None:
+async def test_a_reply_over_the_size_limit_fails_alone() -> None:
     async def handler(request: aiohttp_web.Request, asked: Any) -> aiohttp_web.StreamResponse:
         if request.method != "POST":
             return aiohttp_web.Response(status=405)
@@ -245,7 +245,7 @@ async def test_unanswered_notifications_and_session_delete_do_not_delay_calls() 
         assert time.monotonic() - left_at < 1.0
 
 
-async def test_secrets_go_to_their_own_server_only() -> None:
+async def test_configured_headers_go_to_their_own_server_only() -> None:
     """A redirect within the origin is followed, as it is a matter of a slash; one to elsewhere is not."""
     heard: list[str] = []
 
@@ -275,7 +275,7 @@ async def test_secrets_go_to_their_own_server_only() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://h/mcp", "http://h:81/mcp", "http://other/mcp"])
-async def test_nothing_goes_to_another_origin(url: str) -> None:
+async def test_requests_to_another_origin_are_blocked(url: str) -> None:
     server = McpServer(name="w", url="http://h/mcp", headers={"Authorization": "Bearer s3cret"})
     async with (
         outbound() as way_out,
