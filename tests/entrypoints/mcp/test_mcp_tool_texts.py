@@ -84,16 +84,14 @@ async def test_tool_descriptions_name_servers_and_sources(tmp_path: Path) -> Non
         " finds nothing."
     )
     assert unknown == "not_found: There is no source 'nope'; there are: memory, files, long, wiki."
-    assert nowhere == (
-        "There are no documents here yet that you may see. Name one of: memory, files, long, wiki in `sources`."
-    )
+    assert nowhere == ("There are no documents that you can read. Name one of: memory, files, long, wiki in `sources`.")
 
 
 async def test_empty_server_explains_how_to_ingest(tmp_path: Path) -> None:
     async with opened(tmp_path) as anabranch, client(anabranch) as tools:
         assert "anabranch ingest" in await said(tools, "ask", question="Who?")
         unknown = await said(tools, "ask", question="Who?", sources=["nope"])
-    assert unknown == "not_found: There is no source 'nope'; nor is there any other."
+    assert unknown == "not_found: There is no source 'nope'; there are no others."
 
 
 async def test_aggregate_text_names_servers_with_and_without_results(tmp_path: Path) -> None:
