@@ -125,8 +125,7 @@ def test_mcp_servers_command_wraps_on_a_terminal(tmp_path: Path) -> None:
     assert reason == [
         f"{name}:",
         "  The command no-such-program could not be run: it",
-        "  was not found. Give its full path, or install",
-        "  it.",
+        "  was not found. Use its full path, or install it.",
     ]
 
 
