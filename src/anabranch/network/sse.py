@@ -26,7 +26,10 @@ class FrameParser:
         self._head: bytes | None = b""
         self._pending = bytearray()
         self._after_return = False
-        self._reset()
+        self._event = ""
+        self._data: list[str] = []
+        self._id: str | None = None
+        self._size = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
         if self._head is not None:
@@ -47,7 +50,7 @@ class FrameParser:
             self._check_size()
             if self._data:
                 frames.append(Frame(event=self._event or "message", data="\n".join(self._data), id=self._id))
-            self._reset()
+            self._event, self._data, self._id, self._size = "", [], None, 0
         self._pending += rest
         self._check_size()
         return frames
@@ -76,12 +79,6 @@ class FrameParser:
     def _check_size(self) -> None:
         if self._size + len(self._pending) > self._max_bytes:
             raise UpstreamError("The stream holds an event that is too long.", Trouble.UNUSABLE)
-
-    def _reset(self) -> None:
-        self._event = ""
-        self._data: list[str] = []
-        self._id: str | None = None
-        self._size = 0
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:

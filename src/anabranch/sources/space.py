@@ -40,8 +40,8 @@ decode_strictly = msgspec.json.Decoder(QueryReply).decode
 
 
 def decode(body: bytes) -> QueryReply:
-    """A reply in its documented form. If that fails, a lenient decoding: it skips unreadable documents, and accepts NaN,
-    lone surrogates and byte order marks."""
+    """A reply in its documented form. If that fails, a lenient decoding: it skips unreadable documents and accepts
+    NaN, lone surrogates and byte order marks."""
     try:
         return decode_strictly(body)
     except msgspec.DecodeError:
