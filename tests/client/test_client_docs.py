@@ -39,7 +39,7 @@ async def run_by_node(folder: Path, code: str) -> str:
     return printed.decode()
 
 
-async def test_python_and_the_others_follow_the_same_step(
+async def test_documented_python_and_javascript_clients_follow_the_same_step(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -78,7 +78,7 @@ follow("{stream}", {{
     assert sorted(map(int, heard.strip("[]\n").split(","))) == sequences
 
 
-async def test_an_answer_is_heard_out(server: Server, space: Space) -> None:
+async def test_documented_answer_client_gets_the_whole_answer(server: Server, space: Space) -> None:
     question = {
         "prompt": "Why?",
         "user_id": "ada",
@@ -89,14 +89,14 @@ async def test_an_answer_is_heard_out(server: Server, space: Space) -> None:
     assert words == (await server.chat(**question))["response"]
 
 
-def test_the_lock_names_no_registry() -> None:
+def test_package_lock_names_no_registry() -> None:
     lock = (Path(__file__).parents[1] / "node" / "package-lock.json").read_text(encoding="utf-8")
     assert '"integrity"' in lock
     assert "resolved" not in lock
     assert "://" not in lock
 
 
-async def test_the_server_hands_out_the_modules(serve: Any) -> None:
+async def test_the_server_serves_the_javascript_modules(serve: Any) -> None:
     async with serve() as server:
         for name in ("stream.js", "connection.js"):
             async with server.session.get(f"{server.url}/web/{name}") as response:

@@ -35,7 +35,7 @@ def client(federation: Hub, server: Server) -> Any:
     made.close()
 
 
-async def test_complete(client: SyftHubClient, space: Space) -> None:
+async def test_sdk_gets_a_complete_answer(client: SyftHubClient, space: Space) -> None:
     answer = await asyncio.to_thread(
         client.chat.complete, prompt="Where to?", model="mia/scribe", data_sources=["alice/docs", "bob/open"]
     )
@@ -50,7 +50,7 @@ async def test_complete(client: SyftHubClient, space: Space) -> None:
     assert sent["open"].headers["Authorization"] == "Bearer satellite-bob"
 
 
-async def test_stream(client: SyftHubClient) -> None:
+async def test_sdk_streams_an_answer(client: SyftHubClient) -> None:
     def listen() -> list[Any]:
         return list(client.chat.stream(prompt="Where to?", model="mia/scribe", data_sources=["alice/docs", "bob/open"]))
 
@@ -72,7 +72,7 @@ async def test_stream(client: SyftHubClient) -> None:
     assert done.metadata is not None
 
 
-async def test_search(client: SyftHubClient, space: Space) -> None:
+async def test_sdk_searches_documents(client: SyftHubClient, space: Space) -> None:
     found = await asyncio.to_thread(client.search.query, prompt="Where to?", data_sources=["alice/docs", "bob/open"])
     assert {(document.title, document.slug) for document in found.documents} == {
         ("Guide", "alice/docs"),
@@ -81,7 +81,7 @@ async def test_search(client: SyftHubClient, space: Space) -> None:
     assert not any(request.slug == "scribe" for request in space.requests)
 
 
-async def test_guest_mode(federation: Hub, server: Server) -> None:
+async def test_sdk_works_in_guest_mode(federation: Hub, server: Server) -> None:
     with SyftHubClient(base_url=federation.url, aggregator_url=f"{server.url}/api/v1") as guest:
         answer = await asyncio.to_thread(
             guest.chat.complete,
@@ -93,7 +93,7 @@ async def test_guest_mode(federation: Hub, server: Server) -> None:
     assert answer.response == "Guests are welcome [alice/guests]."
 
 
-async def test_history_with_plain_references(server: Server, space: Space) -> None:
+async def test_sdk_sends_history_with_plain_references(server: Server, space: Space) -> None:
     with SyftHubClient(base_url="http://127.0.0.1:1", aggregator_url=f"{server.url}/api/v1") as client:
         answer = await asyncio.to_thread(
             client.chat.complete,
@@ -118,7 +118,7 @@ async def test_history_with_plain_references(server: Server, space: Space) -> No
         ("hang", SourceStatus.TIMEOUT),
     ],
 )
-async def test_every_status_is_one_the_client_knows(
+async def test_sdk_knows_every_retrieval_status(
     client: SyftHubClient, space: Space, slug: str, status: SourceStatus
 ) -> None:
     broken = EndpointRef(url=space.url, slug=slug, owner_username="alice")
@@ -127,7 +127,7 @@ async def test_every_status_is_one_the_client_knows(
     assert found.retrieval_info[0].error_message
 
 
-async def test_errors_reach_the_client_as_it_expects_them(client: SyftHubClient, space: Space) -> None:
+async def test_sdk_receives_errors_in_its_format(client: SyftHubClient, space: Space) -> None:
     broken = EndpointRef(url=space.url, slug="status-500", owner_username="mia")
     with pytest.raises(AggregatorError, match="Model generation failed") as caught:
         await asyncio.to_thread(client.chat.complete, prompt="?", model=broken)

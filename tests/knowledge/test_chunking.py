@@ -16,7 +16,7 @@ from anabranch.knowledge.chunking import chunk, effective
 from anabranch.knowledge.parsed import Block, BlockKind, Chunking, Parsed, Piece, Strategy
 from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
-from anabranch.testing.sample_texts import documents
+from anabranch.testing.source import documents
 from anabranch.text.sentences import sentences
 
 STRATEGIES: tuple[Strategy, ...] = ("fixed", "sentence", "semantic")

@@ -25,7 +25,7 @@ from anabranch.knowledge.parsed import Chunking, Parsed
 from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import Searcher
-from anabranch.testing.embedder import FakeEmbedder
+from anabranch.testing.fakes import FakeEmbedder
 
 T = TypeVar("T")
 OPERATOR = Caller(operator=True)

@@ -24,7 +24,7 @@ from anabranch.domain.contracts import Emit
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Answer, Context, Endpoint, Question
 from anabranch.network.redaction import REMOVED
-from anabranch.testing import model_frames
+from anabranch.testing import model
 from anabranch.testing.http_server import HttpServer
 from conftest import LOCAL, Server
 from support.collection_server import Library, library, text
@@ -82,9 +82,9 @@ class Parrot:
         slug = sent.get("model") or request.path.split("/")[-2]
         match slug:
             case "stumbles":
-                response = await model_frames.opened(request)
-                await response.write(model_frames.word("openai", "One "))
-                await response.write(model_frames.error("openai", said))
+                response = await model.open_stream(request)
+                await response.write(model.word("openai", "One "))
+                await response.write(model.stream_error("openai", said))
                 return response
             case "ends":
                 return web.json_response({"choices": [{"message": {"content": ""}, "finish_reason": key}]})

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ import anabranch.testing.mcp
 from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorError, AggregatorQuery, McpServer
-from anabranch.sources.mcp import process_guard, server_keeper
+from anabranch.sources.mcp import pool, process_guard
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -156,7 +157,8 @@ def descriptors() -> int:
 
 async def test_servers_that_die_stop_and_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # They come back at once, however often they die: what is looked for here is what that leaves behind.
-    monkeypatch.setattr(server_keeper, "STEADY_S", 0.5)
+    timing = pool.McpTiming(stable_s=0.5)
+    monkeypatch.setattr(pool, "PoolServices", partial(pool.PoolServices, timing=timing))
     settings = Settings(
         data_dir=str(tmp_path / "data"),
         mcp_servers=servers(tmp_path),

@@ -115,29 +115,18 @@ def _secret(database: Database, **given: Any) -> str:
     return database.writing(lambda db: keys.create(db, **given))[1]
 
 
-class Issuer:
+class Issuer(HttpServer):
     """A hub that signs tokens."""
 
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
-
-    async def __aenter__(self) -> "Issuer":
-        await self._listener.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
+        super().__init__(self._respond)
 
     def token(self, **claims: Any) -> str:
         said = {"aud": "library", "exp": int(time.time()) + 600, **claims}
         return jwt.encode(said, self._key, algorithm="RS256", headers={"kid": "one"})
 
-    async def _handle(self, _request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, _request: web.BaseRequest) -> web.StreamResponse:
         public = jwt.algorithms.RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return web.json_response({"keys": [{**public, "kid": "one", "alg": "RS256"}]})
 

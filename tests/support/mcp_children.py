@@ -12,7 +12,8 @@ from mcp.client._transport import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.services import McpTiming
+from anabranch.sources.mcp.stdio_transport import stdio_transport
 
 BIN = Path(sys.executable).parent
 NODE_BIN = BIN.parent / "node" / "node_modules" / ".bin"
@@ -83,10 +84,14 @@ def scripted(code: str, **given: Any) -> McpServer:
 
 
 @asynccontextmanager
-async def child(code: str | McpServer, max_line: int = MAX_LINE) -> AsyncIterator[Child]:
+async def child(
+    code: str | McpServer, max_line: int = MAX_LINE, timing: McpTiming | None = None
+) -> AsyncIterator[Child]:
     started = Child()
     server = scripted(TELLS_PID + code) if isinstance(code, str) else code
-    async with stdio(server, max_line=max_line, heard=started.lines.append) as (started.read, started.write):
+    lines = started.lines.append
+    async with stdio_transport(server, max_line=max_line, on_output=lines, timing=timing) as streams:
+        started.read, started.write = streams
         yield started
 
 

@@ -17,7 +17,8 @@ from anabranch.domain.mcp import McpServer
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.sources.mcp import process_guard
-from anabranch.sources.mcp.http_transport import web
+from anabranch.sources.mcp.http_transport import http_transport
+from anabranch.sources.mcp.services import McpTiming
 from conftest import EndsAtOnce
 from support.mcp_children import ENV, NODE_BIN
 
@@ -58,10 +59,14 @@ async def outbound(max_reply_bytes: int = MAX_REPLY) -> AsyncIterator[Recording]
 
 @asynccontextmanager
 async def client(
-    url: str, way_out: Recording, headers: Mapping[str, str] | None = None, **given: Any
+    url: str,
+    way_out: Recording,
+    headers: Mapping[str, str] | None = None,
+    timing: McpTiming | None = None,
+    **given: Any,
 ) -> AsyncIterator[Client]:
     server = McpServer(name="w", url=url, headers=headers or {})
-    async with Client(web(server, way_out), mode="auto", **given) as connected:
+    async with Client(http_transport(server, way_out, timing=timing), mode="auto", **given) as connected:
         yield connected
 
 

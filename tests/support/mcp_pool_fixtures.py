@@ -16,7 +16,7 @@ from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Context, Query, SourceReply
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.sources.mcp.pool import Pool
+from anabranch.sources.mcp.pool import Pool, PoolServices
 from anabranch.testing import Recorder
 
 # By its file, without all that the package brings along: it is started often.
@@ -35,17 +35,8 @@ async def pooled(*servers: McpServer, timeout_s: float = 10.0, alone: bool = Tru
     """A pool of these; when it is closed, no process and no task is left, if there was nobody else to begin one."""
     tasks, children = asyncio.all_tasks(), set(psutil.Process().children(recursive=True))
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=1_000_000)
-    pool = Pool(
-        {one.name: one for one in servers},
-        **{
-            "outbound": outbound,
-            "clock": SystemClock(),
-            "telemetry": Recorder(),
-            "call_timeout_s": timeout_s,
-            "max_reply_bytes": 1_000_000,
-            **more,
-        },
-    )
+    shared = {"outbound": outbound, "clock": SystemClock(), "telemetry": Recorder(), "max_reply_bytes": 1_000_000}
+    pool = Pool({one.name: one for one in servers}, PoolServices(**{**shared, **more}), timeout_s)
     try:
         yield pool
     finally:

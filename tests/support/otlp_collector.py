@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -27,28 +26,15 @@ class Received(NamedTuple):
     state: str
 
 
-class Collector:
+class Collector(HttpServer):
     def __init__(self) -> None:
         self.spans: list[Received] = []
         self.requests: list[tuple[str, Mapping[str, str], bytes]] = []
         self.resource: dict[str, object] = {}
         self.refuse = 0
         self.hang = False
-        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
+        super().__init__(self._respond)
         self._changed = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        await self._listener.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -66,7 +52,7 @@ class Collector:
     def inside(self, outer: Received) -> list[Received]:
         return [span for span in self.spans if span.parent == outer.id]
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.content.read()
         self.requests.append((request.path, dict(request.headers), body))
         self._changed.set()

@@ -13,7 +13,7 @@ from anabranch.app.resumable_answers import ResumableAnswers
 from anabranch.domain.contracts import EventLog
 from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.testing import ManualClock, Recorder, model_frames
+from anabranch.testing import ManualClock, Recorder, model
 from anabranch.testing.http_server import HttpServer
 from conftest import Server
 
@@ -22,24 +22,13 @@ LEASE_S = 30.0
 END = None
 
 
-class Speaker:
+class Speaker(HttpServer):
     """An OpenAI-compatible model, to be asked one question at a time. `left` counts those that were given up."""
 
     def __init__(self) -> None:
         self._words: asyncio.Queue[str | None] = asyncio.Queue()
         self.left = 0
-        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
-
-    async def __aenter__(self) -> "Speaker":
-        await self._listener.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
+        super().__init__(self._respond)
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -49,18 +38,16 @@ class Speaker:
         for word in words:
             self._words.put_nowait(word)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         await request.content.read()
-        response = await model_frames.opened(request)
+        response = await model.open_stream(request)
         try:
             while (word := await self._words.get()) is not END:
-                await response.write(model_frames.word("openai", word, "speaker"))
+                await response.write(model.word("openai", word, "speaker"))
         except asyncio.CancelledError:
             self.left += 1
             raise
-        await response.write(
-            model_frames.event(model_frames.chunk("speaker", {}, finish_reason="stop")) + model_frames.DONE
-        )
+        await response.write(model.event(model.chunk("speaker", {}, finish_reason="stop")) + model.DONE)
         return response
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from anabranch.client import events
+from anabranch.client.connection import MAX_EVENT_BYTES
 from anabranch.client.planner import StepCursor
-from anabranch.client.sse import Frame, FrameParser
+from anabranch.network.sse import Frame, FrameParser
 from support.stream_entries import Line, ask, scope_of
 from support.stream_history import FINAL, Beat, History, Joined, Reset
 
@@ -85,7 +86,7 @@ class Following:
 
     async def _frames(self, line: Line, left: int | None) -> AsyncGenerator[Frame]:
         """Bytes in whatever pieces, until the line is cut or has ended."""
-        parser = FrameParser()
+        parser = FrameParser(MAX_EVENT_BYTES)
         while piece := await line.read():
             while piece:
                 await self._dawdle()
@@ -130,7 +131,7 @@ class Following:
             self._check_batch(frame, said)
         elif frame.id is not None:
             self._complain(f"a {said['type']} has an id")
-        for each in self._cursor.fresh(frame):
+        for each in self._cursor.advance(frame):
             reset = isinstance(each, events.Reset)
             self._history.applied.append(Reset(each.sequence) if reset else msgspec.to_builtins(each))
 

@@ -21,7 +21,7 @@ def told(*signals: ServerMoved) -> list[dict[str, Any]]:
 
 
 def test_each_turn_is_a_line_with_the_whole_reason() -> None:
-    missing = "The command no-such-program could not be run: it was not found. Give its full path, or install it."
+    missing = "The command no-such-program could not be run: it was not found. Use its full path, or install it."
     ended = "The server's process ended with status 3."
     lines = told(
         ServerMoved(server="docs", state="connecting"),

@@ -41,7 +41,7 @@ async def test_a_delayed_source_can_be_cancelled() -> None:
         await asyncio.wait_for(FakeSource(REPLY, delay_s=60).search(QUERY, CONTEXT), timeout=0.01)
 
 
-async def test_a_generator_yields_its_words_and_fails_when_told() -> None:
+async def test_fake_generator_yields_words_and_fails_on_demand() -> None:
     usage = Usage(total_tokens=2)
     whole = await collect(FakeGenerator(["a ", "b"], usage=usage))
     assert whole == [Delta(text="a "), Delta(text="b"), Delta(text="", usage=usage)]
@@ -51,7 +51,7 @@ async def test_a_generator_yields_its_words_and_fails_when_told() -> None:
         await anext(broken)
 
 
-def test_a_recorder_keeps_what_it_is_told() -> None:
+def test_recorder_records_telemetry_calls() -> None:
     recorder = Recorder()
     telemetry: Telemetry = recorder
     crash = ValueError()
@@ -62,7 +62,7 @@ def test_a_recorder_keeps_what_it_is_told() -> None:
     assert (recorder.events, recorder.crashes) == ([Token(text="a")], [crash])
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_manual_clock_moves_only_by_advance() -> None:
     clock = ManualClock(5)
     timer: Clock = clock
     clock.advance(1.5)

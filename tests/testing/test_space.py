@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from anabranch.testing import Document, Failure, Space
-from anabranch.testing.model_frames import Form
+from anabranch.testing.model import Form
 
 ASKED = {"messages": "anabranch?", "limit": 5, "similarity_threshold": 0.5}
 PROMPT = """<documents>
@@ -98,14 +98,14 @@ async def test_a_hybrid_source_has_a_summary(space: Space, http: aiohttp.ClientS
     assert reply["summary"]["message"]["content"] == "In short: yes."
 
 
-async def test_a_token_is_asked_for(space: Space, http: aiohttp.ClientSession) -> None:
+async def test_space_endpoints_require_their_token(space: Space, http: aiohttp.ClientSession) -> None:
     space.source("locked", token="secret")
     assert (await read(http, query("locked"), ASKED))[0] == 401
     assert (await read(http, query("locked"), ASKED, Authorization="Bearer other"))[0] == 401
     assert (await read(http, query("locked"), ASKED, Authorization="Bearer secret"))[0] == 200
 
 
-async def test_what_is_unknown_or_unreadable_is_refused(http: aiohttp.ClientSession) -> None:
+async def test_space_rejects_unknown_endpoints_and_invalid_json(http: aiohttp.ClientSession) -> None:
     assert (await read(http, query("nobody"), ASKED))[0] == 404
     assert (await read(http, query("scribe"), {"messages": 5}))[0] == 422
     assert (await read(http, "/v1/chat/completions", prompted(model="docs")))[0] == 404
@@ -160,7 +160,7 @@ async def test_a_model_streams_word_by_word(
     assert sum(bool(word) for word in words) == len(text.split())
 
 
-async def test_openai_dialect(space: Space, http: aiohttp.ClientSession) -> None:
+async def test_space_models_speak_the_openai_dialect(space: Space, http: aiohttp.ClientSession) -> None:
     space.model("echo", reply=lambda messages: messages[-1].content)
     path = "/v1/chat/completions"
     _, reply = await read(http, path, prompted("Hello there", model="echo"))
@@ -175,7 +175,7 @@ async def test_openai_dialect(space: Space, http: aiohttp.ClientSession) -> None
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
 
-async def test_models_and_health_can_be_looked_at(http: aiohttp.ClientSession) -> None:
+async def test_space_lists_models_and_health(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/models") as response:
         assert [model["id"] for model in (await response.json())["data"]] == ["scribe"]
     async with http.get("/health") as response:
@@ -234,7 +234,7 @@ async def test_cut_breaks_off_in_the_middle(http: aiohttp.ClientSession) -> None
             await response.read()
 
 
-async def test_huge_is_larger_than_told(space: Space, http: aiohttp.ClientSession) -> None:
+async def test_huge_reply_exceeds_the_given_size(space: Space, http: aiohttp.ClientSession) -> None:
     space.fails("huge", Failure.HUGE, size_bytes=300_000)
     async with http.post(query("huge"), json=ASKED) as response:
         body = await response.read()
@@ -249,7 +249,7 @@ async def test_bomb_is_small_on_the_wire(http: aiohttp.ClientSession) -> None:
         assert sum([len(chunk) async for chunk in response.content.iter_any()]) > 64 * 1024 * 1024
 
 
-async def test_redirect_points_where_it_is_told(space: Space, http: aiohttp.ClientSession) -> None:
+async def test_redirect_points_to_the_given_location(space: Space, http: aiohttp.ClientSession) -> None:
     space.fails("away", Failure.REDIRECT, location="http://169.254.169.254/")
     async with http.post(query("away"), json=ASKED, allow_redirects=False) as response:
         assert (response.status, response.headers["Location"]) == (307, "http://169.254.169.254/")
@@ -285,7 +285,7 @@ async def test_an_endless_line_does_not_end(http: aiohttp.ClientSession) -> None
 
 
 @pytest.mark.parametrize("slug", ["hang", "trickle", "slow-source", "slow-model", "slow-stream", "stream-endless-line"])
-async def test_a_client_that_goes_is_noticed(space: Space, slug: str) -> None:
+async def test_space_records_client_disconnects(space: Space, slug: str) -> None:
     space.source("slow-source", delay_s=60)
     space.model("slow-model", delay_s=60)
     space.model("slow-stream", chunk_delay_s=0.02, reply="word " * 1000)
@@ -299,7 +299,7 @@ async def test_a_client_that_goes_is_noticed(space: Space, slug: str) -> None:
     assert not space.requests[0].finished
 
 
-async def test_it_stops_at_once() -> None:
+async def test_space_stops_at_once_with_open_connections() -> None:
     async with Space(everything=True) as space, aiohttp.ClientSession(space.url) as http:
         slugs = ["hang", "trickle", "stream-endless-line", "huge"]
         asking = [await http.post(query(slug), json=ASKED) for slug in slugs[1:]]
@@ -315,12 +315,12 @@ async def test_it_stops_at_once() -> None:
         assert not any(request.disconnected or request.finished for request in space.requests)
 
 
-async def test_waiting_has_an_end(space: Space) -> None:
+async def test_space_wait_for_times_out(space: Space) -> None:
     with pytest.raises(TimeoutError):
         await space.wait_for(lambda: False, timeout_s=0.01)
 
 
-async def test_tls() -> None:
+async def test_space_serves_tls() -> None:
     authority = trustme.CA()
     server, client = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("127.0.0.1").configure_cert(server)

@@ -88,14 +88,14 @@ class McpServers:
 
     def _opened(self) -> "Pool":
         if self._pool is None:
-            self._pool = import_module(POOL).Pool(
-                self.configured,
+            module = import_module(POOL)
+            services = module.PoolServices(
                 outbound=self._outbound,
                 clock=self._clock,
                 telemetry=self._telemetry,
-                call_timeout_s=self.aggregation.server_timeout_s,
                 max_reply_bytes=self._max_reply_bytes,
             )
+            self._pool = module.Pool(self.configured, services, self.aggregation.server_timeout_s)
         return self._pool
 
 

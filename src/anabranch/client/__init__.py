@@ -1,9 +1,9 @@
-"""The reference client: follows a stream, applies every event exactly once, and comes back where it left off."""
+"""The reference client: follows a stream, applies every event exactly once, and reconnects at its cursor."""
 
 from anabranch.client.answers import AnswerClient
+from anabranch.client.connection import Pace
 from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
 from anabranch.client.planner import PlannerClient
-from anabranch.client.reconnect import Pace
 
 __all__ = [
     "AnswerClient",

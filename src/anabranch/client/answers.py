@@ -1,90 +1,77 @@
-"""Answers that survive a cut: ask once, and hear every word once."""
+"""A client for resumable answers: it sends a question once and returns every event of the answer once."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
 import msgspec
 
-from anabranch.client.connection import ServerConnection
+from anabranch.client.connection import Reconnect, StreamClient
 from anabranch.client.events import AnswerFrame, Reset
-from anabranch.client.reconnect import Pace, Reconnect, again
-from anabranch.client.sse import Frame
 from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.network.sse import Frame
 
 
-class AnswerClient:
-    """Use it as `async with`, or give it a session of your own and close that yourself."""
-
-    def __init__(
-        self,
-        base_url: str,
-        key: str | None = None,
-        *,
-        session: aiohttp.ClientSession | None = None,
-        pace: Pace | None = None,
-    ) -> None:
-        self._wire = ServerConnection(base_url, key, session, pace or Pace())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._wire.close()
+class AnswerClient(StreamClient):
+    """Use it as `async with`, or pass a session of your own and close that yourself."""
 
     async def follow(self, stream_id: str, *, after: int = 0) -> AsyncGenerator[AnswerFrame | Reset]:
-        """Every event of an answer behind the cursor exactly once, to its end, in the dialect it was asked in."""
-        trail = _Trail(after)
-        comeback = Reconnect(self._wire.pace, eager=True)
-        async with aclosing(again(lambda: self._behind(stream_id, trail, comeback), comeback)) as frames:
-            async for frame in frames:
-                if (heard := trail.fresh(frame)) is not None:
-                    yield heard
-                    if isinstance(heard, AnswerFrame) and heard.ends_answer:
-                        return
+        """Every event of an answer after the cursor exactly once, to its end, in the dialect of the question."""
+        cursor = _AnswerCursor(after)
+        reconnect = Reconnect(self._server.pace, eager=True)
+        frames = reconnect.frames(lambda: self._listen(stream_id, cursor, reconnect))
+        async with aclosing(cursor.read(frames)) as events:
+            async for event in events:
+                yield event
 
     async def ask_resumable(
         self, path: str, question: Mapping[str, Any], *, on_stream: Callable[[str], object] | None = None
     ) -> AsyncGenerator[AnswerFrame | Reset]:
-        """Asks (`path` is that of a streaming surface, such as /api/v1/chat/stream) and follows the answer to its end.
-        The question is sent once. `on_stream` gets the stream's id, for `follow` after a restart. Where the server does
-        not keep the answer there is none, and a cut is the end: StreamUnavailable."""
-        trail = _Trail()
-        comeback = Reconnect(self._wire.pace, eager=True)
-        response = await self._wire.asked(self._wire.address(*path.strip("/").split("/")), question)
+        """Asks a question (`path` is a streaming surface, such as /api/v1/chat/stream) and follows the answer to its
+        end. The question is sent once. `on_stream` is called with the stream id, for `follow` after a restart. If the
+        server does not store the answer, there is no stream id, and a lost connection raises StreamUnavailable."""
+        cursor = _AnswerCursor()
+        reconnect = Reconnect(self._server.pace, eager=True)
+        response = await self._server.ask(self._server.url(*path.strip("/").split("/")), question)
         stream_id = response.headers.get("Stream-Id")
-        unheard = [response]
+        unread = [response]
 
         def connect() -> AsyncGenerator[Frame]:
-            if unheard:
-                return self._wire.answered(unheard.pop(), comeback, kept=stream_id is not None)
-            return self._behind(stream_id or "", trail, comeback)
+            if unread:
+                return self._server.answer(unread.pop(), reconnect, resumable=stream_id is not None)
+            return self._listen(stream_id or "", cursor, reconnect)
 
-        async with response, aclosing(again(connect, comeback)) as frames:
+        async with response, aclosing(cursor.read(reconnect.frames(connect))) as events:
             if stream_id is not None and on_stream is not None:
                 on_stream(stream_id)
-            async for frame in frames:
-                if (heard := trail.fresh(frame)) is not None:
-                    yield heard
-                    if isinstance(heard, AnswerFrame) and heard.ends_answer:
-                        return
+            async for event in events:
+                yield event
 
-    def _behind(self, stream_id: str, trail: "_Trail", comeback: Reconnect) -> AsyncGenerator[Frame]:
-        return self._wire.listen(self._wire.address("v1", "streams", stream_id), trail.sequence, comeback)
+    def _listen(self, stream_id: str, cursor: "_AnswerCursor", reconnect: Reconnect) -> AsyncGenerator[Frame]:
+        return self._server.listen(self._server.url("v1", "streams", stream_id), cursor.sequence, reconnect)
 
 
-class _Trail:
-    """How far an answer has been heard."""
+class _AnswerCursor:
+    """The client's position in an answer."""
 
     def __init__(self, sequence: int = 0) -> None:
         self.sequence = sequence
 
-    def fresh(self, frame: Frame) -> AnswerFrame | Reset | None:
+    async def read(self, frames: AsyncGenerator[Frame]) -> AsyncGenerator[AnswerFrame | Reset]:
+        """The events that the client has not had yet, up to the one that ends the answer."""
+        async with aclosing(frames):
+            async for frame in frames:
+                event = self._advance(frame)
+                if event is not None:
+                    yield event
+                if isinstance(event, AnswerFrame) and event.ends_answer:
+                    return
+
+    def _advance(self, frame: Frame) -> AnswerFrame | Reset | None:
         if frame.id is None:
             return self._reset(frame) if frame.event == "reset" else AnswerFrame(event=frame.event, data=frame.data)
         if not (frame.id.isascii() and frame.id.isdigit()):
-            raise UpstreamError("The server sent an event whose id is no number.", Trouble.UNUSABLE)
+            raise UpstreamError("The server sent an event whose id is not a number.", Trouble.UNUSABLE)
         if int(frame.id) <= self.sequence:
             return None
         self.sequence = int(frame.id)

@@ -1,4 +1,4 @@
-"""What a client hears: the events of a step, the frames of an answer, and that everything begins again."""
+"""The values that the client returns: events of a step, frames of an answer, resets and receipts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,10 +8,9 @@ import msgspec
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Ignored
 
-# A step that ended in one of these goes on in the next one, if it names one.
-GOES_ON = ("success", "partial_failure", "failed")
-LAST_OF_ANSWER = ("done", "error")
-UNNAMED = "message"
+# After a step with one of these statuses the stream continues with the next step, if the last event names one.
+CONTINUES = ("success", "partial_failure", "failed")
+FINAL_EVENTS = ("done", "error")
 
 
 class Content(Value):
@@ -23,7 +22,7 @@ class Content(Value):
 
 
 class PlannerEvent(Value):
-    """One thing that happened in a step. A later one under the same `key` with a higher revision replaces it."""
+    """One event of a step. A later event with the same `key` and a higher revision replaces it."""
 
     sequence: int
     session_id: str
@@ -43,21 +42,25 @@ class PlannerEvent(Value):
 
     @property
     def ends_stream(self) -> bool:
-        """It ends its step, and no other follows on this stream."""
-        goes_on = self.content.status in GOES_ON and self.content.payload.get("next_step_id")
-        return self.ends_step and not goes_on
+        """Whether it ends its step, and no other step follows on this stream."""
+        continues = self.content.status in CONTINUES and self.content.payload.get("next_step_id")
+        return self.ends_step and not continues
 
 
 class Reset(Value, gc=False):
-    """The cursor meant nothing to the server. What was built from the stream so far is void: it comes again, from the
-    beginning."""
+    """The server does not know the cursor. Discard what was built from the stream so far: the stream starts over from
+    the beginning."""
 
     sequence: int = 0
     epoch: int = 0
 
 
+class _Typed(Value):
+    type: str = ""
+
+
 class AnswerFrame(Value, gc=False):
-    """One event of an answer, in the dialect that it was asked in. Without an id (0) it cannot be resumed from."""
+    """One event of an answer, in the dialect of the question. An `id` of 0 cannot be used as a cursor."""
 
     event: str
     data: str
@@ -65,13 +68,18 @@ class AnswerFrame(Value, gc=False):
 
     @property
     def ends_answer(self) -> bool:
-        """It is the last one; all dialects call that the same, one of them inside its data."""
-        return (self.event if self.event != UNNAMED else _type(self.data)) in LAST_OF_ANSWER
+        """Whether it is the last event. All dialects use the same names; one has the name inside its data."""
+        if self.event != "message":
+            return self.event in FINAL_EVENTS
+        try:
+            return msgspec.json.decode(self.data, type=_Typed).type in FINAL_EVENTS
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return False
 
 
 class Begun(Value):
-    """A step that was handed over. `created` is false if it had been before. Where streaming is switched off, `status`
-    is the end's, and `results` are by result key."""
+    """A step that was started. `created` is false if it existed before. If streaming is disabled, `status` is the final
+    one, and `results` are by result key."""
 
     session_id: str
     plan_step_id: str
@@ -82,8 +90,8 @@ class Begun(Value):
 
 
 class Pushed(Value, gc=False):
-    """What became of something that was sent to a step: its place in the stream, or the `reason` why it was passed
-    over. One of several may also have been refused; `error` is its code, and `message` says why."""
+    """The receipt of a push: its sequence in the stream, or the `reason` why it was ignored. One of several pushes may
+    also be rejected: `error` is the code, and `message` says why."""
 
     accepted: bool = True
     sequence: int | None = None
@@ -93,7 +101,7 @@ class Pushed(Value, gc=False):
 
 
 class Replay(Value):
-    """A page of what is kept of a step. `reset` says that the cursor meant nothing, and that it begins again."""
+    """A page of a step's stored events. `reset` says that the cursor was unknown and the page is the first one."""
 
     session_id: str
     plan_step_id: str
@@ -103,20 +111,9 @@ class Replay(Value):
     reset: bool = False
 
 
-class _Typed(Value):
-    type: str = ""
-
-
-def _type(data: str) -> str:
-    try:
-        return msgspec.json.decode(data, type=_Typed).type
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return ""
-
-
 class StepView:
-    """Keeps the latest revision under every key, and so comes to the same state whether events came live, by replay,
-    once or twice. A stream that goes on in the next step is held here too: keys carry their step."""
+    """The latest revision of every key. The state is the same whether events arrived live or by replay, once or twice.
+    A stream that continues with the next step is included: keys contain the step."""
 
     def __init__(self, events: Iterable[PlannerEvent | Reset] = ()) -> None:
         self.sequence = 0
@@ -125,7 +122,7 @@ class StepView:
             self.apply(event)
 
     def apply(self, event: PlannerEvent | Reset) -> bool:
-        """Whether it changed anything."""
+        """Returns whether the state changed."""
         if isinstance(event, Reset):
             self.sequence = 0
             self._latest.clear()
@@ -139,12 +136,12 @@ class StepView:
 
     @property
     def latest(self) -> Mapping[tuple[str, str, str | None], PlannerEvent]:
-        """By step, type and result key."""
+        """The latest event by step, type and result key."""
         return self._latest
 
     @property
     def results(self) -> dict[str, PlannerEvent]:
-        """The latest result, or part of one, by result key; of a later step where two use the same."""
+        """The latest result, or part of one, by result key. If two steps use the same key, the later step's."""
         return {
             event.content.result_key: event
             for event in sorted(self._latest.values(), key=lambda event: event.sequence)
@@ -152,7 +149,7 @@ class StepView:
         }
 
     def status(self, plan_step_id: str) -> str | None:
-        """How a step stands: `in_progress`, or how it ended; None if nothing has been heard of it."""
+        """A step's status: `in_progress` or the final one; None if there is no event of it."""
         if end := self._latest.get((plan_step_id, "plan_step_completed", None)):
             return end.content.status
         return "in_progress" if any(step == plan_step_id for step, _, _ in self._latest) else None

@@ -1,4 +1,4 @@
-"""A collection in this process, as a source like any other."""
+"""A collection of this server as a source."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ class CollectionSource:
         self._knowledge = knowledge
 
     async def search(self, query: Query, context: Context) -> SourceReply:
-        """Nothing to see is nothing found: a caller without the right cannot tell it from an empty collection."""
+        """A caller without permission gets the same reply as for an empty collection."""
         path = self._endpoint.path
         try:
-            room = await self._knowledge()
+            knowledge = await self._knowledge()
             if self._endpoint.slug != EVERYTHING:
                 filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
                 query = msgspec.structs.replace(query, filters=filters)
             source = None if self._endpoint.slug == EVERYTHING else path
-            found = await room.find(query, Caller.of(context), source)
+            found = await knowledge.find(query, Caller.of(context), source)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
         return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(found.passages), seen=found.seen)

@@ -40,45 +40,45 @@ decode_strictly = msgspec.json.Decoder(QueryReply).decode
 
 
 def decode(body: bytes) -> QueryReply:
-    """A reply in its documented form; or, where that fails, what can be made of it: documents that cannot be read are
-    passed over, and so are odd numbers, halves of characters and byte-order marks that JSON proper does not have."""
+    """A reply in its documented form. If that fails, a lenient decoding: it skips unreadable documents and accepts
+    NaN, lone surrogates and byte order marks."""
     try:
         return decode_strictly(body)
     except msgspec.DecodeError:
-        return _salvaged(json.loads(body.decode("utf-8-sig")))
+        return _decode_leniently(json.loads(body.decode("utf-8-sig")))
 
 
-def _salvaged(reply: Any) -> QueryReply:
-    found = _of(reply, "references", dict)
-    documents = _of(found, "documents", list)
+def _decode_leniently(reply: Any) -> QueryReply:
+    found = _get(reply, "references", dict)
+    documents = _get(found, "documents", list)
     if documents is None:
-        # Nothing to salvage: say what is wrong with the form.
+        # No documents: raise the error that names the wrong field.
         return msgspec.convert(reply, QueryReply)
-    read = [document for given in documents if (document := _document(given)) is not None]
-    if documents and not read:
+    decoded = [document for given in documents if (document := _document(given)) is not None]
+    if documents and not decoded:
         raise msgspec.ValidationError("none of its documents can be read")
-    spoken = _of(_of(_of(reply, "summary", dict), "message", dict), "content", str)
-    summary = syft_wire.Summary(message=syft_wire.SpaceMessage(content=_whole(spoken))) if spoken else None
-    return QueryReply(references=References(documents=read), summary=summary)
+    text = _get(_get(_get(reply, "summary", dict), "message", dict), "content", str)
+    summary = syft_wire.Summary(message=syft_wire.SpaceMessage(content=_encodable(text))) if text else None
+    return QueryReply(references=References(documents=decoded), summary=summary)
 
 
 def _document(given: object) -> SpaceDocument | None:
-    content = _of(given, "content", str)
+    content = _get(given, "content", str)
     if not content:
         return None
-    labels = _of(given, "metadata", dict) or {}
-    named = {name: _whole(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
-    score = _of(given, "similarity_score", int | float)
-    identity = _of(given, "document_id", str | int)
+    labels = _get(given, "metadata", dict) or {}
+    named = {name: _encodable(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
+    score = _get(given, "similarity_score", int | float)
+    identity = _get(given, "document_id", str | int)
     return SpaceDocument(
-        content=_whole(content),
-        document_id=None if identity is None else _whole(str(identity)),
+        content=_encodable(content),
+        document_id=None if identity is None else _encodable(str(identity)),
         metadata=Labels(**named),
         similarity_score=score if score is None or isinstance(score, float) else float(max(0, min(score, 1))),
     )
 
 
-def _of(holder: object, name: str, kind: Any) -> Any:
+def _get(holder: object, name: str, kind: Any) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, kind) else None
 
@@ -87,12 +87,12 @@ def _is_label(value: object) -> bool:
     return isinstance(value, str | int | float)
 
 
-def _whole(text: str) -> str:
+def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
 class SpaceSource:
-    """Asks one data source; what it returns becomes passages, what it refuses becomes a status and a sentence."""
+    """Searches one data source. Documents become passages; failures become a status and a message."""
 
     def __init__(self, endpoint: Endpoint, outbound: Outbound) -> None:
         self._endpoint = endpoint
@@ -121,7 +121,7 @@ class SpaceSource:
             what = "an HTML page" if exchange.content_type == "text/html" else "something else"
             return self._unusable(f"The reply should be JSON, but it is {what}.")
         if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:
-            return self._unusable("The reply holds neither documents nor a summary.")
+            return self._unusable("The reply has neither documents nor a summary.")
         return SourceReply(path=self._endpoint.path, status=Status.SUCCESS, passages=self._passages(reply))
 
     def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
@@ -139,7 +139,7 @@ class SpaceSource:
             for number, document in enumerate(documents, 1)
             if document.content
         ]
-        summary = _spoken(reply.summary)
+        summary = _summary_text(reply.summary)
         if summary:
             best = max((passage.score for passage in passages), default=1.0)
             title = f"{self._endpoint.name or path}: summary"
@@ -166,7 +166,7 @@ def _score(score: float | None) -> float:
     return min(1.0, max(0.0, score)) if score is not None and math.isfinite(score) else 0.0
 
 
-def _spoken(summary: syft_wire.Summary | str | msgspec.UnsetType | None) -> str | None:
+def _summary_text(summary: syft_wire.Summary | str | msgspec.UnsetType | None) -> str | None:
     if isinstance(summary, syft_wire.Summary):
         return summary.message.content if summary.message else None
     return summary if isinstance(summary, str) else None

@@ -1,13 +1,22 @@
-"""Public fakes: a real Space and Hub to talk to, and stand-ins for the domain's contracts."""
+"""Test doubles: a real Space and Hub to send requests to, and fakes of the domain's contracts."""
 
-from anabranch.testing.embedder import FakeEmbedder
 from anabranch.testing.failures import Failure
-from anabranch.testing.fakes import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
+from anabranch.testing.fakes import (
+    Crumbs,
+    FakeDirectory,
+    FakeEmbedder,
+    FakeGenerator,
+    FakeSource,
+    FakeSubagent,
+    FakeSubagents,
+    ManualAlarms,
+    ManualClock,
+    Recorder,
+)
 from anabranch.testing.hub import Hub
-from anabranch.testing.quoting_model import scribe
+from anabranch.testing.model import scribe
 from anabranch.testing.source import Document
 from anabranch.testing.space import Recorded, Space
-from anabranch.testing.subagents import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms
 
 __all__ = [
     "Crumbs",

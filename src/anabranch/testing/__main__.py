@@ -1,4 +1,4 @@
-"""`python -m anabranch.testing`: a Space to demonstrate with and to measure against."""
+"""`python -m anabranch.testing`: a Space for demonstrations and benchmarks."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ import sys
 import msgspec
 import uvloop
 
-from anabranch.testing.sample_texts import documents
+from anabranch.testing.source import documents
 from anabranch.testing.space import Space
 
 SOURCES = ("docs", *(f"source-{number}" for number in range(1, 11)))
@@ -18,9 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m anabranch.testing", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--delay-ms", type=float, default=0, help="of every source")
+    parser.add_argument("--delay-ms", type=float, default=0, help="delay of every source")
     parser.add_argument("--model-delay-ms", type=float, default=0)
-    parser.add_argument("--documents", type=int, default=5, help="in every source")
+    parser.add_argument("--documents", type=int, default=5, help="documents in every source")
     parser.add_argument("--document-bytes", type=int, default=2048)
     uvloop.run(serve(parser.parse_args()))
 
@@ -28,8 +28,8 @@ def main() -> None:
 async def serve(options: argparse.Namespace) -> None:
     space = Space(host=options.host, port=options.port, everything=True, record=False)
     for name in SOURCES:
-        shelf = documents(name, count=options.documents, size_bytes=options.document_bytes)
-        space.source(name, documents=shelf, delay_s=options.delay_ms / 1000)
+        sample = documents(name, count=options.documents, size_bytes=options.document_bytes)
+        space.source(name, documents=sample, delay_s=options.delay_ms / 1000)
     space.model("scribe", delay_s=options.model_delay_ms / 1000)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

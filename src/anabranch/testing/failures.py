@@ -1,4 +1,4 @@
-"""Everything that can go wrong with an upstream, each on demand."""
+"""Every failure of an upstream, on demand."""
 
 import asyncio
 import socket
@@ -13,8 +13,7 @@ import msgspec
 from aiohttp import web
 
 from anabranch.domain.model import EndpointKind
-from anabranch.testing import model_frames
-from anabranch.testing.model_frames import Form
+from anabranch.testing.model import Form, open_stream, stream_error, word
 
 MIB = 1024 * 1024
 BOMB_BYTES = 65 * MIB
@@ -113,7 +112,7 @@ _PLAIN: dict[Failure, tuple[int, str, bytes]] = {
 
 async def _hang(_: Failing, __: web.BaseRequest) -> Never:
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody resolves this future")
+    raise AssertionError("this future never resolves")
 
 
 async def _reset(_: Failing, request: web.BaseRequest) -> Never:
@@ -126,7 +125,7 @@ async def _reset(_: Failing, request: web.BaseRequest) -> Never:
 
 
 async def _cut(_: Failing, request: web.BaseRequest) -> Never:
-    body = msgspec.json.encode(_said("A sentence of which only a half arrives."))
+    body = msgspec.json.encode(_reply("A sentence of which only a half arrives."))
     response = web.StreamResponse(headers={"Content-Type": _JSON, "Content-Length": str(len(body))})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])
@@ -134,7 +133,7 @@ async def _cut(_: Failing, request: web.BaseRequest) -> Never:
 
 
 async def _huge(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
-    head, _, tail = msgspec.json.encode(_said("|")).partition(b"|")
+    head, _, tail = msgspec.json.encode(_reply("|")).partition(b"|")
     response = web.StreamResponse(headers={"Content-Type": _JSON})
     await response.prepare(request)
     await response.write(head)
@@ -151,7 +150,7 @@ async def _bomb(_: Failing, __: web.BaseRequest) -> web.StreamResponse:
 
 @cache
 def _bomb_body() -> bytes:
-    head, _, tail = msgspec.json.encode(_said("|")).partition(b"|")
+    head, _, tail = msgspec.json.encode(_reply("|")).partition(b"|")
     gzip = zlib.compressobj(wbits=31)
     pieces = [gzip.compress(head)]
     pieces += [gzip.compress(b"x" * MIB) for _ in range(BOMB_BYTES // MIB)]
@@ -167,29 +166,29 @@ async def _trickle(_: Failing, request: web.BaseRequest) -> Never:
 
 
 async def _stream_break(fault: Failing, request: web.BaseRequest) -> Never:
-    response = await model_frames.opened(request)
-    await response.write(model_frames.word(fault.form, "Two "))
-    await response.write(model_frames.word(fault.form, "words "))
+    response = await open_stream(request)
+    await response.write(word(fault.form, "Two "))
+    await response.write(word(fault.form, "words "))
     raise DroppedConnectionError
 
 
 async def _stream_error(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
-    response = await model_frames.opened(request)
-    await response.write(model_frames.word(fault.form, "One "))
-    await response.write(model_frames.error(fault.form, "the model broke"))
+    response = await open_stream(request)
+    await response.write(word(fault.form, "One "))
+    await response.write(stream_error(fault.form, "the model broke"))
     return response
 
 
 async def _stream_endless_line(_: Failing, request: web.BaseRequest) -> Never:
-    response = await model_frames.opened(request)
+    response = await open_stream(request)
     await response.write(b'data: {"content": "')
     while True:
         await response.write(b"x" * 16384)
         await asyncio.sleep(0)
 
 
-def _said(text: str) -> dict[str, object]:
-    """A reply that suits a model and a source alike."""
+def _reply(text: str) -> dict[str, object]:
+    """A valid reply of a model and of a source."""
     return {"summary": {"message": {"role": "assistant", "content": text}}, "references": {"documents": []}}
 
 

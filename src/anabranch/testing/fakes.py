@@ -3,13 +3,26 @@
 # ruff: noqa: ARG002
 
 import asyncio
+import hashlib
+import heapq
+import itertools
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import cast
 
-from anabranch.domain.contracts import Attribute, Generator, Source
-from anabranch.domain.errors import GenerationFailed
-from anabranch.domain.events import AnswerEvent
-from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, Question, SourceReply, Usage
+import msgspec
+
+from anabranch.domain.contracts import Attribute, Generator, Source, Subagent
+from anabranch.domain.errors import GenerationFailed, InvalidQuestion
+from anabranch.domain.events import AnswerEvent, SafetyVerdict, SubagentStatus
+from anabranch.domain.model import Context, Delta, Embedding, Endpoint, Prompt, Query, Question, SourceReply, Usage
 from anabranch.domain.signals import Signal
+from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
+
+WORD = re.compile(r"\w+")
+TOKEN = re.compile(r"\w{1,6}|[^\w\s]")
+VERDICTS: dict[str, SafetyVerdict] = {"allow": "allow", "warn": "warn"}
 
 
 class FakeSource:
@@ -25,7 +38,7 @@ class FakeSource:
 
 
 class FakeGenerator:
-    """Yields the words as they are; `fail_after` is how many of them come before it fails."""
+    """Yields the given words; with `fail_after` it fails after so many of them."""
 
     def __init__(
         self, words: Sequence[str], *, fail_after: int | None = None, delay_s: float = 0, usage: Usage | None = None
@@ -62,7 +75,7 @@ class FakeDirectory:
 
 
 class Recorder:
-    """A Telemetry that keeps what it is told."""
+    """A Telemetry that records its calls."""
 
     def __init__(self) -> None:
         self.questions: list[Question] = []
@@ -106,7 +119,7 @@ class RecordedSpan:
 
 
 class ManualClock:
-    """Time that passes only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -116,3 +129,157 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
+
+
+class FakeEmbedder:
+    """An embedder without a model: texts are similar if they share words. A word's vector is ±1s from its hash; a text
+    is the normalised sum of its words. Tokens are punctuation and parts of words of up to six letters."""
+
+    def __init__(self, *, dimensions: int = 128, window: int = 256) -> None:
+        if dimensions % 8 or not 8 <= dimensions <= 512:
+            raise ValueError("dimensions must be a multiple of 8, up to 512")
+        self.calls: list[tuple[str, ...]] = []
+        self._dimensions = dimensions
+        self._window = window
+
+    @property
+    def name(self) -> str:
+        return f"fake-{self._dimensions}"
+
+    @property
+    def dimensions(self) -> int:
+        return self._dimensions
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    def tokens(self, text: str) -> Sequence[tuple[int, int]]:
+        return [found.span() for found in TOKEN.finditer(text)]
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
+        self.calls.append(tuple(texts))
+        return [self._embedding(text) for text in texts]
+
+    def _embedding(self, text: str) -> Embedding:
+        import numpy as np  # noqa: PLC0415
+
+        within = self.tokens(text)[: self._window]
+        words = WORD.findall(text[: within[-1][1]].lower()) if within else []
+        rows = b"".join(_signs(word, self._dimensions // 8) for word in words)
+        bits = np.unpackbits(np.frombuffer(rows or bytes(self._dimensions // 8), np.uint8))
+        vector = (2.0 * bits.reshape(-1, self._dimensions) - 1.0).sum(axis=0)
+        length = float(np.linalg.norm(vector))
+        # Vectors that cancel out have no direction.
+        unit = vector / length if length else np.full(self._dimensions, self._dimensions**-0.5)
+        return Embedding(vector=unit.astype(np.float32).tobytes(), tokens=rows)
+
+
+@lru_cache(maxsize=65_536)
+def _signs(word: str, size_bytes: int) -> bytes:
+    return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=size_bytes).digest()
+
+
+class FakeSubagent:
+    """Follows a script for each attempt (the last one also for all later attempts): yields values, raises exceptions,
+    waits for events. `stubborn` is how many cancellations it ignores. It accepts pushed payloads unchanged; if it
+    `judges`, a payload's `decision` is its verdict."""
+
+    def __init__(self, *attempts: Sequence[object], judges: bool = False, stubborn: int = 0) -> None:
+        self.contexts: list[Context] = []
+        self.closed = 0
+        self._attempts = attempts or ((),)
+        self._judges = judges
+        self._stubborn = stubborn
+
+    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+        fragment = Fragment(status=status, payload=msgspec.Raw(payload))
+        if not self._judges:
+            return fragment
+        try:
+            said = msgspec.json.decode(payload, type=dict[str, str])
+        except msgspec.MsgspecError as error:
+            raise InvalidQuestion("A verdict needs a decision.") from error
+        verdict = VERDICTS.get(said.get("decision", ""), "block")
+        return msgspec.structs.replace(fragment, verdict=verdict, reason=said.get("reason", ""))
+
+    async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
+        script = self._attempts[min(len(self.contexts), len(self._attempts) - 1)]
+        self.contexts.append(context)
+        try:
+            for line in script:
+                if isinstance(line, BaseException):
+                    raise line
+                if isinstance(line, asyncio.Event):
+                    await self._wait(line)
+                else:
+                    yield cast("Fragment", line)  # a script may hold anything, like real subagents
+        finally:
+            self.closed += 1
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        while True:
+            try:
+                await event.wait()
+            except asyncio.CancelledError:
+                if not self._stubborn:
+                    raise
+                self._stubborn -= 1
+            else:
+                return
+
+
+class FakeSubagents:
+    """Finds subagents by key; those that are missing count as disabled."""
+
+    def __init__(self, subagents: Mapping[str, Subagent]) -> None:
+        self._subagents = subagents
+
+    def find(self, expected: Expected) -> Subagent | None:
+        return self._subagents.get(expected.key)
+
+
+class Crumbs:
+    """Records breadcrumbs."""
+
+    def __init__(self) -> None:
+        self.dropped: list[Breadcrumb] = []
+
+    def drop(self, crumb: Breadcrumb) -> None:
+        self.dropped.append(crumb)
+
+
+class ManualAlarm:
+    def __init__(self, at: float, call: Callable[[], None]) -> None:
+        self.at = at
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class ManualAlarms:
+    """Timers that fire when the clock is advanced here, each at its time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._count = itertools.count()
+        self._set: list[tuple[float, int, ManualAlarm]] = []
+
+    def later(self, seconds: float, call: Callable[[], None]) -> ManualAlarm:
+        alarm = ManualAlarm(self._clock.monotonic() + seconds, call)
+        heapq.heappush(self._set, (alarm.at, next(self._count), alarm))
+        return alarm
+
+    @property
+    def pending(self) -> int:
+        return sum(alarm.call is not None for _, _, alarm in self._set)
+
+    def advance(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while self._set and self._set[0][0] <= until:
+            at, _, alarm = heapq.heappop(self._set)
+            self._clock.advance(max(0.0, at - self._clock.monotonic()))
+            if alarm.call is not None:
+                alarm.call()
+        self._clock.advance(until - self._clock.monotonic())

@@ -1,7 +1,8 @@
-"""A real HTTP server on a port of its own that notices at once when a client goes, and stops at once."""
+"""A real HTTP server on a free port that detects a client's disconnect at once, and stops at once."""
 
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Self
 
 from aiohttp import web
 
@@ -9,13 +10,24 @@ Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    def __init__(self, handle: Handle, *, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    """Use it as `async with`; `open_connections` counts the clients that are connected."""
+
+    def __init__(
+        self, handle: Handle, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._handle = handle
         self._host = host
         self._port = port
         self._tls = tls
         self._runner: web.ServerRunner | None = None
-        self.closing = False
+        self._is_closing = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     @property
     def url(self) -> str:
@@ -26,7 +38,7 @@ class HttpServer:
         return f"{scheme}://{host}:{self._port}"
 
     @property
-    def connections(self) -> int:
+    def open_connections(self) -> int:
         server = self._runner.server if self._runner else None
         return len(server.connections) if server else 0
 
@@ -34,7 +46,7 @@ class HttpServer:
         try:
             return await self._handle(request)
         except ConnectionError:
-            # Had it been raised, aiohttp would log it; on a closed connection the response goes nowhere.
+            # aiohttp would log the exception. A response to a closed connection is discarded.
             if request.transport is not None:
                 request.transport.close()
             return web.Response()
@@ -50,12 +62,12 @@ class HttpServer:
     async def stop(self) -> None:
         if self._runner is None:
             return
-        self.closing = True
+        self._is_closing = True
         for site in self._runner.sites:
             await site.stop()
         server = self._runner.server
         for connection in server.connections if server else ():
-            # A close would wait until the client has read what is still to be sent.
+            # close() would wait until the client has read what is in the buffer.
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()

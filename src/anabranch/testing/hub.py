@@ -1,16 +1,17 @@
-"""A stub SyftHub: a list of public endpoints, tokens for whoever asks, and the keys with which they are signed."""
+"""A stub SyftHub: it lists public endpoints, issues tokens, and publishes the keys that sign them."""
 
 import ssl
+import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+import jwt
 import msgspec
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from anabranch.testing.failures import MIB, Failing, Failure
 from anabranch.testing.http_server import HttpServer, bearer, json
-from anabranch.testing.signer import Signer
 
 _WHEN = "2026-01-01T00:00:00Z"
 _EXPIRES_S = 60
@@ -43,32 +44,60 @@ class _Owners(msgspec.Struct, frozen=True, kw_only=True):
     owner_usernames: tuple[str, ...]
 
 
-class Hub:
-    """Its tokens are plain words, `satellite-OWNER` and `guest-OWNER`; with `signing` they are JWTs as a real hub signs
-    them, which `/.well-known/jwks.json` lets others check. `key_requests` is how often that was asked for."""
+class Signer:
+    """RSA keys named key-1, key-2, …. The last one signs."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, rsa.RSAPrivateKey] = {}
+        self._made = 0
+
+    @property
+    def key_id(self) -> str:
+        if not self._keys:
+            self.rotate()
+        return next(reversed(self._keys))
+
+    def rotate(self, *, keep: bool = False) -> str:
+        """Adds a key, which signs from now on. The old ones stay published only with `keep`."""
+        if not keep:
+            self._keys.clear()
+        self._made += 1
+        name = f"key-{self._made}"
+        self._keys[name] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        return name
+
+    def public_keys(self) -> list[dict[str, Any]]:
+        """In the form of a JWKS."""
+        _ = self.key_id
+        make = jwt.algorithms.RSAAlgorithm.to_jwk
+        return [
+            {**make(key.public_key(), as_dict=True), "kid": name, "alg": "RS256", "use": "sig"}
+            for name, key in self._keys.items()
+        ]
+
+    def sign(self, claims: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> str:
+        """A token with exactly these claims."""
+        key = self._keys[self.key_id]
+        return jwt.encode(dict(claims), key, algorithm="RS256", headers={"kid": self.key_id, **(headers or {})})
+
+    def token(self, audience: str, expires_s: float, claims: Mapping[str, Any]) -> str:
+        now = int(time.time())
+        return self.sign({"aud": audience, "iat": now, "exp": now + expires_s, **claims})
+
+
+class Hub(HttpServer):
+    """Its tokens are plain strings, `satellite-OWNER` and `guest-OWNER`. With `signing` they are JWTs like those of a
+    real hub, to be verified with `/.well-known/jwks.json`. `key_requests` counts the requests for that document."""
 
     def __init__(
         self, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None, signing: bool = False
     ) -> None:
+        super().__init__(self._respond, host=host, port=port, tls=tls)
         self.key_requests = 0
         self._signer = Signer() if signing else None
         self._members: dict[str, Mapping[str, Any]] = {}
         self._failing: Failing | None = None
         self._published: list[_Published] = []
-        self._listener = HttpServer(self._handle, host=host, port=port, tls=tls)
-
-    async def __aenter__(self) -> Self:
-        await self._listener.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
 
     def publish(
         self,
@@ -83,11 +112,11 @@ class Hub:
         self._published.append(_Published(name=slug, slug=slug, type=type, owner_username=owner, connect=(connection,)))
 
     def member(self, api_token: str, **claims: Any) -> None:
-        """Whoever logs in with this API token gets satellite tokens with these claims (`sub` and whatever else)."""
+        """A caller with this API token gets satellite tokens with these claims (`sub` and any others)."""
         self._members[api_token] = claims
 
     def token(self, audience: str, *, expires_s: float = _EXPIRES_S, **claims: Any) -> str:
-        """A signed satellite token for an owner; without a `sub`, a guest's."""
+        """A signed satellite token for an owner; a guest's if there is no `sub`."""
         return self._signing.token(audience, expires_s, claims if "sub" in claims else {**_GUEST, **claims})
 
     def sign(self, claims: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> str:
@@ -95,21 +124,20 @@ class Hub:
         return self._signing.sign(claims, headers)
 
     def rotate(self, *, keep: bool = False) -> str:
-        """Sign with a new key from now on, and publish the old ones no more, or with `keep` still; its id."""
+        """Signs with a new key from now on, and returns its id. The old keys stay published only with `keep`."""
         return self._signing.rotate(keep=keep)
 
     @property
     def keys(self) -> list[dict[str, Any]]:
-        """The public keys, as they are published."""
+        """The published public keys."""
         return self._signing.public_keys()
 
     def fails(self, failure: Failure | None) -> None:
-        """From now on everything fails in this way; with None it works again."""
-        if failure is None:
-            self._failing = None
-            return
-        self._failing = Failing(
-            failure=failure, form="summary", size_bytes=32 * MIB, location="/", retry_after_s=1, body=None
+        """Makes every request fail in this way; None ends that."""
+        self._failing = (
+            None
+            if failure is None
+            else Failing(failure=failure, form="summary", size_bytes=32 * MIB, location="/", retry_after_s=1, body=None)
         )
 
     @property
@@ -118,7 +146,7 @@ class Hub:
             raise RuntimeError("this hub does not sign: make it with Hub(signing=True)")
         return self._signer
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         self.key_requests += request.path == "/.well-known/jwks.json"
         if self._failing is not None:
             return await self._failing.answer(request, b"", "space")

@@ -1,4 +1,4 @@
-"""`python -m anabranch.testing.mcp`: a real MCP server over stdio that finds what, and fails as, its scenario says."""
+"""`python -m anabranch.testing.mcp`: a real MCP server over stdio whose results and failures a scenario defines."""
 
 import argparse
 import asyncio
@@ -36,11 +36,10 @@ WORDS = ("river", "delta", "channel", "gauge", "levee", "meander", "basin", "wei
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server behaves. `results` are given, or so many are made up from the query; a query that has a word of
-    `mishaps` in it (or any query, for the word `*`) goes wrong that way. `old` speaks the
-    protocol of 2025 only, `deaf` never answers anything, `late_ms` is how
-    long it takes to start, `stubborn` goes on when its input has ended and when it is told to stop. `timed` puts into
-    each title how long the call took the server itself."""
+    """How the server behaves. `results` are the results, or how many to generate from the query. A query that contains
+    a word of `mishaps` (or any query, for the word `*`) fails in that way. `old` supports only the protocol of 2025,
+    `deaf` never answers, `late_ms` is how long it takes to start, `stubborn` keeps running after the end of its input
+    and after SIGTERM. `timed` adds to each title how long the call took in the server."""
 
     name: str = "testing"
     tool: str = "search"
@@ -55,20 +54,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     timed: bool = False
 
 
-class Librarian:
-    """Answers as the scenario says; the same query always finds the same."""
+class ScenarioServer:
+    """Answers as the scenario defines. The same query always has the same results."""
 
     def __init__(self, scenario: Scenario, output: int) -> None:
         self._scenario = scenario
         self._output = output
         self._tool = scenario.tool
-        self._news = InMemorySubscriptionBus()
+        self._subscriptions = InMemorySubscriptionBus()
         self.server: Server[Any] = Server(
             scenario.name,
             version="1.0",
             on_list_tools=self.list_tools,
             on_call_tool=self.call_tool,
-            on_subscriptions_listen=ListenHandler(self._news),
+            on_subscriptions_listen=ListenHandler(self._subscriptions),
         )
 
     async def list_tools(
@@ -88,9 +87,9 @@ class Librarian:
         query, limit = str(arguments.get("query", "")), int(arguments.get("limit") or 100)
         if params.name != self._tool:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
-        early = await self._mishap(query, context)
-        if early is not None:
-            return early
+        failure = await self._mishap(query, context)
+        if failure is not None:
+            return failure
         await asyncio.sleep(self._scenario.delay_ms / 1000)
         took_ms = (time.perf_counter() - began) * 1000
         return self._found(query, limit, took_ms)
@@ -103,7 +102,7 @@ class Librarian:
             case "hang":
                 await asyncio.Event().wait()
             case "freeze":
-                time.sleep(3_600)  # noqa: ASYNC251  that is the point
+                time.sleep(3_600)  # noqa: ASYNC251  blocking the loop is the failure
             case "die":
                 os._exit(3)
             case "garbage":
@@ -123,7 +122,7 @@ class Librarian:
                 return types.InputRequiredResult(input_requests={"floor": asked})
             case "rename":
                 self._tool = "find" if self._tool == "search" else "search"
-                await self._news.publish(ToolsListChanged())
+                await self._subscriptions.publish(ToolsListChanged())
                 await context.session.send_tool_list_changed()
             case None:
                 pass
@@ -152,7 +151,7 @@ class Librarian:
 
 
 def _result(name: str, query: str, number: int) -> dict[str, Any]:
-    """Made up from the query and nothing else, so that whoever reads it can tell whose it is."""
+    """Generated from the query alone, so that a test can check which query it belongs to."""
     rest = " ".join(WORDS[(number * 5 + step * 7 + len(query)) % len(WORDS)] for step in range(12))
     return {
         "title": f"{name} {number + 1}",
@@ -165,8 +164,8 @@ def _result(name: str, query: str, number: int) -> dict[str, Any]:
 async def serve(scenario: Scenario) -> None:
     if scenario.deaf:
         await asyncio.Event().wait()
-    # The SDK takes the real output for itself, and whoever writes to 1 then writes elsewhere.
-    server = Librarian(scenario, output=os.dup(1)).server
+    # The SDK moves the real output to another descriptor; writes to 1 then go to stderr.
+    server = ScenarioServer(scenario, output=os.dup(1)).server
     options = server.create_initialization_options(NotificationOptions(tools_changed=True))
     async with stdio_server() as (read, write):
         if scenario.old:
@@ -185,7 +184,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     time.sleep(scenario.late_ms / 1000)
-    sys.stderr.write(f"{scenario.name} is here\n")
+    sys.stderr.write(f"{scenario.name} started\n")
     asyncio.run(serve(scenario))
 
 

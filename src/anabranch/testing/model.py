@@ -1,17 +1,80 @@
-"""A model of a Space: it replies whole or word by word, in the Space's dialect and in OpenAI's."""
+"""A model of a Space: it replies in one piece or word by word, in the Space's format and in OpenAI's."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
+from html import unescape
+from itertools import islice
+from typing import Literal, assert_never
 
 import msgspec
 from aiohttp import web
 
 from anabranch.domain.model import EndpointKind, Message, Usage
-from anabranch.testing import model_frames
 from anabranch.testing.http_server import json
-from anabranch.testing.model_frames import Form
 
+Form = Literal["summary", "openai", "content", "text", "plain"]
 Reply = Callable[[Sequence[Message]], str]
+
+DONE = b"data: [DONE]\n\n"
+NO_ANSWER = "The documents do not contain the answer."
+_WORD = re.compile(r"\s*\S+\s*")
+_DOCUMENT = re.compile(
+    r"<document\b[^>]*>\s*<source>(?P<source>[^<]*)</source>.*?<content>(?P<content>.*?)</content>", re.DOTALL
+)
+_SENTENCE = re.compile(r".+?(?=[.!?](?:\s|$)|$)", re.DOTALL)
+
+
+def event(data: object) -> bytes:
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def word(form: Form, text: str, model: str = "") -> bytes:
+    match form:
+        case "summary":
+            return event({"summary": {"message": {"role": "assistant", "content": text}}})
+        case "openai":
+            return event(chunk(model, {"content": text}))
+        case "content":
+            return event({"content": text})
+        case "text":
+            return event({"text": text})
+        case "plain":
+            return b"".join(b"data: " + line.encode() + b"\n" for line in text.split("\n")) + b"\n"
+        case _:
+            assert_never(form)
+
+
+def stream_error(form: Form, message: str) -> bytes:
+    return event({"error": {"message": message, "type": "server_error"} if form == "openai" else message})
+
+
+def chunk(model: str, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, object]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": [choice]}
+
+
+async def open_stream(request: web.BaseRequest) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    return response
+
+
+def scribe(messages: Sequence[Message]) -> str:
+    """`First sentence [owner/slug].` for up to three of the documents in the last user message."""
+    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    sentences = [
+        f"{_first_sentence(unescape(found['content']))} [{unescape(found['source']).strip()}]."
+        for found in islice(_DOCUMENT.finditer(asked), 3)
+        if found["content"].strip()
+    ]
+    return " ".join(sentences) or NO_ANSWER
+
+
+def _first_sentence(text: str) -> str:
+    found = _SENTENCE.match(text.strip())
+    return " ".join(found[0].split()) if found else ""
 
 
 class _StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,22 +143,22 @@ class Model:
 
     def _frames(self, text: str, usage: Usage | None, form: Form) -> Iterator[bytes]:
         if form == "openai":
-            yield model_frames.event(model_frames.chunk(self._slug, {"role": "assistant", "content": ""}))
-        for piece in model_frames.words(text):
-            yield model_frames.word(form, piece, self._slug)
+            yield event(chunk(self._slug, {"role": "assistant", "content": ""}))
+        for piece in _WORD.findall(text):
+            yield word(form, piece, self._slug)
         if form == "openai":
-            end = model_frames.chunk(self._slug, {}, finish_reason="stop")
-            yield model_frames.event(end)
+            end = chunk(self._slug, {}, finish_reason="stop")
+            yield event(end)
             if usage:
-                yield model_frames.event({**end, "choices": [], "usage": usage})
+                yield event({**end, "choices": [], "usage": usage})
         elif form == "summary" and usage:
             end = {"message": {"role": "assistant", "content": ""}, "finish_reason": "stop", "usage": usage}
-            yield model_frames.event({"summary": end})
+            yield event({"summary": end})
         if self._done_mark:
-            yield model_frames.DONE
+            yield DONE
 
     async def _stream(self, request: web.BaseRequest, pieces: Iterator[bytes]) -> web.StreamResponse:
-        response = await model_frames.opened(request)
+        response = await open_stream(request)
         if not self._chunk_delay_s:
             await response.write(b"".join(pieces))
             return response

@@ -1,12 +1,11 @@
-"""A small, real SyftAI-Space: data sources and models that answer, delay, refuse or break as a test wishes."""
+"""A small, real SyftAI-Space: data sources and models that answer, delay, reject or fail as a test configures."""
 
 import asyncio
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -14,11 +13,8 @@ from aiohttp import web
 from anabranch.domain.model import EndpointKind
 from anabranch.testing.failures import MIB, DroppedConnectionError, Failing, Failure
 from anabranch.testing.http_server import HttpServer, bearer, json
-from anabranch.testing.model import Model, Reply
-from anabranch.testing.model_frames import Form
-from anabranch.testing.quoting_model import scribe
-from anabranch.testing.sample_texts import RIVERS
-from anabranch.testing.source import DataSource, Document
+from anabranch.testing.model import Form, Model, Reply, scribe
+from anabranch.testing.source import RIVERS, DataSource, Document
 
 _QUERY = re.compile(r"/api/v1/endpoints/([^/]+)/query")
 _COMPLETIONS = "/v1/chat/completions"
@@ -33,7 +29,7 @@ class Behaviour(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """A request as it came; `headers` ignore case. `disconnected`: the client left before the reply was finished."""
+    """A received request; `headers` ignore case. `disconnected`: the client left before the reply was finished."""
 
     slug: str
     path: str
@@ -47,7 +43,7 @@ class Recorded:
         return msgspec.json.decode(self.raw)
 
 
-class Space:
+class Space(HttpServer):
     def __init__(
         self,
         *,
@@ -57,31 +53,14 @@ class Space:
         everything: bool = False,
         record: bool = True,
     ) -> None:
+        super().__init__(self._record if record else self._respond, host=host, port=port, tls=tls)
         self.requests: list[Recorded] = []
         self._behaviours: dict[str, Behaviour] = {}
-        self._listener = HttpServer(self._recording if record else self._handle, host=host, port=port, tls=tls)
         if everything:
             self.source("docs", documents=RIVERS)
             self.model("scribe")
             for failure in Failure:
                 self.fails(failure.value, failure)
-
-    async def __aenter__(self) -> Self:
-        await self._listener.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
-
-    @property
-    def open_connections(self) -> int:
-        return self._listener.connections
 
     def source(
         self,
@@ -92,7 +71,7 @@ class Space:
         token: str | None = None,
         summary: str | None = None,
     ) -> None:
-        """A data source; with a `summary` it is a hybrid, as some are."""
+        """Adds a data source; with a `summary` it also answers with text, as hybrid sources do."""
         self._behaviours[slug] = DataSource(slug, documents=documents, delay_s=delay_s, token=token, summary=summary)
 
     def model(
@@ -107,7 +86,7 @@ class Space:
         token: str | None = None,
         usage: bool = True,
     ) -> None:
-        """A model; without a `reply` it is the scribe, who cites the documents in the prompt."""
+        """Adds a model; without a `reply` it is the `scribe`, which cites the documents in the prompt."""
         self._behaviours[slug] = Model(
             slug,
             reply=scribe if reply is None else reply,
@@ -130,21 +109,21 @@ class Space:
         retry_after_s: int = 1,
         body: bytes | None = None,
     ) -> None:
-        """An endpoint that fails: `form` is that of a STREAM_* failure, `size_bytes` is what HUGE exceeds,
-        `location` is where REDIRECT points, and `body` replaces the body of a failure that is a plain reply."""
+        """Adds an endpoint that fails: `form` is that of a STREAM_* failure, HUGE exceeds `size_bytes`, REDIRECT points
+        to `location`, and `body` replaces the body of a failure that is a plain reply."""
         self._behaviours[slug] = Failing(
             failure=failure, form=form, size_bytes=size_bytes, location=location, retry_after_s=retry_after_s, body=body
         )
 
     async def wait_for(self, condition: Callable[[], object], timeout_s: float = 5) -> None:
-        """Return as soon as the condition holds; TimeoutError if it does not in time."""
+        """Returns as soon as the condition holds; raises TimeoutError if it does not in time."""
         async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110 (a condition may look at anything, so nothing can announce it)
+            while not condition():  # noqa: ASYNC110 (a condition may depend on anything, so there is no event to wait for)
                 await asyncio.sleep(0.002)
 
-    async def _recording(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _record(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST":
-            return self._look(request)
+            return self._get(request)
         raw = await request.content.read()
         slug, dialect = _address(request.path, raw)
         recorded = Recorded(slug=slug, path=request.path, headers=request.headers, raw=raw)
@@ -154,14 +133,14 @@ class Space:
             await response.prepare(request)
             await response.write_eof()
         except (asyncio.CancelledError, ConnectionError) as error:
-            recorded.disconnected = not (self._listener.closing or isinstance(error, DroppedConnectionError))
+            recorded.disconnected = not (self._is_closing or isinstance(error, DroppedConnectionError))
             raise
         recorded.finished = True
         return response
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST":
-            return self._look(request)
+            return self._get(request)
         raw = await request.content.read()
         slug, dialect = _address(request.path, raw)
         return await self._answer(request, slug, raw, dialect)
@@ -179,7 +158,7 @@ class Space:
         except msgspec.DecodeError as error:
             return _refuse(422, str(error), dialect)
 
-    def _look(self, request: web.BaseRequest) -> web.Response:
+    def _get(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/health":
             return json(b'{"status":"ok"}')
         if request.path == "/v1/models":
@@ -194,7 +173,7 @@ class _Named(msgspec.Struct):
 
 
 def _address(path: str, raw: bytes) -> tuple[str, EndpointKind]:
-    """The slug that a request is for, and in which dialect it was asked."""
+    """The slug that a request is for, and the dialect of the request."""
     if path == _COMPLETIONS:
         try:
             return msgspec.json.decode(raw, type=_Named).model, "openai"

@@ -24,7 +24,7 @@ from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.queries import QueryRecord
-from anabranch.testing.embedder import FakeEmbedder
+from anabranch.testing.fakes import FakeEmbedder
 from support.cli_runner import Run, here, process
 
 pytestmark = pytest.mark.xdist_group("upkeep-commands")

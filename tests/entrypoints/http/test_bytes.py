@@ -35,7 +35,7 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(lines: list[str], end: st
     expected: list[str] = []
     data: list[str] = []
     for line in [*lines, ""]:
-        if line.startswith("data:"):
+        if line == "data" or line.startswith("data:"):
             data.append(line[5:].removeprefix(" "))
         elif not line and data:
             expected.append("\n".join(data))

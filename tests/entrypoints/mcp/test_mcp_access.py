@@ -60,9 +60,7 @@ async def post(shelf: Library, body: Any = None, **headers: str) -> Reply:
     ],
     ids=["local", "foreign", "null", "rebound", "name", "proxy", "key", "friend"],
 )
-async def test_whoever_may_not_is_told_so_before_anything_else(
-    shelf: Library, headers: dict[str, str], status: int
-) -> None:
+async def test_mcp_rejects_unauthorized_callers_first(shelf: Library, headers: dict[str, str], status: int) -> None:
     reply = await post(shelf, **headers)
     assert reply.status == status, reply
     assert reply.headers["X-Correlation-ID"]
@@ -71,7 +69,7 @@ async def test_whoever_may_not_is_told_so_before_anything_else(
         assert reply.body["error"] == "unauthorized"
 
 
-async def test_with_a_key_a_named_origin_and_other_names_of_this_machine_are_fine(shelf: Library) -> None:
+async def test_mcp_accepts_a_key_with_allowed_origins_and_local_hosts(shelf: Library) -> None:
     key = shelf.key("alice")
     assert (await post(shelf, **key, Origin=FRIEND)).status == 200
     assert (await post(shelf, **key, Host="anabranch.lan:8001")).status == 200
@@ -81,7 +79,7 @@ async def test_with_a_key_a_named_origin_and_other_names_of_this_machine_are_fin
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_everybody_finds_only_what_they_may_see(shelf: Library, mode: Any) -> None:
+async def test_mcp_search_respects_document_permissions(shelf: Library, mode: Any) -> None:
     seen = {}
     for who in ("alice", "bob"):
         async with client(shelf, mode, who=who) as tools:
@@ -93,7 +91,7 @@ async def test_everybody_finds_only_what_they_may_see(shelf: Library, mode: Any)
 
 
 @pytest.mark.parametrize("who", ["guest", "bob"])
-async def test_who_is_not_the_operator_has_the_collections_and_no_more(shelf: Library, who: str) -> None:
+async def test_mcp_callers_who_are_not_the_operator_can_use_only_collections(shelf: Library, who: str) -> None:
     async with client(shelf, who=who) as tools:
         listed = (await tools.list_tools()).tools
         found = await tools.call_tool("search", {"query": "refunds"})
@@ -107,21 +105,21 @@ async def test_who_is_not_the_operator_has_the_collections_and_no_more(shelf: Li
     assert "slow" not in repr(listed)
 
 
-async def test_an_operators_key_has_everything(shelf: Library) -> None:
+async def test_mcp_an_operator_key_sees_every_tool(shelf: Library) -> None:
     async with client(shelf, who="root") as tools:
         listed = (await tools.list_tools()).tools
     assert [tool.name for tool in listed] == ["aggregate", "search", "ask"]
     assert "slow" in repr(listed)
 
 
-async def test_a_wrong_key_ends_the_client_at_once(shelf: Library) -> None:
+async def test_mcp_rejects_a_wrong_key(shelf: Library) -> None:
     shelf.secrets["stranger"] = "ab_nobody"
     with pytest.raises((MCPError, ExceptionGroup)):
         async with client(shelf, "legacy", who="stranger"):
             pass
 
 
-async def test_other_methods_and_bodies_too_large_are_refused(shelf: Library) -> None:
+async def test_mcp_rejects_other_methods_and_large_bodies(shelf: Library) -> None:
     for method in ("GET", "DELETE"):
         refused = await shelf.call(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (refused.status, refused.headers["Allow"]) == (405, "POST")
@@ -130,7 +128,7 @@ async def test_other_methods_and_bodies_too_large_are_refused(shelf: Library) ->
 
 
 @pytest.mark.parametrize("era", ["old", "new"])
-async def test_a_client_that_goes_away_ends_its_run(shelf: Library, era: str) -> None:
+async def test_mcp_client_disconnect_cancels_its_run(shelf: Library, era: str) -> None:
     running = shelf.server.service._anabranch._runs  # type: ignore[union-attr]
     call = {"name": "ask", "arguments": {"question": "Anything?", "sources": ["slow"]}}
     if era == "old":
@@ -152,7 +150,7 @@ async def test_a_client_that_goes_away_ends_its_run(shelf: Library, era: str) ->
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_while_it_drains_no_call_is_taken(shelf: Library) -> None:
+async def test_mcp_rejects_calls_while_draining(shelf: Library) -> None:
     anabranch = shelf.server.service._anabranch
     assert anabranch is not None
     anabranch.draining = True

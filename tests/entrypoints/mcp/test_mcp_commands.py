@@ -47,7 +47,7 @@ def stub(name: str, seconds: float = 0.0) -> dict[str, Any]:
     return {"command": sys.executable, "args": [str(STUB), name, str(seconds)]}
 
 
-def test_what_is_printed_can_be_pasted_and_started_from_anywhere(tmp_path: Path) -> None:
+def test_printed_client_configuration_works_from_any_directory(tmp_path: Path) -> None:
     file = configure(tmp_path)
     done = run(tmp_path, "--print-config")
     entry = json.loads(done.stdout)["mcpServers"]["anabranch"]
@@ -68,7 +68,7 @@ def test_what_is_printed_can_be_pasted_and_started_from_anywhere(tmp_path: Path)
     assert json.loads(started.stdout)["id"] == 1
 
 
-def test_the_variables_that_the_entry_needs_are_named_and_their_values_are_not(tmp_path: Path) -> None:
+def test_printed_client_configuration_names_variables_without_values(tmp_path: Path) -> None:
     docs = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
     configure(tmp_path, docs=docs, off={"command": "${OFF_ONLY}", "enabled": False})
     done = run(
@@ -79,7 +79,7 @@ def test_the_variables_that_the_entry_needs_are_named_and_their_values_are_not(t
     assert json.loads(done.stdout)["mcpServers"]["anabranch"]["env"].keys() == {"AGGREGATOR_DATA_DIR"}
 
 
-def test_servers_are_listed_with_what_was_chosen_and_what_is_wrong(tmp_path: Path) -> None:
+def test_mcp_servers_command_lists_tools_and_errors(tmp_path: Path) -> None:
     missing, off = {"command": "no-such-program"}, {**stub("off"), "enabled": False}
     dies = {"command": "sh", "args": ["-c", "echo no licence: bought one? >&2; exit 3"]}
     configure(tmp_path, missing=missing, dies=dies, off=off, rivers=stub("rivers"))
@@ -93,8 +93,8 @@ def test_servers_are_listed_with_what_was_chosen_and_what_is_wrong(tmp_path: Pat
         "rivers": ["ready", "stdio", "2025-11-25", "lookup(query)"],
     }
     wrong = {
-        "missing": "The command no-such-program could not be run: it was not found. Give its full path, or install it.",
-        "dies": "The server's process ended with status 3. Its last words: no licence: bought one?",
+        "missing": "The command no-such-program could not be run: it was not found. Use its full path, or install it.",
+        "dies": "The server's process ended with status 3. Its last output: no licence: bought one?",
     }
     empty, *reasons = done.stdout.splitlines()[5:]
     assert empty == ""
@@ -115,7 +115,7 @@ def test_servers_are_listed_with_what_was_chosen_and_what_is_wrong(tmp_path: Pat
     assert (done.returncode, found["rivers"]["tool"]) == (1, "lookup")
 
 
-def test_on_a_terminal_names_stay_whole_and_long_lines_are_indented(tmp_path: Path) -> None:
+def test_mcp_servers_command_wraps_on_a_terminal(tmp_path: Path) -> None:
     name = "a-name-that-is-much-longer-than-the-terminal"
     configure(tmp_path, **{name: {"command": "no-such-program"}})
     done = run(tmp_path, "servers", COLUMNS="50", FORCE_COLOR="1")
@@ -125,19 +125,18 @@ def test_on_a_terminal_names_stay_whole_and_long_lines_are_indented(tmp_path: Pa
     assert reason == [
         f"{name}:",
         "  The command no-such-program could not be run: it",
-        "  was not found. Give its full path, or install",
-        "  it.",
+        "  was not found. Use its full path, or install it.",
     ]
 
 
-def test_without_servers_it_says_what_to_do(tmp_path: Path) -> None:
+def test_mcp_servers_command_without_servers_explains_the_configuration(tmp_path: Path) -> None:
     done = run(tmp_path, "servers")
     assert (done.returncode, done.stdout) == (0, "")
     assert "mcpServers:" in done.stderr
     assert json.loads(run(tmp_path, "servers", "--json").stdout) == []
 
 
-def test_the_documentations_program_runs(tmp_path: Path) -> None:
+def test_documented_mcp_client_program_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     configure(tmp_path, memory=stub("memory"))
@@ -155,7 +154,7 @@ def test_the_documentations_program_runs(tmp_path: Path) -> None:
     assert done.stdout.endswith("1 of 1 servers answered.\n")
 
 
-async def test_a_server_that_stops_lets_its_calls_finish(tmp_path: Path) -> None:
+async def test_mcp_calls_finish_during_shutdown(tmp_path: Path) -> None:
     file = configure(tmp_path, slow=stub("slow", 1.0))
     async with serving("--config", str(file), home=tmp_path) as program:
         async with Client(f"{program.url}/mcp", mode="legacy") as tools:
@@ -168,7 +167,7 @@ async def test_a_server_that_stops_lets_its_calls_finish(tmp_path: Path) -> None
         assert await program.ended() == 0
 
 
-async def test_a_tool_that_is_switched_off_is_not_offered(serve: Any) -> None:
+async def test_disabled_aggregate_tool_is_not_listed(serve: Any) -> None:
     async with serve(aggregation=Aggregation(enabled=False)) as server, Client(f"{server.url}/mcp") as tools:
         listed = [tool.name for tool in (await tools.list_tools()).tools]
         called = await tools.call_tool("aggregate", {"query_text": "rivers"})
@@ -178,7 +177,7 @@ async def test_a_tool_that_is_switched_off_is_not_offered(serve: Any) -> None:
     assert called.structured_content["field"] == "aggregator.enabled"
 
 
-async def test_with_no_login_at_all_a_rebound_name_is_still_refused(serve: Any) -> None:
+async def test_mcp_without_login_rejects_dns_rebinding(serve: Any) -> None:
     async with serve(auth="none") as server:
         evil = {"Origin": "http://evil.example.com", "Host": "evil.example.com", "Accept": "application/json"}
         status, said, _ = await server.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers=evil)

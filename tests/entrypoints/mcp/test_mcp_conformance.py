@@ -30,7 +30,7 @@ async def suite(*arguments: str, folder: Path) -> tuple[int, str]:
     return process.returncode or 0, said.decode()
 
 
-async def test_every_scenario_that_applies_passes(serve: Serve, tmp_path: Path) -> None:
+async def test_mcp_conformance_scenarios_pass(serve: Serve, tmp_path: Path) -> None:
     async with serve() as server:
         url = ("--url", f"{server.url}/mcp", "--suite", "all", "--expected-failures", str(BASELINE))
         code, said = await suite("server", *url, folder=tmp_path)
@@ -39,7 +39,7 @@ async def test_every_scenario_that_applies_passes(serve: Serve, tmp_path: Path) 
         assert f"✓ {scenario}: " in said, said
 
 
-async def test_every_scenario_is_either_passed_or_explained(tmp_path: Path) -> None:
+async def test_mcp_conformance_covers_or_explains_every_scenario(tmp_path: Path) -> None:
     _, listed = await suite("list", "--server", folder=tmp_path)
     known = {line.split()[1] for line in listed.splitlines() if line.startswith("  - ")}
     excused = set(yaml.safe_load(BASELINE.read_text(encoding="utf-8"))["server"])

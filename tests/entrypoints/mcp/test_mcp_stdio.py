@@ -88,7 +88,7 @@ async def wire(file: Path, **more: str) -> AsyncIterator[Wire]:
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_client_uses_the_tools(tmp_path: Path, mode: Literal["legacy", "auto"]) -> None:
+async def test_mcp_stdio_client_uses_the_tools(tmp_path: Path, mode: Literal["legacy", "auto"]) -> None:
     file = configured(tmp_path, "rivers")
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "anabranch", "mcp", "--config", str(file)], env=variables(tmp_path)
@@ -112,7 +112,7 @@ async def test_a_client_uses_the_tools(tmp_path: Path, mode: Literal["legacy", "
     assert refused.structured_content["answer"].endswith("Name one of: rivers in `sources`.")
 
 
-async def test_hostile_lines_are_answered_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_mcp_stdio_answers_malformed_lines_with_errors(tmp_path: Path) -> None:
     async with wire(configured(tmp_path), AGGREGATOR_MAX_REQUEST_BYTES="1000") as client:
         await client.call(1, "initialize", **INITIALIZE)
         assert (await client.heard())["result"]["serverInfo"]["name"] == "anabranch"
@@ -127,7 +127,7 @@ async def test_hostile_lines_are_answered_and_the_rest_goes_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["end", "SIGTERM"])
-async def test_it_ends_and_so_do_its_servers(tmp_path: Path, how: str) -> None:
+async def test_mcp_stdio_ends_with_its_mcp_servers(tmp_path: Path, how: str) -> None:
     file = configured(tmp_path, "slow")
     async with wire(file) as client:
         await client.call(1, "initialize", **INITIALIZE)
@@ -150,7 +150,7 @@ async def test_it_ends_and_so_do_its_servers(tmp_path: Path, how: str) -> None:
     assert not alive
 
 
-async def test_a_cancelled_call_ends_its_run(tmp_path: Path) -> None:
+async def test_mcp_stdio_cancellation_ends_the_run(tmp_path: Path) -> None:
     file = configured(tmp_path, "slow", "rivers")
     async with wire(file, AGGREGATOR_MAX_RUNNING="1") as client:
         await client.call(1, "initialize", **INITIALIZE)
@@ -173,7 +173,7 @@ async def test_a_cancelled_call_ends_its_run(tmp_path: Path) -> None:
                     break
 
 
-async def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
+async def test_mcp_stdio_reloads_the_configuration_on_sighup(tmp_path: Path) -> None:
     file = configured(tmp_path, "rivers")
     async with wire(file) as client:
         await client.call(1, "initialize", **INITIALIZE)

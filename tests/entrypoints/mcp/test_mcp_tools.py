@@ -30,7 +30,7 @@ class Heard(list[tuple[float, float | None, str | None]]):
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_what_is_listed_is_valid_and_says_what_it_is_for(shelf: Library, mode: Mode) -> None:
+async def test_listed_mcp_tools_have_valid_schemas_and_descriptions(shelf: Library, mode: Mode) -> None:
     async with client(shelf, mode) as tools:
         listed = {tool.name: tool for tool in (await tools.list_tools()).tools}
     assert list(listed) == ["aggregate", "search", "ask"]
@@ -50,7 +50,7 @@ async def test_what_is_listed_is_valid_and_says_what_it_is_for(shelf: Library, m
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_aggregate_asks_the_servers_and_tells_of_each(shelf: Library, mode: Mode) -> None:
+async def test_aggregate_tool_searches_servers_and_reports_progress(shelf: Library, mode: Mode) -> None:
     heard = Heard()
     async with client(shelf, mode) as tools:
         await tools.list_tools()  # so that what comes back is held against its schema
@@ -76,7 +76,7 @@ async def test_aggregate_asks_the_servers_and_tells_of_each(shelf: Library, mode
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_search_finds_passages_where_they_stand(shelf: Library, mode: Mode) -> None:
+async def test_search_tool_returns_passages_with_offsets(shelf: Library, mode: Mode) -> None:
     async with client(shelf, mode) as tools:
         await tools.list_tools()
         result = await tools.call_tool("search", {"query": "How long do refunds take?", "limit": 1})
@@ -91,7 +91,7 @@ async def test_search_finds_passages_where_they_stand(shelf: Library, mode: Mode
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_ask_answers_with_the_words_behind_it(shelf: Library, mode: Mode) -> None:
+async def test_ask_tool_answers_with_quoted_citations(shelf: Library, mode: Mode) -> None:
     heard = Heard()
     async with client(shelf, mode) as tools:
         await tools.list_tools()
@@ -141,7 +141,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("tool", "arguments", "error", "words"), WRONG, ids=[f"{one[2]}-{n}" for n, one in enumerate(WRONG)]
 )
-async def test_a_mistake_is_an_error_that_a_model_can_put_right(
+async def test_invalid_tool_arguments_are_explained(
     shelf: Library, tool: str, arguments: dict[str, Any], error: str, words: str
 ) -> None:
     async with client(shelf) as tools:
@@ -159,14 +159,14 @@ async def test_a_mistake_is_an_error_that_a_model_can_put_right(
     assert all(field in said for field in fields.get(error, ()))
 
 
-async def test_null_and_whole_floats_are_taken_as_they_are_meant(shelf: Library) -> None:
+async def test_null_and_integral_floats_are_accepted_as_arguments(shelf: Library) -> None:
     async with client(shelf) as tools:
         result = await tools.call_tool("search", {"query": "refunds", "collections": None, "limit": 1.0})
     assert len(result.structured_content["results"]) == 1
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_several_calls_at_once_do_not_get_into_each_others_way(shelf: Library, mode: Mode) -> None:
+async def test_concurrent_tool_calls_are_independent(shelf: Library, mode: Mode) -> None:
     async with client(shelf, mode) as tools:
         asked = [{"query_text": f"anabranch {number}", "request_id": str(number)} for number in range(5)]
         results = await asyncio.gather(*(tools.call_tool("aggregate", one) for one in asked))

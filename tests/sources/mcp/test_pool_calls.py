@@ -12,14 +12,14 @@ import pytest
 from anabranch.configuration.settings import Settings
 from anabranch.domain.mcp import MAX_HOPS, McpServer
 from anabranch.domain.model import Query, Status
-from anabranch.sources.mcp import server_keeper
+from anabranch.sources.mcp.services import McpTiming
 from anabranch.telemetry.log import LoggedEvents, configured_log, flush
 from support.mcp_pool_fixtures import ask, context, health, pooled, server, until
 
 pytestmark = pytest.mark.xdist_group("mcp")
 
 
-async def test_servers_of_both_eras_are_asked_over_one_connection_each() -> None:
+async def test_pool_uses_one_connection_per_server_in_both_protocols() -> None:
     async with pooled(server("new", results=5), server("old", old=True, form="json"), server("off")) as pool:
         before = {one.name: one.state for one in pool.health()}
         assert before == {"new": "idle", "old": "idle", "off": "idle"}
@@ -59,7 +59,7 @@ def written() -> io.StringIO:
     return io.StringIO()
 
 
-async def test_a_call_that_goes_wrong_costs_nobody_else_anything(written: io.StringIO) -> None:
+async def test_a_failed_call_does_not_affect_other_calls(written: io.StringIO) -> None:
     log = configured_log(Settings(log_level="DEBUG"), written)
     lib = server("lib", env={"LIBRARY_TOKEN": SECRET}, results=1)
     async with pooled(lib, telemetry=LoggedEvents(log)) as pool:
@@ -105,9 +105,8 @@ async def test_a_call_that_goes_wrong_costs_nobody_else_anything(written: io.Str
     assert "closed" not in written.getvalue(), "nor anything else that a server said"
 
 
-async def test_a_server_that_hangs_is_timed_out_and_then_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_keeper, "PROBE_S", 0.2)
-    async with pooled(server("lib")) as pool:
+async def test_a_hanging_server_times_out_and_is_restarted() -> None:
+    async with pooled(server("lib"), timing=McpTiming(probe_s=0.2)) as pool:
         assert (await ask(pool, "lib", "warm")).status is Status.SUCCESS
         pool.update({"lib": server("lib")}, 0.3)
         # Calls that hang in a server that is otherwise well: it is asked whether it is there, and it is.
@@ -124,7 +123,7 @@ async def test_a_server_that_hangs_is_timed_out_and_then_started_anew(monkeypatc
         assert (await ask(pool, "lib", "anew")).status is Status.SUCCESS
 
 
-async def test_a_server_that_never_answers_keeps_neither_a_call_nor_the_end() -> None:
+async def test_an_unresponsive_server_delays_neither_calls_nor_close() -> None:
     deaf = McpServer(name="deaf", command="sleep", args=("600",))
     async with pooled(deaf, timeout_s=0.3) as pool:
         began = time.monotonic()
@@ -137,7 +136,7 @@ async def test_a_server_that_never_answers_keeps_neither_a_call_nor_the_end() ->
         assert health(pool, "deaf").state == "connecting"
 
 
-async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more_seldom() -> None:
+async def test_a_missing_server_fails_at_once_and_is_retried_with_backoff() -> None:
     waits: list[float] = []
     enough = asyncio.Event()
 
@@ -149,7 +148,7 @@ async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more
 
     nothing = McpServer(name="none", command="no-such-command-anywhere")
     off = McpServer(name="off", command="no-such-command-anywhere", enabled=False)
-    async with pooled(nothing, off, sleep=sleep, chance=lambda: 0.5) as pool:
+    async with pooled(nothing, off, sleep=sleep, random=lambda: 0.5) as pool:
         pool.warm()
         await pool.settled()
         await enough.wait()
@@ -162,8 +161,8 @@ async def test_a_server_that_is_not_there_says_so_at_once_and_is_tried_ever_more
         waits.clear()
         pool.update({"none": nothing, "off": off}, 1.0)
         await until(lambda: waits[:2] == [0.5, 1.0])
-        assert (await ask(pool, "off", "?")).error == "This MCP server is switched off."
-        assert (await ask(pool, "who", "?")).error == "There is no MCP server of this name."
+        assert (await ask(pool, "off", "?")).error == "This MCP server is disabled."
+        assert (await ask(pool, "who", "?")).error == "There is no MCP server with this name."
 
 
 STRICT = """
@@ -185,7 +184,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_server_that_ends_at_a_greeting_it_does_not_know_is_greeted_in_the_old_way() -> None:
+async def test_a_server_that_exits_at_the_modern_handshake_gets_the_legacy_one() -> None:
     strict = McpServer(name="strict", command=sys.executable, args=("-S", "-c", f"greeted = False\n{STRICT}"))
     async with pooled(strict) as pool:
         reply = await ask(pool, "strict", "anything")
@@ -193,7 +192,7 @@ async def test_a_server_that_ends_at_a_greeting_it_does_not_know_is_greeted_in_t
         assert health(pool, "strict").protocol == "2025-06-18"
 
 
-async def test_aggregators_that_ask_each_other_in_a_circle_come_to_an_end() -> None:
+async def test_aggregators_in_a_circle_stop_at_the_hop_limit() -> None:
     async with pooled(server("one")) as pool:
         far = msgspec.structs.replace(context(), hops=MAX_HOPS + 1)
         reply = await pool.source("one").search(Query(text="Why?", limit=1, similarity_threshold=0), far)

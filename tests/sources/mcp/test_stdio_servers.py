@@ -16,7 +16,7 @@ from mcp_types import CONNECTION_CLOSED, TextContent
 
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.stdio_transport import stdio_transport
 from support.mcp_children import ENV, MINI, TELLS_PID, child, lives, scripted, until
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
@@ -29,11 +29,11 @@ def run(loop: Loop, test: Coroutine[Any, Any, None]) -> None:
 
 
 def connected(server: McpServer, heard: Callable[[str], None] = lambda _: None, **given: Any) -> Client:
-    return Client(stdio(server, max_line=1_000_000, heard=heard), mode="auto", **given)
+    return Client(stdio_transport(server, max_line=1_000_000, on_output=heard), mode="auto", **given)
 
 
 @LOOPS
-def test_a_server_of_the_old_era(loop: Loop, tmp_path: Any) -> None:
+def test_stdio_server_of_the_legacy_protocol(loop: Loop, tmp_path: Any) -> None:
     async def test() -> None:
         heard: list[str] = []
         kept = {"MEMORY_FILE_PATH": str(tmp_path / "memory.json")}
@@ -54,7 +54,7 @@ def test_a_server_of_the_old_era(loop: Loop, tmp_path: Any) -> None:
 
 
 @LOOPS
-def test_a_server_of_the_new_era(loop: Loop) -> None:
+def test_stdio_server_of_the_modern_protocol(loop: Loop) -> None:
     async def test() -> None:
         async with connected(McpServer(name="t", command="mcp-server-time", env=ENV)) as client:
             assert client.protocol_version == "2026-07-28"
@@ -65,7 +65,7 @@ def test_a_server_of_the_new_era(loop: Loop) -> None:
 
 
 @LOOPS
-def test_a_server_that_dies_in_the_middle_of_a_call(loop: Loop) -> None:
+def test_stdio_server_that_dies_during_a_call(loop: Loop) -> None:
     async def test() -> None:
         told: list[Any] = []
 
@@ -84,7 +84,7 @@ def test_a_server_that_dies_in_the_middle_of_a_call(loop: Loop) -> None:
 
 
 @LOOPS
-def test_a_child_has_nothing_of_ours(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdio_server_inherits_no_secrets_or_descriptors(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither our environment nor what we have open, nor our session, nor the signals that Python ignores."""
     monkeypatch.setenv("AGGREGATOR_SECRET", "hush")
     ours, theirs = os.pipe()
@@ -121,13 +121,16 @@ sys.stdin.read()
     ("server", "sentence"),
     [
         (McpServer(name="x", command="no-such-command", args=("s3cret",)), "no-such-command could not be run: it was"),
-        (McpServer(name="x", command="/dev/null", args=("s3cret",)), "/dev/null could not be run: it may not"),
+        (
+            McpServer(name="x", command="/dev/null", args=("s3cret",)),
+            "/dev/null could not be run: it is not",
+        ),
         (McpServer(name="x", command="nul\0", args=("s3cret",)), "could not be run: Invalid argument"),
-        (McpServer(name="x", command=sys.executable, cwd="/no/such"), "working directory, /no/such, is not there"),
+        (McpServer(name="x", command=sys.executable, cwd="/no/such"), "working directory, /no/such, does not exist"),
     ],
     ids=["not there", "no program", "no string", "no folder"],
 )
-async def test_what_cannot_be_run(server: McpServer, sentence: str) -> None:
+async def test_commands_that_cannot_be_started_are_explained(server: McpServer, sentence: str) -> None:
     with pytest.raises(UpstreamError, match=sentence) as failed:
         async with connected(server):
             pass
@@ -135,7 +138,7 @@ async def test_what_cannot_be_run(server: McpServer, sentence: str) -> None:
     assert failed.value.trouble is Trouble.UNUSABLE
 
 
-async def test_a_folder_to_run_in(tmp_path: Any) -> None:
+async def test_stdio_server_runs_in_its_working_directory(tmp_path: Any) -> None:
     where = scripted("import os, sys; print(os.getcwd(), file=sys.stderr)", cwd=str(tmp_path))
     async with child(where) as started:
         assert "status 0" in str(await started.receive())
@@ -143,7 +146,7 @@ async def test_a_folder_to_run_in(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["native", "anyio"])
-async def test_cancelled_and_yet_cleared_away(way: str) -> None:
+async def test_cancelling_still_ends_the_server_process(way: str) -> None:
     import anyio  # noqa: PLC0415
 
     async def used(scope: anyio.CancelScope) -> None:

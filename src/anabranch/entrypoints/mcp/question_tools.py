@@ -1,4 +1,4 @@
-"""Who calls a tool, and how it is told how far the call has come."""
+"""The tools `search` and `ask`: questions of MCP callers, and their results."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,12 +34,12 @@ from anabranch.knowledge.model import Caller
 if TYPE_CHECKING:
     from anabranch.knowledge.model import Collection
 
-# How much of a call is done, of how much, and what that was.
+# Reports progress: how much is done, of how much, and a message.
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class McpCaller(NamedTuple):
-    """Who calls. Who is not `vouched` for may not use what the operator has configured and pays for."""
+    """The caller of a tool. Only a `vouched` caller can use the sources that the operator has configured."""
 
     context: Context
     caller: Caller
@@ -56,13 +56,13 @@ def progress_text(name: str, reply: SourceReply) -> str:
 
 PROFILE = "query"
 MAX_SHOWN = 50
-NOTHING_YET = "There are no documents here yet that you may see. Documents are taken in with: anabranch ingest."
-NO_DOCUMENTS = "There are no documents here yet that you may see. Name one of: {names} in `sources`."
+NO_DOCUMENTS_HINT = "There are no documents that you can read. To add documents, run: anabranch ingest."
+NO_DOCUMENTS = "There are no documents that you can read. Name one of: {names} in `sources`."
 NOTHING_FOUND = "Nothing was found; try other words."
 
 
-class SearchFailed(AnabranchError):
-    """The collections could not be searched: the embedding model is not installed, the store is out of reach."""
+class McpSearchFailed(AnabranchError):
+    """The collections cannot be searched: the embedding model is missing, or the database is unreachable."""
 
     code = "service_unavailable"
 
@@ -70,10 +70,10 @@ class SearchFailed(AnabranchError):
 async def search(
     anabranch: Anabranch, query: str, collections: Sequence[str], limit: int, asker: McpCaller
 ) -> SearchResponse:
-    """Passages, best first, of what the caller may see."""
+    """Passages of the documents that the caller can read, best first."""
     searched = await _collections(anabranch, collections, asker)
     if not searched:
-        return SearchResponse(results=(), time_ms=0, hint=NOTHING_YET)
+        return SearchResponse(results=(), time_ms=0, hint=NO_DOCUMENTS_HINT)
     question = Question(
         text=query,
         sources=(COLLECTIONS,),
@@ -87,7 +87,7 @@ async def search(
     run, _ = await anabranch.begin(question, asker.context)
     answer = await run.value()
     if answer.ground is Ground.ALL_FAILED:
-        raise SearchFailed(answer.replies[0].error or "The search failed.")
+        raise McpSearchFailed(answer.replies[0].error or "The search failed.")
     results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
     return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=None if results else NOTHING_FOUND)
 
@@ -95,18 +95,18 @@ async def search(
 async def ask(
     anabranch: Anabranch, question: str, names: Sequence[str], top_k: int, asker: McpCaller, progress: Progress
 ) -> AskResponse:
-    """A cited answer; one that says what is missing where there is nothing to answer from."""
+    """A cited answer, or a refusal that says what is missing."""
     sources, filters = await _sources(anabranch, names, asker)
     if not sources:
         others = named(configured(anabranch)) if asker.vouched else ""
-        return _refused(NO_DOCUMENTS.format(names=others) if others else NOTHING_YET)
+        return _refused(NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT)
     model = anabranch.model
     asked = Question(
         text=question,
         sources=sources,
         model=model,
         top_k=top_k,
-        # Among our own, the ranking decides; what others hold to be worth sending is up to a threshold.
+        # Our own ranking needs no threshold; SyftAI-Space sources return only what is above one.
         similarity_threshold=0.5 if any(one.kind == "space" for one in sources) else 0.0,
         temperature=0.0,
         profile=PROFILE,
@@ -134,7 +134,7 @@ async def ask(
 async def _sources(
     anabranch: Anabranch, names: Sequence[str], asker: McpCaller
 ) -> tuple[tuple[Endpoint, ...], Filters]:
-    """What the operator has configured goes by its name; any other name must be that of a collection."""
+    """Configured sources and collections by name."""
     known = configured(anabranch) if asker.vouched else ()
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
@@ -145,7 +145,7 @@ async def _sources(
 
 
 def configured(anabranch: Anabranch) -> Sequence[str]:
-    """What can be named beside collections: sources and MCP servers."""
+    """Names of the configured sources and MCP servers."""
     return [*(one.name for one in anabranch.servers() if one.state != "disabled"), *anabranch.settings.sources]
 
 
@@ -157,7 +157,7 @@ def named(names: Sequence[str]) -> str:
 async def _collections(
     anabranch: Anabranch, names: Sequence[str], asker: McpCaller, others: Sequence[str] | None = None
 ) -> "Sequence[Collection]":
-    """Those that are named, or all that the caller may see. `others` are what could have been named as well."""
+    """The named collections, or all that the caller can read. `others` are further valid names, for the error."""
     visible: Sequence[Collection] = ()
     if anabranch.knowledge.exists:
         room = await anabranch.knowledge()
@@ -171,7 +171,7 @@ async def _collections(
     missing = next((name for name in names if name not in known), names[0])
     what = "collection" if others is None else "source"
     there = named([*(one.name for one in visible), *(others or ())])
-    raise NotFound(f"There is no {what} {missing!r}; {f'there are: {there}' if there else 'nor is there any other'}.")
+    raise NotFound(f"There is no {what} {missing!r}; {f'there are: {there}' if there else 'there are no others'}.")
 
 
 def _filters(searched: "Sequence[Collection]", named: Sequence[str]) -> Filters:

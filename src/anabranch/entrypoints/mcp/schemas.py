@@ -1,4 +1,4 @@
-"""What the tools take and give, as JSON Schema, and the reading of arguments against it."""
+"""Arguments and results of the tools, their JSON Schemas, and the validation of arguments."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ MAX_NAMES = 100
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FIELD = re.compile(r"at `\$\.([A-Za-z_]+)")
 SHOWN = 100
-# What a type says of itself does not fit everywhere that it stands.
+# Descriptions of fields whose type's own description does not fit.
 DESCRIBED = {
     "weighted_parts": "Each part of the breakdown times its weight; together they are the score.",
     "ranking_weights": "How much each part has counted; together they are 1.",
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a caller gives; null is the same as nothing."""
+    """Arguments of a tool; null counts as missing."""
 
 
 class AggregateArguments(Arguments, frozen=True, kw_only=True):
@@ -104,8 +104,8 @@ class CitedSentence(Value):
 
 
 class CitedPassage(Value):
-    """The words behind a mark in the answer (`answer_start`, `answer_end`). `start_char` and `end_char` are offsets in
-    the document's content; without a `document_id`, in what the source returned."""
+    """The quoted words of a citation, which is at `answer_start` to `answer_end` in the answer. `start_char` and
+    `end_char` are offsets in the document's content; without a `document_id`, in what the source returned."""
 
     number: int
     source: str
@@ -144,21 +144,21 @@ class InvalidArgument(InvalidQuestion):
 
 
 def input_schema(kind: type[Arguments], **refined: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments; `refined` adds to properties what only the settings know."""
+    """The schema of a tool's arguments; `refined` adds limits from the settings to properties."""
     schema = {"$schema": DIALECT, **_whole(kind)}
     properties = schema["properties"]
     return {**schema, "properties": {name: {**properties[name], **refined.get(name, {})} for name in properties}}
 
 
 def described(schema: Mapping[str, Any], **texts: str) -> dict[str, Any]:
-    """The same with other descriptions of some properties."""
+    """The schema with other descriptions of some properties."""
     properties = schema["properties"]
-    told = {name: {**properties[name], "description": text} for name, text in texts.items()}
-    return {**schema, "properties": {**properties, **told}}
+    changed = {name: {**properties[name], "description": text} for name, text in texts.items()}
+    return {**schema, "properties": {**properties, **changed}}
 
 
 def output_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Of a result or an error: some clients hold errors against this schema, too."""
+    """The schema of a result or an error: some clients validate errors against it, too."""
     result = _whole(kind)
     error = {"error": {"type": "string"}, "message": {"type": "string"}}
     return {
@@ -169,8 +169,8 @@ def output_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     }
 
 
-def read(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> T:
-    """The arguments; what is wrong with them is an InvalidArgument that says what the argument takes."""
+def validate(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> T:
+    """The decoded arguments. Raises InvalidArgument, which says what the argument accepts."""
     properties = schema["properties"]
     given = {name: _number(value) for name, value in arguments.items() if value is not None}
     if (unknown := next((name for name in given if name not in properties), None)) is not None:
@@ -188,20 +188,20 @@ def read(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, Any])
         raise InvalidArgument("The arguments are nested too deeply.") from None
     except msgspec.ValidationError as error:
         at = FIELD.search(str(error))
-        raise _refusal(at[1] if at else "", properties) from None
+        raise _invalid(at[1] if at else "", properties) from None
     for name, takes in properties.items():  # the settings may allow less than the type does
         value = getattr(found, name)
         if isinstance(value, int) and value > takes["maximum"]:
-            raise _refusal(name, properties)
+            raise _invalid(name, properties)
     return found
 
 
 def _number(value: Any) -> Any:
-    """JSON Schema takes 10.0 for a whole number."""
+    """JSON Schema accepts 10.0 as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _refusal(name: str, properties: Mapping[str, Any]) -> InvalidArgument:
+def _invalid(name: str, properties: Mapping[str, Any]) -> InvalidArgument:
     return InvalidArgument(f"{name} takes {_takes(properties[name])}.", field=name)
 
 
@@ -216,7 +216,7 @@ def _takes(schema: Mapping[str, Any]) -> str:
 
 
 def _whole(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """With everything in its place: not every client follows references."""
+    """The schema without references, which some clients do not resolve."""
     (root,), components = msgspec.json.schema_components([kind])
     whole = _inlined(root, components)
     assert isinstance(whole, dict)
@@ -233,7 +233,7 @@ def _inlined(part: Any, components: Mapping[str, Any]) -> Any:
     inlined: dict[str, Any] = {
         key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _inlined(value, components)
         for key, value in part.items()
-        if not (key == "title" and isinstance(value, str))  # a property may have that name
+        if not (key == "title" and isinstance(value, str))  # a property may be named `title`
     }
     for name in DESCRIBED.keys() & inlined.keys():
         inlined[name]["description"] = DESCRIBED[name]

@@ -1,8 +1,8 @@
-"""The MCP server: the tools under MCP's own names, for whichever transport."""
+"""The MCP server: its three tools (aggregate, search, ask), for any transport."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from mcp.server.context import ServerRequestContext
@@ -14,23 +14,207 @@ from mcp_types import (
     CallToolResult,
     ListToolsResult,
     PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
 )
 
 from anabranch.app import Anabranch
-from anabranch.domain.mcp import HOPS
-from anabranch.entrypoints.mcp.question_tools import McpCaller
-from anabranch.entrypoints.mcp.tools import Tools
+from anabranch.domain.errors import AnabranchError, Forbidden
+from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
+from anabranch.domain.model import SourceReply
+from anabranch.entrypoints.mcp import texts
+from anabranch.entrypoints.mcp.question_tools import McpCaller, Progress, ask, configured, named, progress_text, search
+from anabranch.entrypoints.mcp.schemas import (
+    MOST_PASSAGES,
+    AggregateArguments,
+    AskArguments,
+    AskResponse,
+    InvalidArgument,
+    SearchArguments,
+    SearchResponse,
+    described,
+    input_schema,
+    output_schema,
+    validate,
+)
 from anabranch.telemetry.log import Log
 
 Request = ServerRequestContext[Any, Any]
+MAX_SHOWN_QUERY = 200
+MAX_DESCRIPTION = 200
+INTERNAL_ERROR = "Internal error; the log has the details under the correlation id {correlation_id}."
+NOT_OPERATOR = "Only the operator may use the configured MCP servers; `search` and `ask` are for the collections."
+AGGREGATE = """\
+Search many MCP servers at once: every server that fits is asked in parallel, and you get one ranked list without \
+near-duplicates, each result with its server, title, url, date and score. Use it in place of calling those servers \
+one by one, whenever the answer may lie in any of them or you do not know in which. It returns results to read, not \
+an answer. A server that fails or is slow is reported in the metadata and does not fail the call. Servers: {servers}."""
+SEARCH = """\
+Search the collections of documents that are kept here, by meaning and by wording, and get passages to read: text, \
+title, collection, document id, character offsets and score, best first. Use it when you want to read the evidence \
+yourself or need several passages; use `ask` when you want a finished answer. At most {most} passages."""
+ASK = """\
+Ask a question and get a finished answer in which each sentence cites the words that support it (source, title, url, \
+document id, offsets, the quoted words). It answers only from what it finds: with no evidence it refuses \
+(refused: true) and says what is missing, which is a result and not an error. By default it reads every collection; \
+name `sources` to use others. Use {others} for the material itself. It may take some seconds."""
+SOURCES = "Answer from these, by name: collections, {names}. Left out or empty: every collection."
+INSTRUCTIONS = """\
+Anabranch asks many sources at once and shows its evidence. `ask` for a cited answer, `search` for passages from the \
+document collections{aggregate}. They only read."""
+
+
+class ToolHandler(Protocol):
+    async def __call__(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult: ...
+
+
+class Tools:
+    def __init__(self, anabranch: Anabranch, log: Log) -> None:
+        self._anabranch = anabranch
+        self._log = log
+        most = anabranch.settings.max_top_k
+        limit, top_k = min(MOST_PASSAGES, most), anabranch.settings.default_top_k
+        self._inputs = {
+            "aggregate": input_schema(AggregateArguments),
+            "search": input_schema(SearchArguments, limit={"maximum": limit, "default": min(10, limit)}),
+            "ask": input_schema(AskArguments, top_k={"maximum": most, "default": top_k}),
+        }
+        self._outputs = {
+            "aggregate": output_schema(AggregatedResponse),
+            "search": output_schema(SearchResponse),
+            "ask": output_schema(AskResponse),
+        }
+        self._handlers: Mapping[str, ToolHandler] = {
+            "aggregate": self._aggregate,
+            "search": self._search,
+            "ask": self._ask,
+        }
+
+    def listed(self, *, vouched: bool) -> Sequence[Tool]:
+        """The tools that the caller can use now, with descriptions for a model to choose by."""
+        servers = self._servers() if vouched else ()
+        limit = self._inputs["search"]["properties"]["limit"]["maximum"]
+        search = self._tool("search", "Search the documents", SEARCH.format(most=limit), world=False)
+        others = "`search` or `aggregate`" if servers else "`search`"
+        ask = self._tool("ask", "Get a cited answer", ASK.format(others=others), world=True)
+        if vouched and (names := configured(self._anabranch)):
+            ask.input_schema = described(ask.input_schema, sources=SOURCES.format(names=named(names)))
+        if not servers:
+            return [search, ask]
+        about = AGGREGATE.format(servers=", ".join(map(_server_entry, servers)))
+        return [self._tool("aggregate", "Search all MCP servers", about, world=True), search, ask]
+
+    @property
+    def instructions(self) -> str:
+        """Which tool to use for what, of the tools available now."""
+        aggregate = ", `aggregate` for ranked results from all connected MCP servers" if self._servers() else ""
+        return INSTRUCTIONS.format(aggregate=aggregate)
+
+    def _servers(self) -> Sequence[ServerHealth]:
+        """The servers that `aggregate` searches, if it is enabled."""
+        on = [one for one in self._anabranch.servers() if one.state != "disabled"]
+        return on if self._anabranch.aggregator_enabled else ()
+
+    def input_schema(self, name: str) -> Mapping[str, Any] | None:
+        return self._inputs.get(name)
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress
+    ) -> CallToolResult | None:
+        """The tool's result or error; None if there is no such tool."""
+        handler = self._handlers.get(name)
+        if handler is None:
+            return None
+        try:
+            return await handler(arguments, caller, progress)
+        except AggregatorError as error:
+            return _failed(error.name, error.message, error.fields)
+        except AnabranchError as error:
+            missing = {name: value for name, value in error.details.items() if str(value) not in error.message}
+            return _failed(error.code, error.message, error.details, missing)
+        except Exception as error:  # noqa: BLE001  the caller gets an error, and the log has the details
+            correlation_id = caller.context.correlation_id
+            self._log.error("unexpected_error", correlation_id=correlation_id, tool=name, exc_info=error)
+            why = INTERNAL_ERROR.format(correlation_id=correlation_id)
+            return _failed("internal_error", why, {"correlation_id": correlation_id})
+
+    async def _aggregate(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
+        if not caller.vouched:
+            raise Forbidden(NOT_OPERATOR)
+        try:
+            asked = validate(AggregateArguments, self._inputs["aggregate"], arguments)
+        except InvalidArgument as error:
+            shown = str(arguments.get("query_text", ""))[:MAX_SHOWN_QUERY].encode(errors="replace").decode()
+            raise InvalidQuery(error.message, query=shown, reason=error.message) from None
+
+        async def report(reply: SourceReply, done: int, total: int) -> None:
+            await progress(done, total, progress_text(reply.path, reply))
+
+        query = AggregatorQuery(
+            query_text=asked.query_text,
+            max_results=asked.max_results or None,
+            servers=None if asked.servers is msgspec.UNSET else tuple(asked.servers),
+            request_id=asked.request_id or None,
+        )
+        response = await self._anabranch.aggregate(query, caller.context, report)
+        return _result(response, texts.aggregated(response))
+
+    async def _search(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
+        schema = self._inputs["search"]
+        asked = validate(SearchArguments, schema, arguments)
+        limit = asked.limit or schema["properties"]["limit"]["default"]
+        response = await search(self._anabranch, asked.query, asked.collections or (), limit, caller)
+        return _result(response, texts.found(response))
+
+    async def _ask(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
+        schema = self._inputs["ask"]
+        asked = validate(AskArguments, schema, arguments)
+        top_k = asked.top_k or schema["properties"]["top_k"]["default"]
+        response = await ask(self._anabranch, asked.question, asked.sources or (), top_k, caller, progress)
+        return _result(response, texts.answered(response))
+
+    def _tool(self, name: str, title: str, description: str, *, world: bool) -> Tool:
+        hints = ToolAnnotations(title=title, read_only_hint=True, idempotent_hint=True, open_world_hint=world)
+        return Tool(
+            name=name,
+            title=title,
+            description=description,
+            input_schema=self._inputs[name],
+            output_schema=self._outputs[name],
+            annotations=hints,
+        )
+
+
+def _result(response: msgspec.Struct, text: str) -> CallToolResult:
+    """Structured content for programs, and text for models. The text is not a copy of the JSON, although the protocol
+    suggests that: clients pass it to a model, and this text has a tenth of the tokens."""
+    content = [TextContent(type="text", text=text)]
+    return CallToolResult(content=list(content), structured_content=msgspec.to_builtins(response))
+
+
+def _server_entry(server: ServerHealth) -> str:
+    """The operator's description, never the server's own."""
+    description = texts.one_line(server.description or "")
+    shown = description if len(description) <= MAX_DESCRIPTION else description[: MAX_DESCRIPTION - 1].rstrip() + "…"
+    return f"{server.name} ({shown})" if shown else server.name
+
+
+def _failed(
+    name: str, message: str, fields: Mapping[str, Any], missing: Mapping[str, Any] | None = None
+) -> CallToolResult:
+    """`missing` are details that the message does not contain; they are added to the text."""
+    content = {"error": name, "message": message, **fields}
+    text = f"{name}: {message}{f' {msgspec.json.encode(missing).decode()}' if missing else ''}"
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=content, is_error=True)
 
 
 class _Server(Server[Any]):
-    """One whose instructions are those of the moment: the configuration may be read again."""
+    """Its instructions follow the current configuration, which can be reloaded."""
 
-    def __init__(self, tools: Tools, *given: Any, **more: Any) -> None:
+    def __init__(self, tools: Tools, *args: Any, **options: Any) -> None:
         self._tools = tools
-        super().__init__(*given, **more)
+        super().__init__(*args, **options)
 
     @property
     def instructions(self) -> str:
@@ -38,19 +222,19 @@ class _Server(Server[Any]):
 
     @instructions.setter
     def instructions(self, _: str | None) -> None:
-        """The SDK's own are none."""
+        """Ignored: the SDK sets None."""
 
 
-def server(anabranch: Anabranch, log: Log, asker: Callable[[Request], McpCaller]) -> Server[Any]:
-    """`asker` says who has sent a request."""
+def server(anabranch: Anabranch, log: Log, identify: Callable[[Request], McpCaller]) -> Server[Any]:
+    """`identify` returns the caller of a request."""
     tools = Tools(anabranch, log)
 
     async def list_tools(request: Request, _params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=list(tools.listed(vouched=asker(request).vouched)))
+        return ListToolsResult(tools=list(tools.listed(vouched=identify(request).vouched)))
 
     async def call_tool(request: Request, params: CallToolRequestParams) -> CallToolResult:
         progress = request.session.report_progress
-        result = await tools.call(params.name, params.arguments or {}, _further(asker(request), params), progress)
+        result = await tools.call(params.name, params.arguments or {}, _with_hops(identify(request), params), progress)
         if result is None:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]}")
         return result
@@ -66,9 +250,9 @@ def server(anabranch: Anabranch, log: Log, asker: Callable[[Request], McpCaller]
     )
 
 
-def _further(asker: McpCaller, params: CallToolRequestParams) -> McpCaller:
-    """Another Anabranch says how far the question has come."""
+def _with_hops(caller: McpCaller, params: CallToolRequestParams) -> McpCaller:
+    """Another Anabranch sends the number of hops so far."""
     hops = (params.meta or {}).get(HOPS)
     if not isinstance(hops, int) or not 0 < hops < 100:
-        return asker
-    return asker._replace(context=msgspec.structs.replace(asker.context, hops=int(hops)))
+        return caller
+    return caller._replace(context=msgspec.structs.replace(caller.context, hops=int(hops)))

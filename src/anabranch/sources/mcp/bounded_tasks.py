@@ -1,4 +1,4 @@
-"""Work that is given so much time and then left, but not forgotten."""
+"""Tasks with a time limit that may outlast it, but are still awaited at the end."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,19 +6,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Longer than any child takes to be ended.
-AGAIN_S = 5.0
+# Longer than it takes to end any child process.
+CANCEL_AGAIN_S = 5.0
 
 
 class BoundedTasks:
-    """The SDK takes seconds to give up a call if the server does not even read that it was cancelled: whoever waits for
-    the call need not wait for that."""
+    """The SDK takes seconds to end a call if the server does not read its cancellation. The caller does not wait for
+    that; `wait_done` does."""
 
     def __init__(self) -> None:
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
-    async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of it in time; TimeoutError if nothing does."""
+    async def run_within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the work; TimeoutError if it takes longer."""
         task = asyncio.create_task(work)
         self.watch(task)
         try:
@@ -28,28 +28,28 @@ class BoundedTasks:
         if not task.done():
             raise TimeoutError
         if task.cancelled():
-            raise ConnectionError("It was given up.")
+            raise ConnectionError("The call was cancelled.")
         return task.result()
 
     def watch(self, task: asyncio.Task[Any]) -> None:
-        """Remember it until it is over."""
-        self._under_way.add(task)
-        task.add_done_callback(self._over)
+        """Keep the task until it is done."""
+        self._running.add(task)
+        task.add_done_callback(self._done)
 
-    def _over(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
         if not task.cancelled():
             task.exception()
 
-    async def gone(self) -> None:
-        """Come back when all of it is over."""
-        await ended(*self._under_way)
+    async def wait_done(self) -> None:
+        """Wait until all tasks are done."""
+        await cancel_until_done(*self._running)
 
 
-async def ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancelled until they have ended: what the SDK takes for the end of a connection, it does not pass on."""
+async def cancel_until_done(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks until they are done: the SDK may swallow a cancellation at the end of a connection."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)

@@ -1,5 +1,5 @@
-"""The leash on a child, a small program of its own: `leash.py <socket> <command> [argument ...]` runs the command and,
-once that has ended or whoever holds the socket's other end has, ends all that the command has started."""
+"""A small program that runs an MCP server: `process_guard.py <socket> <command> [argument ...]`. When the command has
+ended, or the process at the socket's other end has, it ends every process that the command started."""
 
 import ctypes
 import os
@@ -8,112 +8,111 @@ import signal
 import sys
 import time
 
-GRACE_S = 1.0  # from the end of its input until a child is asked to go
-ASKED_S = 0.5  # from then until it is made to
-LAST_S = 1.0  # for the kernel to clear away what was killed
-ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GRACE_S = 1.0  # from the end of its input until SIGTERM
+TERM_S = 0.5  # from SIGTERM until SIGKILL
+KILL_S = 1.0  # for the kernel to remove killed processes
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEATH_SIGNAL, SUBREAPER = 1, 36
 NEVER = float("inf")
 LINUX = sys.platform == "linux"
 
 
-def main(held: int, command: list[str]) -> int:
-    """Python's own signals wake the loop by a byte each; what a child leaves behind when it ends comes to us, as we are
-    its reaper."""
-    _let_go(held)
+def main(socket_fd: int, command: list[str]) -> int:
+    """Signals wake the loop through a pipe. Orphaned descendants become children of this process, their subreaper."""
+    _close_inherited(socket_fd)
     prctl = ctypes.CDLL(None).prctl if LINUX else lambda *_: 0
     prctl(SUBREAPER, 1, 0, 0, 0)
-    wakes, woken = os.pipe()
-    os.set_blocking(woken, False)
-    for number in (*ASKS, signal.SIGCHLD):
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    child, trouble = _started(command, prctl)
+    signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
+    child, error = _start(command, prctl)
     try:
-        os.write(held, f"{trouble} {child}".encode())
+        os.write(socket_fd, f"{error} {child}".encode())
     except OSError:
-        trouble = trouble or 1
+        error = error or 1
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
-    status = None if trouble else _watched(child, held, wakes)
-    return _cleared(child, status)
+    status = None if error else _watch(child, socket_fd, wakeup_reader)
+    return _kill_all(child, status)
 
 
-def _let_go(held: int) -> None:
-    """Not every event loop closes for a child what it should not have."""
-    os.set_inheritable(held, False)
+def _close_inherited(socket_fd: int) -> None:
+    """Some event loops leave descriptors open in a child."""
+    os.set_inheritable(socket_fd, False)
     for name in os.listdir("/dev/fd"):  # noqa: PTH208  pathlib is slow to load
-        if int(name) > 2 and int(name) != held:
+        if int(name) > 2 and int(name) != socket_fd:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # that of the listing itself
+                continue  # the descriptor of the listing itself
 
 
-def _started(command: list[str], prctl) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    """The child, and 0 or the number of the error for which it could not be run."""
-    leash = os.getpid()
-    said, says = os.pipe()
+def _start(command: list[str], prctl) -> tuple[int, int]:  # type: ignore[no-untyped-def]
+    """The child's process id, and 0 or the errno of its start."""
+    guard = os.getpid()
+    reader, writer = os.pipe()
     child = os.fork()
     if child:
-        os.close(says)
-        return child, int(os.read(said, 20) or 0)
+        os.close(writer)
+        return child, int(os.read(reader, 20) or 0)
     try:
         os.setsid()
         prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        if os.getppid() == leash:
+        if os.getppid() == guard:
             os.execvp(command[0], command)  # noqa: S606
     except OSError as error:
-        os.write(says, str(error.errno).encode())
+        os.write(writer, str(error.errno).encode())
     finally:
         os._exit(127)
 
 
-def _watched(child: int, held: int, wakes: int) -> int | None:
-    """How the child ended; None if it has not, although it was asked."""
-    ask_at = end_at = NEVER
+def _watch(child: int, socket_fd: int, wakeup_reader: int) -> int | None:
+    """The child's exit status; None if it ignored SIGTERM."""
+    term_at = kill_at = NEVER
     polled = select.poll()
-    polled.register(held, select.POLLIN)
-    polled.register(wakes, select.POLLIN)
-    while (status := _buried(child)[0]) is None and (now := time.monotonic()) < end_at:
-        if ask_at <= now:
+    polled.register(socket_fd, select.POLLIN)
+    polled.register(wakeup_reader, select.POLLIN)
+    while (status := _reap(child)[0]) is None and (now := time.monotonic()) < kill_at:
+        if term_at <= now:
             _signal_group(child, signal.SIGTERM)
-            ask_at, end_at = NEVER, min(end_at, now + ASKED_S)
-        until = min(ask_at, end_at)
+            term_at, kill_at = NEVER, min(kill_at, now + TERM_S)
+        until = min(term_at, kill_at)
         ready = polled.poll(None if until == NEVER else max(0.0, until - now) * 1000 + 1)
         for one, _ in ready:
-            if one == held:
-                polled.unregister(held)
-                ask_at = min(ask_at, time.monotonic() + GRACE_S)
-            elif set(os.read(wakes, 4096)) & set(ASKS):
-                ask_at = time.monotonic()
+            if one == socket_fd:
+                polled.unregister(socket_fd)
+                term_at = min(term_at, time.monotonic() + GRACE_S)
+            elif set(os.read(wakeup_reader, 4096)) & set(STOP_SIGNALS):
+                term_at = time.monotonic()
     return status
 
 
-def _cleared(child: int, status: int | None) -> int:
-    """Ends all that is left, until there is nobody."""
-    until = time.monotonic() + LAST_S
+def _kill_all(child: int, status: int | None) -> int:
+    """Kills all remaining processes."""
+    until = time.monotonic() + KILL_S
     _signal_group(child, signal.SIGKILL)
     while time.monotonic() < until:
         for left in _descendants():
             try:
                 os.kill(left, signal.SIGKILL)
             except OSError:
-                continue  # it has gone, or is not ours to end
-        ended, alone = _buried(child)
+                continue  # it has ended, or belongs to another user
+        ended, is_last = _reap(child)
         status = ended if status is None else status
-        if alone:
+        if is_last:
             break
         time.sleep(0.002)
     return 1 if status is None else status if status >= 0 else 128 - status
 
 
-def _buried(child: int) -> tuple[int | None, bool]:
-    """Buries whoever has died: how the child ended, if it was among them, and whether nobody is left."""
+def _reap(child: int) -> tuple[int | None, bool]:
+    """Reaps ended processes. Returns the child's exit status, if it ended, and whether no child is left."""
     status = None
     try:
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
@@ -128,11 +127,11 @@ def _signal_group(child: int, number: signal.Signals) -> None:
     try:
         os.killpg(child, number)
     except OSError:
-        return  # nobody is left in it
+        return  # the group is empty
 
 
 def _descendants() -> list[int]:
-    """Whoever descends from us, those with a session of their own too. Other systems than Linux do not say."""
+    """All descendants, including those in other sessions. Only Linux lists them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if LINUX else ():  # noqa: PTH208
         if not name.isdigit():

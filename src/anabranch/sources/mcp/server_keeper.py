@@ -1,105 +1,86 @@
-"""What the keepers of all servers share, and how long each waits before it tries again."""
+"""Keeps one MCP server connected: reconnects with backoff, makes the calls, and reports the server's health."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from anabranch.domain.contracts import Clock, Outbound, Telemetry
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.mcp import McpServer, ServerHealth, ServerState
-from anabranch.domain.model import Context, Query, SourceReply, Status, Value
+from anabranch.domain.model import Context, Query, SourceReply, Status
 from anabranch.domain.signals import ServerMoved
-from anabranch.sources.mcp.bounded_tasks import BoundedTasks, ended
+from anabranch.sources.mcp.bounded_tasks import BoundedTasks, cancel_until_done
+from anabranch.sources.mcp.services import PoolServices
 
 if TYPE_CHECKING:
     from anabranch.sources.mcp.connection import McpConnection
 
-FIRST_S, LONGEST_S = 0.5, 30.0
-
-
-class PoolServices(Value):
-    """What all members share."""
-
-    outbound: Outbound
-    clock: Clock
-    telemetry: Telemetry
-    max_reply_bytes: int
-    sleep: Callable[[float], Awaitable[None]]
-    chance: Callable[[], float]
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+LOST = "The connection to the server was lost."
+EXPIRED = "The server's session expired."
 
 
 class ReconnectDelays:
-    """None at first, then ever longer ones."""
+    """Reconnect backoff: no delay at first, then exponentially longer ones."""
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        self._chance = chance
-        self._usual_s = 0.0
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
+        self._delay_s = 0.0
 
     def next_s(self) -> float:
-        """A quarter more or less: those who have failed together should not come back together."""
-        wait_s = self._usual_s * (0.75 + self._chance() / 2)
-        self._usual_s = min(LONGEST_S, self._usual_s * 2 or FIRST_S)
+        """Jitter of a quarter either way: servers that failed together should not be retried together."""
+        wait_s = self._delay_s * (0.75 + self._random() / 2)
+        self._delay_s = min(LONGEST_DELAY_S, self._delay_s * 2 or FIRST_DELAY_S)
         return wait_s
 
 
-CONNECT_S = 30.0
-LEAVE_S = 15.0
-# A connection that has stood for so long was a good one: what is lost then is made again at once.
-STEADY_S = 10.0
-# So many calls in a row without a word from the server, and it is asked whether it is there at all, for so long.
-SILENCES = 3
-PROBE_S = 2.0
-# A server that changes its tools all the time is looked at so often.
-RELIST_S = 1.0
-LOST = "The connection to the server was lost."
-EXPIRED = "The server's session expired."
-# Two timers for one deadline: whichever rings first, the server was too slow.
-NEARLY_S = 0.05
-
-
 class ServerKeeper:
-    """One server: `begin` lets it connect, `retire` lets it go once nobody waits for it any more."""
+    """One server: `start` connects it, `retire` closes it after its calls in flight."""
 
-    def __init__(self, server: McpServer, means: PoolServices, timeout_s: float) -> None:
+    def __init__(self, server: McpServer, services: PoolServices, timeout_s: float) -> None:
         self.server = server
         self.timeout_s = timeout_s
         self.settled = asyncio.Event()
-        self._means = means
+        self._services = services
+        self._timing = services.timing
         self._state: ServerState = "idle" if server.enabled else "disabled"
-        self._turn = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._error: str | None = None
-        self._last_words = ""
-        self._keeper: asyncio.Task[None] | None = None
+        self._last_output = ""
+        self._task: asyncio.Task[None] | None = None
         self._connection: McpConnection | None = None
-        self._known: McpConnection | None = None
-        self._going = False
-        self._waiting = 0
-        self._errands = BoundedTasks()
+        self._last_connection: McpConnection | None = None
+        self._is_retired = False
+        self._calls_in_flight = 0
+        self._tasks = BoundedTasks()
         self._mode = "auto"
         self._calls = self._failures = self._connects = 0
         self._latency_ms: int | None = None
 
-    def begin(self) -> None:
-        if self.server.enabled and not self.begun and not self._going:
-            self._move("connecting")
-            self._keeper = asyncio.create_task(self._keep(), name=f"mcp {self.server.name}")
-            self._errands.watch(self._keeper)
+    def start(self) -> None:
+        if self.accepts_calls and not self.is_started:
+            self._set_state("connecting")
+            self._task = asyncio.create_task(self._run(), name=f"mcp {self.server.name}")
+            self._tasks.watch(self._task)
 
     @property
-    def begun(self) -> bool:
-        return self._keeper is not None and not self._keeper.done()
+    def is_started(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def accepts_calls(self) -> bool:
+        return self.server.enabled and not self._is_retired
 
     @property
     def has_failed(self) -> bool:
         return self._state == "failed"
 
     def health(self) -> ServerHealth:
-        known = self._known
+        known = self._last_connection
         error = self._error
-        if error and self._last_words and self._state == "failed":
-            error = f"{error} Its last words: {self._last_words}"
+        if error and self._last_output and self._state == "failed":
+            error = f"{error} Its last output: {self._last_output}"
         return ServerHealth(
             name=self.server.name,
             state=self._state,
@@ -118,228 +99,229 @@ class ServerKeeper:
         )
 
     async def search(self, query: Query, context: Context) -> SourceReply:
-        self.begin()
-        clock = self._means.clock
+        self.start()
+        clock = self._services.clock
         began = clock.monotonic()
         ends = min(began + self.timeout_s, context.deadline)
         self._calls += 1
-        self._waiting += 1
+        self._calls_in_flight += 1
         try:
-            # A session that has expired costs the call nothing but time: it was not looked at.
-            reply = await self._asked(query, context, ends) or await self._asked(query, context, ends)
+            # A server does not process a call of an expired session, so the call can be repeated.
+            reply = await self._call(query, context, ends) or await self._call(query, context, ends)
         finally:
-            self._waiting -= 1
-            self._leave_if_done()
+            self._calls_in_flight -= 1
+            self._stop_if_idle()
         if reply is None:
-            reply = self._failed("The server forgets its sessions as soon as they are made.")
+            reply = self._failed("The server's sessions expire as soon as they are created.")
         self._latency_ms = round((clock.monotonic() - began) * 1000)
         self._failures += reply.status is not Status.SUCCESS
         if self._state == "ready":
             self._error = reply.error
         return reply
 
-    async def _asked(self, query: Query, context: Context, ends: float) -> SourceReply | None:
-        """One call; None is a session that has expired."""
-        server, clock = self.server, self._means.clock
+    async def _call(self, query: Query, context: Context, ends: float) -> SourceReply | None:
+        """One call; None if the session has expired."""
+        server, clock = self.server, self._services.clock
         budget_s = ends - clock.monotonic()
         try:
-            connection = await self._ready(ends)
+            connection = await self._wait_ready(ends)
         except TimeoutError:
-            return self._late("was not ready", budget_s)
+            return self._timed_out("was not ready", budget_s)
         if connection is None:
             return self._failed(self._error or "The server is not connected.")
-        from anabranch.sources.mcp import errors  # noqa: PLC0415  they need the SDK; the keeper has loaded it
-        from anabranch.sources.mcp.results import extraction  # noqa: PLC0415  they need the SDK; the keeper has loaded it
+        from anabranch.sources.mcp import errors  # noqa: PLC0415  they import the SDK, which `_run` has loaded
+        from anabranch.sources.mcp.results import extraction  # noqa: PLC0415
 
         try:
-            answer = await self._errands.within(ends - clock.monotonic(), connection.ask(server, query, context))
+            answer = await self._tasks.run_within(ends - clock.monotonic(), connection.ask(server, query, context))
         except TimeoutError:
-            self._silence(connection)
-            return self._late("did not answer", budget_s)
+            self._count_silence(connection)
+            return self._timed_out("did not answer", budget_s)
         except asyncio.CancelledError:
-            if clock.monotonic() >= ends - NEARLY_S:
-                self._silence(connection)
+            if clock.monotonic() >= ends - self._timing.deadline_tolerance_s:
+                self._count_silence(connection)
             raise
-        except Exception as error:  # noqa: BLE001  whatever the SDK raises is the server's failure
-            return self._troubled(error, connection)
+        except Exception as error:  # noqa: BLE001  any exception of the SDK is a failure of the server
+            return self._call_failed(error, connection)
         if answer.is_error:
-            return errors.refused(answer, server)
+            return errors.tool_error(answer, server)
         try:
-            passages = await extraction.found(answer, server, ends - clock.monotonic())
+            passages = await extraction.extract(answer, server, ends - clock.monotonic())
         except TimeoutError:
-            return self._late("has answered more than could be read", budget_s)
+            return self._timed_out("sent a reply that took too long to read", budget_s)
         except AnabranchError as error:
             return SourceReply(path=server.name, status=Status.ERROR, error=error.message)
         return SourceReply(path=server.name, status=Status.SUCCESS, passages=passages)
 
-    def _troubled(self, error: Exception, connection: "McpConnection") -> SourceReply | None:
+    def _call_failed(self, error: Exception, connection: "McpConnection") -> SourceReply | None:
         from anabranch.sources.mcp import errors  # noqa: PLC0415
 
-        if errors.expired(error, self.server):
+        if errors.is_expired(error, self.server):
             connection.end(EXPIRED)
         if connection.reason == EXPIRED:
             return None
-        if errors.closed(error, self.server):
+        if errors.is_closed(error, self.server):
             connection.end(LOST)
-        elif errors.unreached(error, self.server):
-            self._silence(connection)
-        return errors.calling(error, self.server, connection.reason)
+        elif errors.is_unreachable(error, self.server):
+            self._count_silence(connection)
+        return errors.call_error(error, self.server, connection.reason)
 
-    async def _ready(self, ends: float) -> "McpConnection | None":
-        """The connection, if need be when it has been made; None if it could not be."""
+    async def _wait_ready(self, ends: float) -> "McpConnection | None":
+        """Wait for the connection; None if it could not be made."""
         while True:
             connection = self._connection
             if connection is not None and not connection.ended.is_set():
                 return connection
             if self._state in ("failed", "idle", "disabled"):
                 return None
-            async with asyncio.timeout(max(0.0, ends - self._means.clock.monotonic())):
-                await self._turn.wait()
+            async with asyncio.timeout(max(0.0, ends - self._services.clock.monotonic())):
+                await self._state_changed.wait()
 
-    def _silence(self, connection: "McpConnection") -> None:
-        connection.silences += 1
-        if connection.silences >= SILENCES:
-            connection.stir()
+    def _count_silence(self, connection: "McpConnection") -> None:
+        connection.unanswered += 1
+        if connection.unanswered >= self._timing.silent_calls:
+            connection.wakeup.set()
 
-    def _late(self, what: str, budget_s: float) -> SourceReply:
-        words = f"The server {what} within {budget_s:.3g} seconds."
-        return SourceReply(path=self.server.name, status=Status.TIMEOUT, error=words, fault=True)
+    def _timed_out(self, what: str, budget_s: float) -> SourceReply:
+        message = f"The server {what} within {budget_s:.3g} seconds."
+        return SourceReply(path=self.server.name, status=Status.TIMEOUT, error=message, fault=True)
 
-    def _failed(self, words: str) -> SourceReply:
-        return SourceReply(path=self.server.name, status=Status.ERROR, error=words, fault=True)
+    def _failed(self, message: str) -> SourceReply:
+        return SourceReply(path=self.server.name, status=Status.ERROR, error=message, fault=True)
 
-    async def _keep(self) -> None:
-        clock, waits = self._means.clock, ReconnectDelays(self._means.chance)
+    async def _run(self) -> None:
+        clock, delays = self._services.clock, ReconnectDelays(self._services.random)
         try:
-            # A second of work that need not hold up the loop; the SDK first, as one whole: of what another thread has
-            # loaded in part, only the whole waits for the rest.
+            # Takes a second, so it runs in a thread. The SDK comes first, as a whole: importing parts of it from two
+            # threads at once breaks it.
             for needed in ("mcp", "anabranch.sources.mcp.connection"):
                 await asyncio.to_thread(import_module, needed)
             while True:
                 began, before = clock.monotonic(), self._connects
-                reason = await self._lived()
-                _go_if_told()
+                reason = await self._connect()
+                _raise_if_cancelled()
                 was_ready = self._connects > before
-                was_long = clock.monotonic() - began >= STEADY_S
-                # That a session has expired is noticed by a call, and for that call it is made anew.
+                was_long = clock.monotonic() - began >= self._timing.stable_s
+                # A call noticed that the session has expired, and waits for the new one.
                 if was_ready and (was_long or reason == EXPIRED):
-                    waits = ReconnectDelays(self._means.chance)
-                wait_s = waits.next_s()
+                    delays = ReconnectDelays(self._services.random)
+                wait_s = delays.next_s()
                 self._error = reason
-                # Tried again at once, and perhaps in the way of the old era, it has not failed yet.
+                # An immediate retry, perhaps with the legacy protocol, comes before the state `failed`.
                 if wait_s or (was_long and not was_ready):
-                    # What it says once it has been asked may have the question in it.
-                    self._move("failed", reason, "" if was_ready else self._last_words)
+                    # What a server writes after its first call may contain the question.
+                    self._set_state("failed", reason, "" if was_ready else self._last_output)
                     if wait_s:
-                        await self._means.sleep(wait_s)
+                        await self._services.sleep(wait_s)
                     reason = ""
-                self._move("connecting", reason)
+                self._set_state("connecting", reason)
         finally:
             self.settled.set()
-            self._move("idle")
+            self._set_state("idle")
 
-    async def _lived(self) -> str:
-        """One connection from its beginning to its end, and why it ended."""
+    async def _connect(self) -> str:
+        """Make one connection and keep it until it ends. Returns why it ended."""
         from anabranch.sources.mcp import connection, errors  # noqa: PLC0415
 
-        means, loop = self._means, asyncio.get_running_loop()
-        self._last_words = ""
+        services, loop = self._services, asyncio.get_running_loop()
+        self._last_output = ""
         ready: McpConnection | None = None
         try:
             async with (
-                asyncio.timeout(CONNECT_S) as limit,
+                asyncio.timeout(self._timing.connect_s) as limit,
                 connection.connected(
                     self.server,
-                    means.outbound,
+                    services.outbound,
                     mode=self._mode,
-                    max_reply_bytes=means.max_reply_bytes,
-                    heard=self._overheard,
+                    max_reply_bytes=services.max_reply_bytes,
+                    on_output=self._record_output,
+                    timing=self._timing,
                 ) as ready,
             ):
                 limit.reschedule(None)
-                self._connection = self._known = ready
+                self._connection = self._last_connection = ready
                 self._mode = ready.mode
                 self._connects += 1
                 self._error = None
-                self._move("ready")
-                _go_if_told()
+                self._set_state("ready")
+                _raise_if_cancelled()
                 try:
                     await self._watch(ready)
                 finally:
                     self._connection = None
-                    limit.reschedule(loop.time() + LEAVE_S)
-        except Exception as error:  # noqa: BLE001  the task's boundary: it is told, and tried again
-            if errors.misconfigured(error):
-                # What its process wrote has nothing to do with it.
-                self._last_words = ""
+                    limit.reschedule(loop.time() + self._timing.disconnect_s)
+        except Exception as error:  # noqa: BLE001  the task's boundary: it is reported, and retried
+            if errors.is_misconfigured(error):
+                # The output of its process is unrelated.
+                self._last_output = ""
             if ready is None:
-                # Some servers of the old era end when they are greeted in the way of the new one.
+                # Some servers of the legacy protocol exit at the first message of the modern one.
                 self._mode = "legacy" if self._mode == "auto" else "auto"
             if ready is None or not ready.reason:
-                return errors.connecting(error, self.server, CONNECT_S)
+                return errors.connection_error(error, self.server, self._timing.connect_s)
         return ready.reason
 
     async def _watch(self, connection: "McpConnection") -> None:
         while not connection.ended.is_set():
-            await connection.stirred.wait()
-            connection.stirred.clear()
-            if connection.changed:
-                await self._errands.within(CONNECT_S, connection.find_tool(self.server))
+            await connection.wakeup.wait()
+            connection.wakeup.clear()
+            if connection.tools_changed:
+                await self._tasks.run_within(self._timing.connect_s, connection.find_tool(self.server))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(RELIST_S):
+                    async with asyncio.timeout(self._timing.relist_s):
                         await connection.ended.wait()
-            if connection.silences >= SILENCES and not await self._speaks(connection):
+            if connection.unanswered >= self._timing.silent_calls and not await self._responds(connection):
                 connection.end("The server stopped answering.")
 
-    async def _speaks(self, connection: "McpConnection") -> bool:
+    async def _responds(self, connection: "McpConnection") -> bool:
         with suppress(TimeoutError):
-            await self._errands.within(PROBE_S, connection.speaks())
-        return connection.silences < SILENCES
+            await self._tasks.run_within(self._timing.probe_s, connection.probe())
+        return connection.unanswered < self._timing.silent_calls
 
-    def _overheard(self, line: str) -> None:
-        from anabranch.sources.mcp.errors import spoken  # noqa: PLC0415
+    def _record_output(self, line: str) -> None:
+        from anabranch.sources.mcp.errors import sanitize  # noqa: PLC0415
 
         if line.strip():
-            self._last_words = spoken(line, self.server)
+            self._last_output = sanitize(line, self.server)
 
-    def _move(self, state: ServerState, reason: str = "", last_words: str = "") -> None:
+    def _set_state(self, state: ServerState, reason: str = "", last_output: str = "") -> None:
         if state == self._state:
             return
         self._state = state
-        self._turn.set()
-        self._turn = asyncio.Event()
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
         if state in ("ready", "failed"):
             self.settled.set()
-        if not self._going:
-            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_words)
-            self._means.telemetry.noted(moved)
+        if not self._is_retired:
+            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
+            self._services.telemetry.noted(moved)
 
     def retire(self) -> None:
-        """Take no new calls, and go when those in flight are through."""
-        self._going = True
-        self._leave_if_done()
+        """Accept no new calls, and close after those in flight."""
+        self._is_retired = True
+        self._stop_if_idle()
 
-    def _leave_if_done(self) -> None:
-        if self._going and not self._waiting and self._keeper is not None:
-            self._keeper.cancel()
+    def _stop_if_idle(self) -> None:
+        if self._is_retired and not self._calls_in_flight and self._task is not None:
+            self._task.cancel()
 
-    async def gone(self) -> None:
-        """Come back when nothing is left of it."""
-        if self._keeper is not None:
-            await asyncio.wait({self._keeper})
-        await self._errands.gone()
+    async def wait_closed(self) -> None:
+        """Wait until no task of it is left."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        await self._tasks.wait_done()
 
     async def close(self) -> None:
-        """Go now, whoever waits."""
-        self._going = True
-        if self._keeper is not None:
-            await ended(self._keeper)
-        await self.gone()
+        """Close now, even with calls in flight."""
+        self._is_retired = True
+        if self._task is not None:
+            await cancel_until_done(self._task)
+        await self.wait_closed()
         if self._state != "disabled":
-            self._move("idle")
+            self._set_state("idle")
 
 
-def _go_if_told() -> None:
-    """A cancellation that comes together with the end of a connection, the SDK takes for that."""
-    if (keeper := asyncio.current_task()) is not None and keeper.cancelling():
+def _raise_if_cancelled() -> None:
+    """The SDK swallows a cancellation that arrives together with the end of a connection."""
+    if (task := asyncio.current_task()) is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""An MCP server that is a child of ours: a message a line, over its input and output."""
+"""Transport to an MCP server that is a child process: one message per line over stdin and stdout."""
 
 import asyncio
 import errno
@@ -27,43 +27,51 @@ from mcp_types import (
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp import process_guard
-from anabranch.sources.mcp.framing import MAX_HEARD, BoundedText, LineBuffer, UnsolicitedText, repaired
+from anabranch.sources.mcp.framing import (
+    MAX_OUTPUT_LINE,
+    LineBuffer,
+    OutputLimiter,
+    UnsolicitedLimit,
+    repair_surrogates,
+)
+from anabranch.sources.mcp.services import McpTiming
 
 CHUNK = 65_536
-WRITE_S = 5.0
-ENDED_S = 0.25
-SLOWER_S = 0.1
-TOLD_S = 0.5
-# A little more than the leash takes at most, and then for what is left after the leash itself was killed.
-STOP_S = process_guard.GRACE_S + process_guard.ASKED_S + process_guard.LAST_S + 0.25
-KILLED_S = 0.5
-GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+EXIT_S = 0.25
+THROTTLE_S = 0.1
+REPORT_S = 0.5
+# A little more than the process guard takes at most; then the time to end what is left after killing the guard.
+STOP_S = process_guard.GRACE_S + process_guard.TERM_S + process_guard.KILL_S + 0.25
+KILL_S = 0.5
+CLOSED = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 @asynccontextmanager
-async def stdio(server: McpServer, *, max_line: int, heard: Callable[[str], None]) -> AsyncIterator[TransportStreams]:
-    """Runs the server's command for as long as the context lasts. If its process ends before that, or cannot be talked
-    to, an UpstreamError is the last that the read stream gives. `heard` gets what it writes that is no message."""
-    process, transport, held = await _spawned(server)
+async def stdio_transport(
+    server: McpServer, *, max_line: int, on_output: Callable[[str], None], timing: McpTiming | None = None
+) -> AsyncIterator[TransportStreams]:
+    """Runs the server's command while the context is open. If the process ends early or stops communicating, the last
+    item of the read stream is an UpstreamError. `on_output` gets its output that is not a message."""
+    process, transport, guard = await _spawn(server)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    child = _Child(process, incoming, max_line, BoundedText(heard))
-    pumps = [asyncio.create_task(pump) for pump in (child.read(), child.write(outgoing), child.overhear())]
+    child = _Child(process, incoming, max_line, OutputLimiter(on_output), timing or McpTiming())
+    pumps = [asyncio.create_task(pump) for pump in (child.read(), child.write(outgoing), child.read_stderr())]
     leader: int | None = None
     try:
-        leader = await _seen_to_run(server, held)
-        pumps.append(asyncio.create_task(child.outlive(held)))
+        leader = await _wait_started(server, guard)
+        pumps.append(asyncio.create_task(child.watch_guard(guard)))
         yield read_stream, write_stream
     finally:
         for stream in (read_stream, write_stream):
             stream.close()
         try:
-            await _whatever_happens(_stopped(process, transport, held, pumps))
+            await _run_to_end(_stop(process, transport, guard, pumps))
             if leader is not None and (process.returncode or 0) < 0:
-                # The leash was killed, and its child with it; others of its group were not.
+                # The guard was killed, and its child with it, but not the other processes of the group.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(leader, signal.SIGKILL)
         finally:
@@ -71,12 +79,12 @@ async def stdio(server: McpServer, *, max_line: int, heard: Callable[[str], None
             outgoing.close()
 
 
-async def _spawned(
+async def _spawn(
     server: McpServer,
 ) -> tuple[asyncio.subprocess.Process, asyncio.SubprocessTransport, socket.socket]:
-    """The leash, its transport, and our end of the socket that it watches."""
+    """The guard process, its transport, and our end of the socket that it watches."""
     assert server.command is not None
-    _check_folder(server)
+    _check_cwd(server)
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -94,62 +102,68 @@ async def _spawned(
     except BaseException as error:
         ours.close()
         if isinstance(error, OSError | ValueError):
-            raise _not_run(server, getattr(error, "errno", errno.EINVAL)) from None
+            raise _start_error(server, getattr(error, "errno", errno.EINVAL)) from None
         raise
     finally:
         theirs.close()
     return asyncio.subprocess.Process(transport, protocol, loop), transport, ours
 
 
-def _check_folder(server: McpServer) -> None:
+def _check_cwd(server: McpServer) -> None:
     if server.cwd is not None and not Path(server.cwd).is_dir():
-        raise UpstreamError(f"The server's working directory, {server.cwd}, is not there.", Trouble.UNUSABLE)
+        raise UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", Trouble.UNUSABLE)
 
 
-async def _seen_to_run(server: McpServer, held: socket.socket) -> int:
-    """The leash says 0, or the number of the error, and which process the child is."""
-    trouble, _, child = (await asyncio.get_running_loop().sock_recv(held, 40)).partition(b" ")
+async def _wait_started(server: McpServer, guard: socket.socket) -> int:
+    """The guard reports 0 or an errno, and the child's process id."""
+    trouble, _, child = (await asyncio.get_running_loop().sock_recv(guard, 40)).partition(b" ")
     if trouble != b"0":
-        raise _not_run(server, int(trouble) if trouble.isdigit() else None)
+        raise _start_error(server, int(trouble) if trouble.isdigit() else None)
     return int(child)
 
 
-def _not_run(server: McpServer, number: int | None) -> UpstreamError:
-    """Names the command and never its arguments, which may hold secrets."""
+def _start_error(server: McpServer, number: int | None) -> UpstreamError:
+    """Contains the command, but never its arguments, which may be secrets."""
     match number:
         case errno.ENOENT:
-            why = "it was not found. Give its full path, or install it"
+            why = "it was not found. Use its full path, or install it"
         case errno.EACCES | errno.ENOEXEC:
-            why = "it may not be executed, or is no program"
+            why = "it is not executable"
         case None:
-            why = "it was ended before it could begin"
+            why = "it was ended before it started"
         case _:
             why = os.strerror(number)
     return UpstreamError(f"The command {server.command} could not be run: {why}.", Trouble.UNUSABLE)
 
 
 class _Child:
-    """What is read from and written to a child."""
+    """The pipes of a child process."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, incoming: Incoming, max_line: int, heard: BoundedText
+        self,
+        process: asyncio.subprocess.Process,
+        incoming: Incoming,
+        max_line: int,
+        on_output: OutputLimiter,
+        timing: McpTiming,
     ) -> None:
         self._process = process
         self._incoming = incoming
         self._max_line = max_line
-        self._heard = heard
-        self._owed = 0
-        self._unasked = UnsolicitedText()
+        self._on_output = on_output
+        self._write_timeout_s = timing.write_s
+        self._pending_requests = 0
+        self._unsolicited = UnsolicitedLimit()
 
     async def read(self) -> None:
-        """Goes on to the very end even if nobody listens any more, as a child that cannot write cannot end."""
+        """Reads to the end even after the stream is closed: a child that cannot write cannot exit."""
         assert self._process.stdout is not None
         try:
             await self._messages(self._process.stdout)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ENDED_S):
+                async with asyncio.timeout(EXIT_S):
                     await self._process.wait()
-            await self._end(_how(self._process.returncode), Trouble.DOWN)
+            await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
         except UpstreamError as error:
             await self._end(error.message, error.trouble)
             while await self._process.stdout.read(CHUNK):
@@ -158,26 +172,28 @@ class _Child:
     async def _messages(self, stdout: asyncio.StreamReader) -> None:
         lines = LineBuffer()
         while chunk := await stdout.read(CHUNK):
-            for line in lines.whole(chunk):
-                await self._received(line)
+            for line in lines.feed(chunk):
+                await self._receive(line)
             if lines.held > self._max_line:
                 raise self._too_long()
 
-    async def _received(self, line: bytes) -> None:
+    async def _receive(self, line: bytes) -> None:
         if len(line) > self._max_line:
             raise self._too_long()
         try:
-            message = jsonrpc_message_adapter.validate_json(repaired(line), by_name=False) if line.strip() else None
+            message = (
+                jsonrpc_message_adapter.validate_json(repair_surrogates(line), by_name=False) if line.strip() else None
+            )
         except ValueError:
             message = None
-            self._heard(line)
-        if isinstance(message, JSONRPCResponse | JSONRPCError) and self._owed:
-            self._owed -= 1
-        elif self._unasked.is_too_much(len(line)):
-            raise UpstreamError("The server sends much that nobody has asked for.", Trouble.UNUSABLE)
+            self._on_output(line)
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and self._pending_requests:
+            self._pending_requests -= 1
+        elif self._unsolicited.is_exceeded_by(len(line)):
+            raise UpstreamError("The server sends too much unsolicited data.", Trouble.UNUSABLE)
         if message is None:
             return
-        with suppress(*GONE):
+        with suppress(*CLOSED):
             await self._incoming.send(SessionMessage(message))
 
     def _too_long(self) -> UpstreamError:
@@ -189,9 +205,9 @@ class _Child:
                 try:
                     line = one.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
                 except ValueError:
-                    await self._refuse(one)
+                    await self._reject(one)
                     continue
-                self._owed += isinstance(one.message, JSONRPCRequest)
+                self._pending_requests += isinstance(one.message, JSONRPCRequest)
                 try:
                     await self._send(line + b"\n")
                 except UpstreamError as error:
@@ -201,49 +217,49 @@ class _Child:
     async def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            async with asyncio.timeout(WRITE_S):
+            async with asyncio.timeout(self._write_timeout_s):
                 self._process.stdin.write(line)
                 await self._process.stdin.drain()
         except TimeoutError:
-            raise UpstreamError("The server does not read what it is sent.", Trouble.DOWN) from None
-        except (OSError, RuntimeError):  # uvloop's, once the pipe is closed
-            # If it has ended, then whoever reads its output says so, and better.
-            await asyncio.sleep(2 * ENDED_S)
+            raise UpstreamError("The server does not read its input.", Trouble.DOWN) from None
+        except (OSError, RuntimeError):  # uvloop raises RuntimeError on a closed pipe
+            # If the process has ended, `read` reports a better reason first.
+            await asyncio.sleep(2 * EXIT_S)
             raise UpstreamError("The server closed its input.", Trouble.DOWN) from None
 
-    async def _refuse(self, one: SessionMessage) -> None:
-        """Half a surrogate pair cannot be written down."""
+    async def _reject(self, one: SessionMessage) -> None:
+        """A lone surrogate cannot be encoded."""
         if isinstance(one.message, JSONRPCRequest):
-            error = ErrorData(code=INVALID_PARAMS, message="The question holds characters that cannot be sent.")
-            with suppress(*GONE):
+            error = ErrorData(code=INVALID_PARAMS, message="The question contains characters that cannot be encoded.")
+            with suppress(*CLOSED):
                 await self._incoming.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=one.message.id, error=error)))
 
-    async def overhear(self) -> None:
+    async def read_stderr(self) -> None:
         assert self._process.stderr is not None
-        lines, unread = LineBuffer(cap=4 * MAX_HEARD), UnsolicitedText()
+        lines, limit = LineBuffer(cap=4 * MAX_OUTPUT_LINE), UnsolicitedLimit()
         while chunk := await self._process.stderr.read(CHUNK):
-            for line in lines.whole(chunk):
-                self._heard(line)
-            if unread.is_too_much(len(chunk)):
-                # It waits for us then, and nobody else does.
-                await asyncio.sleep(SLOWER_S)
+            for line in lines.feed(chunk):
+                self._on_output(line)
+            if limit.is_exceeded_by(len(chunk)):
+                # Slows down this process only.
+                await asyncio.sleep(THROTTLE_S)
         for line in lines.rest():
-            self._heard(line)
+            self._on_output(line)
 
-    async def outlive(self, held: socket.socket) -> None:
-        """Once the leash has gone nobody sees to those that it held, and some may still keep the pipes open."""
+    async def watch_guard(self, guard: socket.socket) -> None:
+        """Without the guard, processes that it started may stay and keep the pipes open."""
         with suppress(OSError):
-            await asyncio.get_running_loop().sock_recv(held, 1)
-        await asyncio.sleep(2 * ENDED_S)
-        await self._end(_how(self._process.returncode), Trouble.DOWN)
+            await asyncio.get_running_loop().sock_recv(guard, 1)
+        await asyncio.sleep(2 * EXIT_S)
+        await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
 
     async def _end(self, why: str, trouble: Trouble) -> None:
-        with suppress(*GONE), anyio.move_on_after(TOLD_S):
+        with suppress(*CLOSED), anyio.move_on_after(REPORT_S):
             await self._incoming.send(UpstreamError(why, trouble))
         self._incoming.close()
 
 
-def _how(status: int | None) -> str:
+def _exit_message(status: int | None) -> str:
     if status is None:
         return "The server closed its output."
     if 0 <= status <= 128:
@@ -253,21 +269,21 @@ def _how(status: int | None) -> str:
     return f"The server's process ended with status {status}."
 
 
-async def _stopped(
+async def _stop(
     process: asyncio.subprocess.Process,
     transport: asyncio.SubprocessTransport,
-    held: socket.socket,
+    guard: socket.socket,
     pumps: Sequence[asyncio.Task[None]],
 ) -> None:
-    """Ends the child's input and lets go of the leash, which sees to the rest even without us."""
+    """Closes the child's input and the guard's socket. The guard then ends all processes."""
     assert process.stdin is not None
     try:
         process.stdin.close()
         with suppress(OSError):
-            held.shutdown(socket.SHUT_WR)
-        for patience_s in (STOP_S, KILLED_S):
+            guard.shutdown(socket.SHUT_WR)
+        for timeout_s in (STOP_S, KILL_S):
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     await process.wait()
                 break
             with suppress(ProcessLookupError):
@@ -277,11 +293,11 @@ async def _stopped(
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-        held.close()
+        guard.close()
 
 
-async def _whatever_happens(work: Coroutine[None, None, None]) -> None:
-    """Sees the work through, even if whoever waits for it is cancelled."""
+async def _run_to_end(work: Coroutine[None, None, None]) -> None:
+    """Runs the work to its end, even if the caller is cancelled."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

@@ -1,4 +1,4 @@
-"""What a tool's name and hints say about it: whether it looks something up, and whether it changes things."""
+"""Chooses the tool of an MCP server that answers questions, and builds its arguments."""
 
 import math
 import re
@@ -12,19 +12,19 @@ from mcp_types import Tool
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.results.fields import line, plain, ranked
+from anabranch.sources.mcp.text import normalized, one_line, ranked
 
-ASKING = ranked(
+SEARCH_VERBS = ranked(
     "search query find ask retrieve lookup recall research discover explore match answer browse searches aggregate"
 )
-CHANGING = ranked(
+CHANGE_VERBS = ranked(
     "create delete write update add remove send move edit insert append put patch drop commit checkout reset push merge"
     " rename replace upload publish cancel approve reject assign invite archive restore clear purge destroy kill stop"
     " enable disable toggle execute exec run eval install uninstall deploy save store remember forget ingest import"
     " register submit buy pay transfer upsert modify fork click fill navigate unlock grant revoke speak notify react"
 )
-# What is done, unless it is what is looked for: post, but not search_post.
-PERHAPS_CHANGING = ranked("post set open close start order book comment reply star sign say type schedule lock call")
+# A verb, unless the tool searches for it: post, but not search_post.
+AMBIGUOUS_VERBS = ranked("post set open close start order book comment reply star sign say type schedule lock call")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -35,8 +35,10 @@ def changes_state(tool: Tool) -> bool:
     if is_read_only(tool):
         return False
     named = words(tool.name)
-    is_said = hints is not None and hints.read_only_hint is False
-    return bool(named & CHANGING.keys()) or (not looks_up(tool) and (is_said or bool(named & PERHAPS_CHANGING.keys())))
+    has_write_hint = hints is not None and hints.read_only_hint is False
+    return bool(named & CHANGE_VERBS.keys()) or (
+        not is_search(tool) and (has_write_hint or bool(named & AMBIGUOUS_VERBS.keys()))
+    )
 
 
 def is_read_only(tool: Tool) -> bool:
@@ -44,12 +46,12 @@ def is_read_only(tool: Tool) -> bool:
 
 
 def needs_task(tool: Tool) -> bool:
-    """It cannot simply be called: its answer would have to be fetched later."""
+    """Its answer must be fetched later, as a task, which is not supported."""
     return tool.execution is not None and tool.execution.task_support == "required"
 
 
-def looks_up(tool: Tool) -> bool:
-    return bool(words(tool.name) & ASKING.keys())
+def is_search(tool: Tool) -> bool:
+    return bool(words(tool.name) & SEARCH_VERBS.keys())
 
 
 def words(text: str) -> set[str]:
@@ -60,19 +62,19 @@ MAX_PROPERTIES = 200
 MAX_PARTS = 12
 DEPTH = 6
 
-SPOKEN_RANGE = re.compile(r"\b([0-9]{1,6}) ?(?:-|\u2013|to) ?([0-9]{1,6})\b")
-SPOKEN_MOST = re.compile(r"\b(?:max(?:imum)?|at most|up to)(?: is| of|[:=])? ?([0-9]{1,6})\b", re.IGNORECASE)
+RANGE_TEXT = re.compile(r"\b([0-9]{1,6}) ?(?:-|\u2013|to) ?([0-9]{1,6})\b")
+MAXIMUM_TEXT = re.compile(r"\b(?:max(?:imum)?|at most|up to)(?: is| of|[:=])? ?([0-9]{1,6})\b", re.IGNORECASE)
 
 
 class Property:
-    """One argument of a tool; `parts` are the schemas that it is put together from."""
+    """One argument of a tool; `parts` are the schemas that it combines."""
 
     def __init__(self, given: object, root: Mapping[str, Any]) -> None:
         self.parts = tuple(islice(_parts(given, root), MAX_PARTS))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The JSON types that it may have, as far as it says; none at all means any."""
+        """The JSON types that its schema names; empty means any."""
         kinds: set[str] = set()
         for part in self.parts:
             named = part.get("type")
@@ -80,12 +82,12 @@ class Property:
         return frozenset(kinds)
 
     @property
-    def takes_words(self) -> bool:
+    def accepts_text(self) -> bool:
         is_free = not any("enum" in part or "const" in part or "format" in part for part in self.parts)
         return is_free and ("string" in self.kinds or not self.kinds)
 
     @property
-    def takes_count(self) -> bool:
+    def accepts_count(self) -> bool:
         is_free = not any("enum" in part or "const" in part for part in self.parts)
         return is_free and bool(self.kinds & {"integer", "number"})
 
@@ -94,8 +96,8 @@ class Property:
         said = (part.get(name) for part in self.parts for name in ("title", "description"))
         return " ".join(text[:1_000] for text in said if isinstance(text, str))
 
-    def fixed(self) -> tuple[Any, ...]:
-        """What it is where nobody says: its default or its only value; empty where it has none."""
+    def default(self) -> tuple[Any, ...]:
+        """Its default or only value, as a tuple of one; empty if it has none."""
         for part in self.parts:
             for name in ("default", "const"):
                 if name in part:
@@ -105,15 +107,15 @@ class Property:
         return ()
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """The least and the most that a count may be, by the schema, else by what its description says."""
+        """The minimum and the maximum of a count, by the schema, else by the description."""
         least = [math.ceil(bound) for bound in self._bounds("minimum")]
         least += [math.floor(bound) + 1 for bound in self._bounds("exclusiveMinimum")]
         most = [math.floor(bound) for bound in self._bounds("maximum")]
         most += [math.ceil(bound) - 1 for bound in self._bounds("exclusiveMaximum")]
-        if not most and (spoken := SPOKEN_RANGE.search(self.description)):
-            most = [int(spoken[2])] if int(spoken[1]) < int(spoken[2]) else []
-        if not most and (spoken := SPOKEN_MOST.search(self.description)):
-            most = [int(spoken[1])]
+        if not most and (found := RANGE_TEXT.search(self.description)):
+            most = [int(found[2])] if int(found[1]) < int(found[2]) else []
+        if not most and (found := MAXIMUM_TEXT.search(self.description)):
+            most = [int(found[1])]
         return max(least, default=None), min(most, default=None)
 
     def _bounds(self, name: str) -> Iterator[float]:
@@ -135,7 +137,7 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
 
 def required(schema: Mapping[str, Any]) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for part in islice(_parts(schema, schema, all_of_it=True), MAX_PARTS):
+    for part in islice(_parts(schema, schema, required_only=True), MAX_PARTS):
         names = part.get("required")
         found.update(
             dict.fromkeys(name for name in (names if isinstance(names, list) else ()) if isinstance(name, str))
@@ -144,7 +146,7 @@ def required(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def unwrapped(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Tools that take one object take their arguments inside it: its name, and its schema in place of theirs."""
+    """If a tool takes all arguments inside one object: the object's name, and its schema."""
     known = properties(schema)
     if len(known) == 1:
         ((name, only),) = known.items()
@@ -155,26 +157,26 @@ def unwrapped(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
 
 
 def is_closed(schema: Mapping[str, Any]) -> bool:
-    """No other arguments than those that it lists."""
+    """Whether it accepts only the arguments that it lists."""
     return schema.get("additionalProperties") is False
 
 
 def _parts(
-    given: object, root: Mapping[str, Any], *, all_of_it: bool = False, depth: int = 0
+    given: object, root: Mapping[str, Any], *, required_only: bool = False, depth: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """A schema, what it refers to and what it is put together from; with `all_of_it` only what holds in every case."""
+    """A schema and the schemas that it references and combines; with `required_only`, without alternatives."""
     if not isinstance(given, dict) or depth > DEPTH:
         return
     yield given
     if isinstance(reference := given.get("$ref"), str):
-        yield from _parts(_referred(reference, root), root, all_of_it=all_of_it, depth=depth + 1)
-    for name in ("allOf",) if all_of_it else ("allOf", "anyOf", "oneOf"):
+        yield from _parts(_resolve(reference, root), root, required_only=required_only, depth=depth + 1)
+    for name in ("allOf",) if required_only else ("allOf", "anyOf", "oneOf"):
         choices = given.get(name)
         for choice in choices[:MAX_PARTS] if isinstance(choices, list) else ():
-            yield from _parts(choice, root, all_of_it=all_of_it, depth=depth + 1)
+            yield from _parts(choice, root, required_only=required_only, depth=depth + 1)
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
+def _resolve(reference: str, root: Mapping[str, Any]) -> object:
     value: object = root
     for name in reference.removeprefix("#").split("/")[:10]:
         if name:
@@ -189,26 +191,30 @@ QUESTIONS = ranked(
     "query q question searchquery querytext userquery naturallanguagequery searchterm searchterms searchtext"
     " searchstring search keywords keyword objective"
 )
-# A question fits here, but so does what is to be translated, sent or said back: the tool's name must ask.
-PERHAPS = ranked("term terms phrase topic subject pattern prompt text input message instruction instructions")
+# Could be a question, but also text to translate or to send: the tool's name must contain a search verb.
+AMBIGUOUS_QUESTIONS = ranked(
+    "term terms phrase topic subject pattern prompt text input message instruction instructions"
+)
 LIMITS = ranked(
     "limit maxresults topk numresults resultlimit maxitems maxcount count numberofresults resultcount resultscount"
     " maxdocuments maxhits pagesize perpage num max size top take rows k n"
 )
-# Questions of these kinds are written by programmers.
-LANGUAGES = re.compile(r"\b(?:sql|cypher|graphql|sparql|promql|logql|kql|jql|cql|gremlin|regex|xpath)\b", re.IGNORECASE)
+# Arguments that take a query language, not a question.
+QUERY_LANGUAGES = re.compile(
+    r"\b(?:sql|cypher|graphql|sparql|promql|logql|kql|jql|cql|gremlin|regex|xpath)\b", re.IGNORECASE
+)
 
 
 class NoTool(AnabranchError):
-    """It is for the operator to say what is asked, or how."""
+    """No tool can be chosen; the operator must configure one."""
 
     code = "no_tool"
 
 
 class ToolChoice(NamedTuple):
-    """`limit_least` and `limit_most` bound what `limit_argument` may be, where the server says; `defaults` are what the
-    tool requires and nobody gave, by its own schema; `wrapper` is the one object in which it takes all its arguments,
-    where it wants that."""
+    """`limit_least` and `limit_most` are the bounds of `limit_argument`, if the server states them. `defaults` are
+    values from the schema for required arguments that are not configured. `wrapper` is the object that contains all
+    arguments, if the tool has one."""
 
     tool: str
     query_argument: str
@@ -221,58 +227,60 @@ class ToolChoice(NamedTuple):
 
 
 class _Shape:
-    """What a tool takes, beside what the operator gives it."""
+    """The arguments of a tool, and which of them the operator has configured."""
 
     def __init__(self, server: McpServer, tool: Tool) -> None:
         self.wrapper, self.schema = unwrapped(tool.input_schema)
         self.known = properties(self.schema)
-        self.given = _given(server, self.wrapper)
-        self.free = {name: found for name, found in self.known.items() if name not in self.given}
-        self.required = [name for name in required(self.schema) if name not in self.given]
+        self.configured = _configured_arguments(server, self.wrapper)
+        self.free = {name: found for name, found in self.known.items() if name not in self.configured}
+        self.required = [name for name in required(self.schema) if name not in self.configured]
         self.is_closed = is_closed(self.schema)
         prefix = f"{self.wrapper}."
         argument = server.query_argument
-        self.told = argument.removeprefix(prefix) if argument is not None and self.wrapper else argument
+        self.query_argument = argument.removeprefix(prefix) if argument is not None and self.wrapper else argument
 
     @property
     def unlisted(self) -> list[str]:
-        """What the operator gives it and it says nothing of."""
-        says = self.known or self.is_closed
-        return [name for name in self.given if name not in self.known] if says else []
+        """Configured arguments that the tool does not list."""
+        has_list = self.known or self.is_closed
+        return [name for name in self.configured if name not in self.known] if has_list else []
 
 
 class _Candidate:
-    """A tool with the argument that its question would go into, and what else it needs."""
+    """A tool with the argument for the question, and what else it needs."""
 
     def __init__(self, tool: Tool, shape: _Shape, argument: str) -> None:
         self.tool = tool
         self.argument = argument
         self.shape = shape
         free = {name: found for name, found in shape.free.items() if name != argument}
-        self.limit = _named((name for name, found in free.items() if found.takes_count), LIMITS)
+        self.limit = _named((name for name, found in free.items() if found.accepts_count), LIMITS)
         needed = [name for name in shape.required if name not in (argument, self.limit)]
-        self.defaults = {name: free[name].fixed()[0] for name in needed if name in free and free[name].fixed()}
+        self.defaults = {name: free[name].default()[0] for name in needed if name in free and free[name].default()}
         self.missing = [name for name in needed if name not in self.defaults]
         self.refused = shape.unlisted if shape.is_closed else []
         self.bounds = free[self.limit].bounds() if self.limit else (None, None)
 
     @property
-    def worth(self) -> int:
+    def score(self) -> int:
         named = words(self.tool.name)
         said = words((self.tool.description or "")[:300])
-        worth = 3 * is_read_only(self.tool) + 4 * bool(named & ASKING.keys()) + bool(said & ASKING.keys())
-        worth += 3 * (plain(self.argument) in QUESTIONS) - 2 * bool(named & {"list", "get", "suggest", "autocomplete"})
-        return worth - len(self.defaults) - len(self.missing) - len(self.shape.unlisted)
+        score = 3 * is_read_only(self.tool) + 4 * bool(named & SEARCH_VERBS.keys()) + bool(said & SEARCH_VERBS.keys())
+        score += 3 * (normalized(self.argument) in QUESTIONS) - 2 * bool(
+            named & {"list", "get", "suggest", "autocomplete"}
+        )
+        return score - len(self.defaults) - len(self.missing) - len(self.shape.unlisted)
 
     def choice(self, how: str) -> ToolChoice:
         least, most = self.bounds
         wrapper, unlisted = self.shape.wrapper, self.shape.unlisted
-        why = f"{_shown(self.tool.name)}: {how}takes {_shown(self.argument)}"
-        why += f" and {_shown(self.limit)}" if self.limit else ""
-        why += f" in {_shown(wrapper)}" if wrapper else ""
-        why += f"; `arguments` gives {_list(unlisted)}, which it does not list" if unlisted else ""
-        if self.argument in self.shape.given:
-            why += f"; the question goes in place of the {_shown(self.argument)} in `arguments`"
+        why = f"{_short(self.tool.name)}: {how}takes {_short(self.argument)}"
+        why += f" and {_short(self.limit)}" if self.limit else ""
+        why += f" in {_short(wrapper)}" if wrapper else ""
+        why += f"; `arguments` gives {_names(unlisted)}, which it does not list" if unlisted else ""
+        if self.argument in self.shape.configured:
+            why += f"; the question goes in place of the {_short(self.argument)} in `arguments`"
         defaults = MappingProxyType(self.defaults)
         return ToolChoice(self.tool.name, self.argument, self.limit, why, least, most, defaults, wrapper)
 
@@ -281,65 +289,65 @@ def choose(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
     if not tools:
         raise NoTool("The server offers no tools.")
     if server.tool is not None:
-        return _told(server, tools)
+        return _configured_choice(server, tools)
     found = _candidates(server, tools)
     ready = [candidate for candidate in found if not candidate.missing and not candidate.refused]
     best = _best(ready or found)
     if best is None:
-        raise NoTool(_why_none(server, tools))
+        raise NoTool(_no_candidate_message(server, tools))
     if best.refused:
-        raise NoTool(_why_refused(best))
+        raise NoTool(_unknown_arguments_message(best))
     if best.missing:
         raise NoTool(
-            f"The tool {_shown(best.tool.name)} takes a question, but also needs {_list(best.missing)}: give that under"
-            f" `arguments`, or set `tool` to another of: {_offered(tools)}."
+            f"The tool {_short(best.tool.name)} takes a question, but also needs {_names(best.missing)}: set that under"
+            f" `arguments`, or set `tool` to another of: {_available(tools)}."
         )
     return best.choice("read-only, " if is_read_only(best.tool) else "")
 
 
 def arguments(choice: ToolChoice, server: McpServer, text: str, limit: int) -> dict[str, Any]:
-    """What the chosen tool is called with: the operator's own arguments win over our limit."""
+    """The arguments of a call. Configured arguments take precedence over the limit."""
     bounded = limit if choice.limit_most is None else min(limit, choice.limit_most)
     bounded = bounded if choice.limit_least is None else max(bounded, choice.limit_least)
     limited = {} if choice.limit_argument is None else {choice.limit_argument: bounded}
-    built = {**choice.defaults, **limited, **_given(server, choice.wrapper), choice.query_argument: text}
+    built = {**choice.defaults, **limited, **_configured_arguments(server, choice.wrapper), choice.query_argument: text}
     return built if choice.wrapper is None else {choice.wrapper: built}
 
 
-def _given(server: McpServer, wrapper: str | None) -> Mapping[str, Any]:
-    """The operator's arguments, which may, but need not, name the object that they go into."""
+def _configured_arguments(server: McpServer, wrapper: str | None) -> Mapping[str, Any]:
+    """The configured arguments, with or without the wrapper object around them."""
     inside = server.arguments.get(wrapper) if wrapper else None
     return inside if isinstance(inside, Mapping) else server.arguments
 
 
-def _told(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
+def _configured_choice(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
     tool = next((tool for tool in tools if tool.name == server.tool), None)
     if tool is None:
-        raise NoTool(f"The server has no tool {_shown(server.tool or '')!r}. Set `tool` to one of: {_offered(tools)}.")
+        raise NoTool(
+            f"The server has no tool {_short(server.tool or '')!r}. Set `tool` to one of: {_available(tools)}."
+        )
     shape = _Shape(server, tool)
-    argument = shape.told or _question(shape.free) or _only(shape)
-    if argument is None and (taken := _question(shape.known)) is not None:
-        raise NoTool(_why_taken(tool, taken))
+    argument = shape.query_argument or _question_argument(shape.free) or _only_text_argument(shape)
+    if argument is None and (occupied := _question_argument(shape.known)) is not None:
+        raise NoTool(_occupied_message(tool, occupied))
     if argument is None:
         raise NoTool(
-            f"It is not clear which argument of {_shown(tool.name)} takes the question. Set `queryArgument` to one of:"
-            f" {_list(shape.known) or 'what it takes, if anything'}."
+            f"It is not clear which argument of {_short(tool.name)} takes the question. Set `queryArgument` to one of:"
+            f" {_names(shape.known) or 'what it takes, if anything'}."
         )
     candidate = _Candidate(tool, shape, argument)
     if shape.known and argument not in shape.known and (candidate.missing or shape.is_closed):
         raise NoTool(
-            f"The tool {_shown(tool.name)} has no argument {_shown(argument)!r}. Set `queryArgument` to one of:"
-            f" {_list(shape.known)}."
+            f"The tool {_short(tool.name)} has no argument {_short(argument)!r}. Set `queryArgument` to one of:"
+            f" {_names(shape.known)}."
         )
     if candidate.refused:
-        raise NoTool(_why_refused(candidate))
+        raise NoTool(_unknown_arguments_message(candidate))
     if candidate.missing:
         raise NoTool(
-            f"The tool {_shown(tool.name)} also needs {_list(candidate.missing)}: give that under `arguments`."
+            f"The tool {_short(tool.name)} also needs {_names(candidate.missing)}: set that under `arguments`."
         )
-    return candidate.choice(
-        "as configured; this tool may change things; " if changes_state(tool) else "as configured, "
-    )
+    return candidate.choice("as configured; this tool may change state; " if changes_state(tool) else "as configured, ")
 
 
 def _candidates(server: McpServer, tools: Sequence[Tool]) -> list[_Candidate]:
@@ -347,94 +355,104 @@ def _candidates(server: McpServer, tools: Sequence[Tool]) -> list[_Candidate]:
 
 
 def _best(candidates: Sequence[_Candidate]) -> _Candidate | None:
-    return max(candidates, key=lambda candidate: candidate.worth, default=None)
+    return max(candidates, key=lambda candidate: candidate.score, default=None)
 
 
 def _candidate(server: McpServer, tool: Tool) -> _Candidate | None:
-    """None where the tool takes no question, changes something, or can only be asked in ways that we do not have."""
+    """None if the tool takes no question, changes state, or cannot be called directly."""
     if needs_task(tool) or changes_state(tool):
         return None
     shape = _Shape(server, tool)
-    if shape.told is not None:
-        argument = shape.told if shape.told in shape.known else None
+    if shape.query_argument is not None:
+        argument = shape.query_argument if shape.query_argument in shape.known else None
     elif "echo" in words(tool.name):
         argument = None
     else:
-        argument = _question(shape.free)
-        if argument is not None and plain(argument) in PERHAPS and not looks_up(tool):
+        argument = _question_argument(shape.free)
+        if argument is not None and normalized(argument) in AMBIGUOUS_QUESTIONS and not is_search(tool):
             return None
     return None if argument is None else _Candidate(tool, shape, argument)
 
 
-def _why_none(server: McpServer, tools: Sequence[Tool]) -> str:
-    """If what the operator has written fits no tool, then that it does not."""
+def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
+    """Why no tool was chosen; first, whether the configuration fits no tool."""
     named = server.query_argument
-    bare = _best(_candidates(msgspec.structs.replace(server, query_argument=None, arguments={}), tools))
-    risky = [tool.name for tool in tools if (shape := _Shape(server, tool)).told in shape.known and changes_state(tool)]
-    if risky:
+    unconfigured = _best(_candidates(msgspec.structs.replace(server, query_argument=None, arguments={}), tools))
+    state_changing = [
+        tool.name
+        for tool in tools
+        if (shape := _Shape(server, tool)).query_argument in shape.known and changes_state(tool)
+    ]
+    if state_changing:
         return (
-            f"Only {_list(risky)} takes {_shown(named or '')}, and may change things: set `tool` to it if it is to be"
-            " asked all the same."
+            f"Only {_names(state_changing)} takes {_short(named or '')}, and may change state: set `tool` to it to"
+            " use it nevertheless."
         )
-    if named is not None and bare is not None:
-        takes = f"{_shown(bare.tool.name)} takes: {_list(bare.shape.known)}"
-        return f"No tool has an argument {_shown(named)!r}; {takes}. Set `queryArgument` to one of these."
-    if bare is not None and bare.argument in _given(server, bare.shape.wrapper):
-        return _why_taken(bare.tool, bare.argument)
-    also = "" if named is None else f" or has an argument {_shown(named)!r}"
+    if named is not None and unconfigured is not None:
+        takes = f"{_short(unconfigured.tool.name)} takes: {_names(unconfigured.shape.known)}"
+        return f"No tool has an argument {_short(named)!r}; {takes}. Set `queryArgument` to one of these."
+    if unconfigured is not None and unconfigured.argument in _configured_arguments(server, unconfigured.shape.wrapper):
+        return _occupied_message(unconfigured.tool, unconfigured.argument)
+    also = "" if named is None else f" or has an argument {_short(named)!r}"
     return (
-        f"None of its tools clearly takes a question{also}. Set `tool` to one of: {_offered(tools)}; and"
-        " `queryArgument` to where the question goes, and `arguments` to what else it needs; or switch the server off"
+        f"None of its tools clearly takes a question{also}. Set `tool` to one of: {_available(tools)}; and"
+        " `queryArgument` to where the question goes, and `arguments` to what else it needs; or disable the server"
         " with `enabled: false`."
     )
 
 
-def _why_refused(candidate: _Candidate) -> str:
+def _unknown_arguments_message(candidate: _Candidate) -> str:
     return (
-        f"`arguments` gives {_list(candidate.refused)}, which the tool {_shown(candidate.tool.name)} does not take; it"
-        f" takes: {_list(candidate.shape.known) or 'nothing'}."
+        f"`arguments` gives {_names(candidate.refused)}, which the tool {_short(candidate.tool.name)} does not take; it"
+        f" takes: {_names(candidate.shape.known) or 'nothing'}."
     )
 
 
-def _why_taken(tool: Tool, argument: str) -> str:
+def _occupied_message(tool: Tool, argument: str) -> str:
     return (
-        f"`arguments` gives {_shown(argument)}, where the tool {_shown(tool.name)} takes the question: leave it out, or"
+        f"`arguments` gives {_short(argument)}, where the tool {_short(tool.name)} takes the question: leave it out, or"
         " set `queryArgument` to another."
     )
 
 
-def _question(free: Mapping[str, Property]) -> str | None:
-    fit = {name: found for name, found in free.items() if found.takes_words and not LANGUAGES.search(found.description)}
+def _question_argument(free: Mapping[str, Property]) -> str | None:
+    fit = {
+        name: found
+        for name, found in free.items()
+        if found.accepts_text and not QUERY_LANGUAGES.search(found.description)
+    }
     return (
         _named(fit, QUESTIONS)
-        or next((name for name in fit if plain(name).endswith("query")), None)
-        or _named(fit, PERHAPS)
+        or next((name for name in fit if normalized(name).endswith("query")), None)
+        or _named(fit, AMBIGUOUS_QUESTIONS)
     )
 
 
-def _only(shape: _Shape) -> str | None:
-    """The one argument that takes words, or the one of those that is required."""
-    words = [name for name, found in shape.free.items() if found.takes_words]
+def _only_text_argument(shape: _Shape) -> str | None:
+    """The only text argument, or the only required one."""
+    words = [name for name, found in shape.free.items() if found.accepts_text]
     needed = [name for name in words if name in shape.required]
     return next((names[0] for names in (needed, words) if len(names) == 1), None)
 
 
 def _named(known: Iterable[str], ranks: Mapping[str, int]) -> str | None:
-    return min((name for name in known if plain(name) in ranks), key=lambda name: ranks[plain(name)], default=None)
+    return min(
+        (name for name in known if normalized(name) in ranks), key=lambda name: ranks[normalized(name)], default=None
+    )
 
 
-def _shown(name: str) -> str:
-    return line(name, MAX_NAME)
+def _short(name: str) -> str:
+    return one_line(name, MAX_NAME)
 
 
-def _list(names: Iterable[str]) -> str:
-    shown = [_shown(name) for name in names]
+def _names(names: Iterable[str]) -> str:
+    shown = [_short(name) for name in names]
     more = [] if len(shown) <= MAX_NAMES else [f"… ({len(shown) - MAX_NAMES} more)"]
     return ", ".join(shown[:MAX_NAMES] + more)
 
 
-def _offered(tools: Sequence[Tool]) -> str:
-    """What the operator may choose from: where there are tools that change nothing, only these."""
-    return _list(
+def _available(tools: Sequence[Tool]) -> str:
+    """The tools that the operator can configure: only read-only ones, if there are any."""
+    return _names(
         tool.name for tool in [one for one in tools if not changes_state(one) and not needs_task(one)] or tools
     )

@@ -1,4 +1,4 @@
-"""A transport that is listened in on: when something came, when nothing will any more, and what a tool really replied.
+"""Wraps a transport of the SDK: reports received messages and the end, and keeps the raw replies of tools.
 It imports the SDK, so it is loaded late."""
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from mcp_types import (
 from anabranch.domain.errors import UpstreamError
 
 
-class SealedTransport(dict[str, Any]):
-    """To the SDK an empty object. It refuses replies that break the protocol's rules, where much of them could still be
-    read; so what a tool replied goes past it in here."""
+class RawReply(dict[str, Any]):
+    """An empty object to the SDK, which carries a tool's reply past it: the SDK rejects replies that violate the
+    protocol, although much of them is usable."""
 
     def __init__(self, reply: dict[str, Any]) -> None:
         super().__init__()
@@ -33,33 +33,50 @@ class SealedTransport(dict[str, Any]):
 
 
 class TappedTransport:
-    """`heard` is told of everything that is received, `ended` of the end and of why, if the transport knows."""
+    """Calls `on_message` for every received message, and `on_end` at the end, with the reason if it is known."""
 
     def __init__(
         self,
         transport: AbstractAsyncContextManager[TransportStreams],
-        heard: Callable[[], None],
-        ended: Callable[[str], None],
+        on_message: Callable[[], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self._transport = transport
-        self._heard = heard
-        self._ended = ended
+        self._on_message = on_message
+        self._on_end = on_end
 
     async def __aenter__(self) -> TransportStreams:
         read, write = await self._transport.__aenter__()
         calls: set[RequestId] = set()
-        return _Ear(read, calls, self._heard, self._ended), _Mouth(write, calls)
+        return _TappedReader(read, calls, self._on_message, self._on_end), _TappedWriter(write, calls)
 
     async def __aexit__(self, *why: Any) -> bool | None:
         return await self._transport.__aexit__(*why)
 
 
-class _Mouth:
-    """Remembers which requests are calls of a tool, for as long as somebody waits for the reply."""
+class _TappedStream:
+    """A stream of the transport; `calls` are the ids of the tool calls that wait for a reply."""
 
-    def __init__(self, stream: WriteStream[SessionMessage], calls: set[RequestId]) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: ReadStream[SessionMessage | Exception] | WriteStream[SessionMessage], calls: set[RequestId]
+    ) -> None:
+        self._closed_stream = stream
         self._calls = calls
+
+    async def aclose(self) -> None:
+        await self._closed_stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _TappedWriter(_TappedStream):
+    def __init__(self, stream: WriteStream[SessionMessage], calls: set[RequestId]) -> None:
+        super().__init__(stream, calls)
+        self._stream = stream
 
     async def send(self, item: SessionMessage, /) -> None:
         match item.message:
@@ -72,28 +89,19 @@ class _Mouth:
                 pass
         await self._stream.send(item)
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class _Ear:
+class _TappedReader(_TappedStream):
     def __init__(
         self,
         stream: ReadStream[SessionMessage | Exception],
         calls: set[RequestId],
-        heard: Callable[[], None],
-        ended: Callable[[str], None],
+        on_message: Callable[[], None],
+        on_end: Callable[[str], None],
     ) -> None:
+        super().__init__(stream, calls)
         self._stream = stream
-        self._calls = calls
-        self._heard = heard
-        self._ended = ended
+        self._on_message = on_message
+        self._on_end = on_end
 
     @property
     def last_context(self) -> Any:
@@ -103,17 +111,17 @@ class _Ear:
         try:
             item = await self._stream.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._ended("")
+            self._on_end("")
             raise
         if isinstance(item, SessionMessage):
-            if not _is_ours(item):
-                self._heard()
-            self._seal(item)
+            if not _is_local_error(item):
+                self._on_message()
+            self._wrap_reply(item)
         elif isinstance(item, UpstreamError):
-            self._ended(item.message)
+            self._on_end(item.message)
         return item
 
-    def _seal(self, item: SessionMessage) -> None:
+    def _wrap_reply(self, item: SessionMessage) -> None:
         message = item.message
         if not isinstance(message, JSONRPCResponse | JSONRPCError) or message.id is None:
             return
@@ -121,8 +129,8 @@ class _Ear:
         if identifier in self._calls:
             self._calls.discard(identifier)
             if isinstance(message, JSONRPCResponse):
-                sealed = SealedTransport(message.result)
-                message.result = {"content": [], "structuredContent": sealed, "resultType": "complete"}
+                raw = RawReply(message.result)
+                message.result = {"content": [], "structuredContent": raw, "resultType": "complete"}
 
     def __aiter__(self) -> Self:
         return self
@@ -133,17 +141,8 @@ class _Ear:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-def _is_ours(item: SessionMessage) -> bool:
-    """Over HTTP a call that cannot be made is answered on our side."""
+def _is_local_error(item: SessionMessage) -> bool:
+    """Whether our HTTP transport made it, for a request that failed."""
     message = item.message
     return isinstance(message, JSONRPCError) and message.error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)

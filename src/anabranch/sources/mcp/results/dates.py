@@ -1,10 +1,10 @@
-"""When something was written, from whatever form a server gives the date in."""
+"""Parses dates in the formats that servers use."""
 
 import re
 from datetime import UTC, date, datetime, time
 from email.utils import parsedate_to_datetime
 
-LONGEST = 100
+MAX_LENGTH = 100
 EARLIEST = datetime.min.replace(tzinfo=UTC).timestamp()
 LATEST = datetime.max.replace(tzinfo=UTC).timestamp()
 
@@ -12,8 +12,8 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 NUMBER = re.compile(r"-?[0-9]{9,20}(?:\.[0-9]{1,9})?")
 DIGITS = re.compile(r"([0-9]{4})(?:[-/.]?([0-9]{2}))?")
 UNPADDED = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})\b")
-MAIL = re.compile(r"(?:[a-z]{3},\s*)?[0-9]{1,2}\s[a-z]{3}\s[0-9]{4}\s[0-9]{1,2}:[0-9]{2}.*", re.IGNORECASE)
-WRITTEN = re.compile(
+EMAIL = re.compile(r"(?:[a-z]{3},\s*)?[0-9]{1,2}\s[a-z]{3}\s[0-9]{4}\s[0-9]{1,2}:[0-9]{2}.*", re.IGNORECASE)
+IN_WORDS = re.compile(
     r"(?:[a-z]{3,9},?\s)?"
     r"(?:(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?\s(?:of\s)?(?P<month>[a-z]{3,9})[.,]{0,2}\s(?P<year>[0-9]{4})"
     r"|(?P<month2>[a-z]{3,9})\.?\s(?:(?P<day2>[0-9]{1,2})(?:st|nd|rd|th)?,?\s)?(?P<year2>[0-9]{4}))"
@@ -22,20 +22,19 @@ WRITTEN = re.compile(
 )
 
 
-def moment(value: object) -> float | None:
-    """Seconds since 1970, or None where nobody can tell. A date without a time is its midnight, a time without a zone
-    is UTC, a number is a time since 1970 in the unit that its size suggests. Zero, in whichever calendar, is how
-    programs write that they do not know."""
+def parse_date(value: object) -> float | None:
+    """Seconds since 1970, or None if it cannot be parsed. A date without a time means midnight, a time without a zone
+    means UTC, and a number is a time since 1970 in the unit that its size suggests. Zero means unknown."""
     if isinstance(value, str):
-        found = _written(value)
+        found = _from_string(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = _counted(value)
+        found = _from_number(value)
     else:
         return None
     return found if found is not None and EARLIEST < found < LATEST else None
 
 
-def _counted(number: float) -> float | None:
+def _from_number(number: float) -> float | None:
     if number == 0 or not abs(number) < 10**20:
         return None
     whole = int(number)
@@ -51,21 +50,21 @@ def _counted(number: float) -> float | None:
     return number / 10**9
 
 
-def _written(given: str) -> float | None:
-    if len(given) > LONGEST:
+def _from_string(given: str) -> float | None:
+    if len(given) > MAX_LENGTH:
         return None
     text = " ".join(given.split())
     if NUMBER.fullmatch(text):
-        return _counted(float(text) if "." in text else int(text))
+        return _from_number(float(text) if "." in text else int(text))
     if digits := DIGITS.fullmatch(text):
         year, month = digits.groups()
         return _midnight(int(year), int(month or 1))
-    if MAIL.fullmatch(text):
-        return _mailed(text)
-    return _iso(text) if text[:1].isdigit() and text[3:4].isdigit() else _spelled(text)
+    if EMAIL.fullmatch(text):
+        return _from_email(text)
+    return _from_iso(text) if text[:1].isdigit() and text[3:4].isdigit() else _from_words(text)
 
 
-def _iso(text: str) -> float | None:
+def _from_iso(text: str) -> float | None:
     text = text.upper().replace("/", "-")
     text = re.sub(r" ?(?:UTC|GMT)$", "Z", text)
     text = re.sub(r" (?=[+-][0-9]{2})", "", text)
@@ -74,19 +73,19 @@ def _iso(text: str) -> float | None:
     except ValueError:
         unpadded = UNPADDED.match(text)
         return _midnight(*map(int, unpadded.groups())) if unpadded else None
-    return _utc(found)
+    return _timestamp(found)
 
 
-def _mailed(text: str) -> float | None:
+def _from_email(text: str) -> float | None:
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return _utc(found)
+    return _timestamp(found)
 
 
-def _spelled(text: str) -> float | None:
-    found = WRITTEN.fullmatch(text)
+def _from_words(text: str) -> float | None:
+    found = IN_WORDS.fullmatch(text)
     if found is None:
         return None
     month = (found["month"] or found["month2"])[:3].lower()
@@ -104,5 +103,5 @@ def _midnight(year: int, month: int = 1, day: int = 1) -> float | None:
         return None
 
 
-def _utc(found: datetime) -> float:
+def _timestamp(found: datetime) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

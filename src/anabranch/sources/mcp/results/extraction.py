@@ -1,53 +1,100 @@
-"""What an MCP tool replied, as passages."""
+"""The reply of an MCP tool as passages."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 from mcp_types import (
     Annotations,
+    AudioContent,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
+    ImageContent,
     ResourceLink,
     TextContent,
     TextResourceContents,
 )
+from pydantic import ValidationError
 
+from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
-from anabranch.sources.mcp.results.dates import moment
-from anabranch.sources.mcp.results.fields import MAX_TITLE, ResultFields, address, line, of_object, of_text, telling
-from anabranch.sources.mcp.results.locator import MAX_RESULTS, Found, Unreadable, at, in_json, in_text, parsed
-
-__all__ = ["Unreadable", "is_large", "passages"]
+from anabranch.sources.mcp.results.dates import parse_date
+from anabranch.sources.mcp.results.fields import MAX_TITLE, ResultFields, from_object, from_text, has_text, url_or_none
+from anabranch.sources.mcp.results.locator import (
+    MAX_RESULTS,
+    Result,
+    Unreadable,
+    at_path,
+    parse_json,
+    results_in,
+    results_in_text,
+)
+from anabranch.sources.mcp.text import one_line
 
 LARGE = 100_000
+# Threads of their own: searching, embedding and token counting use the default ones.
+READERS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="mcp")
+MAX_BLOCKS = 5_000
+BLOCKS: Mapping[str, type[ContentBlock]] = {
+    "text": TextContent,
+    "image": ImageContent,
+    "audio": AudioContent,
+    "resource_link": ResourceLink,
+    "resource": EmbeddedResource,
+}
+
+
+def tool_result(reply: Mapping[str, Any]) -> CallToolResult:
+    """A tool's reply, decoded block by block: malformed blocks are skipped."""
+    if reply.get("resultType") == "input_required":
+        raise UpstreamError("The server asks for more input, which a search cannot provide.", Trouble.REQUEST)
+    if reply.keys().isdisjoint(("content", "structuredContent", "isError")):
+        raise UpstreamError("The server's reply does not follow the MCP specification.", Trouble.UNUSABLE)
+    content = reply.get("content")
+    blocks = content[:MAX_BLOCKS] if isinstance(content, list) else ()
+    return CallToolResult(
+        content=[block for one in blocks if (block := _content_block(one)) is not None],
+        structured_content=reply.get("structuredContent"),
+        is_error=reply.get("isError") is True,
+    )
+
+
+def _content_block(given: Any) -> ContentBlock | None:
+    if not isinstance(given, dict):
+        return None
+    kind = given.get("type")
+    model = BLOCKS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        return None
+    plain = {name: value for name, value in given.items() if name not in ("annotations", "_meta")}
+    for fields in (given, plain):
+        try:
+            return model.model_validate(fields, by_name=False)
+        except ValidationError:
+            continue
+    return None
 
 
 def passages(result: CallToolResult, server: McpServer) -> tuple[Passage, ...]:
-    """At most MAX_RESULTS, in the server's order. Structured content is what counts; the text beside it says the same
-    again. Images, sound and blobs are passed over."""
-    found: list[Passage] = []
-    for fields in _read(result, server.result_path):
-        if len(found) >= MAX_RESULTS:
-            break
-        if fields is not None:
-            found.append(_passage(fields, server.name))
-    return tuple(found)
+    """At most MAX_RESULTS, in the server's order. If there is structured content, the text repeats it and is
+    ignored. Images, audio and blobs are ignored."""
+    found = (fields for fields in _read(result, server.result_path) if fields is not None)
+    return tuple(_passage(fields, server.name) for fields in islice(found, MAX_RESULTS))
 
 
 def is_large(result: CallToolResult) -> bool:
-    """Whether it may take long to read. Structured content has no length: of a few results it has only a few parts, as
-    long as those are flat."""
+    """Whether it may take long to read, by the length of its text and the number of its structured values."""
     texts = sum(len(block.text) for block in result.content if isinstance(block, TextContent))
     return texts > LARGE or not _is_small(result.structured_content, LARGE // 100)
 
 
 def _is_small(value: object, most: int) -> bool:
-    """Whether it has at most so many parts, all in all."""
+    """Whether it has at most so many values, on all levels together."""
     left, seen = [value], 0
     while left:
         one = left.pop()
@@ -84,69 +131,65 @@ def _read(result: CallToolResult, path: str | None) -> Iterator[ResultFields | N
             yield from _block(block)
 
 
-def _structured(result: CallToolResult) -> list[Found] | None:
-    """None where there is nothing, or only something about the text beside it, such as how much that is. An empty list
-    is an answer: what the text says about it is no result."""
+def _structured(result: CallToolResult) -> list[Result] | None:
+    """None if there is none, or only metadata about the text, such as its length. An empty list means no results: the
+    text is then not searched."""
     value = result.structured_content
     if not value:
         return None
-    found = in_json(value)
-    is_aside = len(found) == 1 and found[0] is value and isinstance(value, dict) and not telling(value)
+    found = results_in(value)
+    is_metadata = len(found) == 1 and found[0] is value and isinstance(value, dict) and not has_text(value)
     texts = [block.text for block in result.content if isinstance(block, TextContent) and block.text.strip()]
-    return None if is_aside and any(parsed(text) is None for text in texts) else found
+    return None if is_metadata and any(parse_json(text) is None for text in texts) else found
 
 
-def _at(path: str, result: CallToolResult) -> list[Found]:
+def _at(path: str, result: CallToolResult) -> list[Result]:
     texts = [block.text for block in result.content if isinstance(block, TextContent)]
     structured = [] if result.structured_content is None else [result.structured_content]
-    for values in (structured, [value for text in texts if (value := parsed(text)) is not None]):
+    for values in (structured, [value for text in texts if (value := parse_json(text)) is not None]):
         found: list[Any] = []
         for value in values:
             try:
-                found.append(at(path, value))
+                found.append(at_path(path, value))
             except LookupError:
                 continue
         if found:
-            return [result for value in found for result in in_json(value)]
+            return [result for value in found for result in results_in(value)]
     raise Unreadable(
-        f"The reply has nothing at resultPath {line(path, 100)!r}: set it to where the results stand in the reply, or"
-        " leave it out to have them found."
+        f"The reply has nothing at resultPath {one_line(path, 100)!r}: set it to the path of the results, or"
+        " remove it to have them located automatically."
     )
 
 
-def _fields(found: Found) -> ResultFields | None:
-    return of_text(found) if isinstance(found, str) else of_object(found)
+def _fields(found: Result) -> ResultFields | None:
+    return from_text(found) if isinstance(found, str) else from_object(found)
 
 
 def _block(block: ContentBlock) -> Iterator[ResultFields | None]:
-    date = _changed(block.annotations)
+    date = _last_modified(block.annotations)
     match block:
         case TextContent():
-            for found in in_text(block.text):
+            for found in results_in_text(block.text):
                 fields = _fields(found)
                 yield fields._replace(date=date) if fields and fields.date is None else fields
         case ResourceLink():
-            said = of_text(block.description or "") or of_text(block.title or block.name) or of_text(block.uri)
-            if said:
-                title = line(block.title or block.name, MAX_TITLE) or said.title
-                yield said._replace(title=title, url=address(block.uri), date=date)
+            fields = from_text(block.description or "") or from_text(block.title or block.name) or from_text(block.uri)
+            if fields:
+                title = one_line(block.title or block.name, MAX_TITLE) or fields.title
+                yield fields._replace(title=title, url=url_or_none(block.uri), date=date)
         case EmbeddedResource(resource=TextResourceContents() as resource):
             name = unquote(resource.uri[-300:].rstrip("/").rpartition("/")[2])
-            said = of_text(resource.text, name if any(map(str.isalpha, name)) else "")
-            yield said._replace(url=address(resource.uri), date=date) if said else None
+            fields = from_text(resource.text, name if any(map(str.isalpha, name)) else "")
+            yield fields._replace(url=url_or_none(resource.uri), date=date) if fields else None
         case _:
             pass
 
 
-def _changed(annotations: Annotations | None) -> float | None:
-    return moment(annotations.last_modified) if annotations else None
+def _last_modified(annotations: Annotations | None) -> float | None:
+    return parse_date(annotations.last_modified) if annotations else None
 
 
-# Of their own: whoever searches, embeds or counts needs the others.
-READERS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="mcp")
-
-
-async def found(answer: CallToolResult, server: McpServer, within_s: float) -> tuple[Passage, ...]:
+async def extract(answer: CallToolResult, server: McpServer, within_s: float) -> tuple[Passage, ...]:
     if not is_large(answer):
         return passages(answer, server)
     async with asyncio.timeout(max(0.0, within_s)):

@@ -1,35 +1,30 @@
-"""What a result is called, says, and where and when it stands, by the names that servers give to such fields."""
+"""The fields of a result (title, text, URL, date, id, score), recognised by the names that servers use for them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from anabranch.sources.mcp.results.dates import moment
+from anabranch.sources.mcp.results.dates import parse_date
+from anabranch.sources.mcp.text import MAX_KEY, normalized, one_line, printable, ranked
 
 MAX_TEXT = 20_000
 MAX_TITLE = 300
 MAX_FIRST_LINE = 80
-MAX_ADDRESS = 2_000
-MAX_IDENTITY = 300
-MAX_KEY = 64
-# How far one result is looked into: keys of an object, parts of a list, levels of both.
+MAX_URL = 2_000
+MAX_ID = 300
+# How much of one result is read: keys of an object, items of a list, levels of nesting.
 MAX_KEYS = 300
 MAX_PARTS = 500
-MAX_ABOUT = 3
+MAX_DESCRIPTIONS = 3
 DEPTH = 4
-
-
-def ranked(names: str) -> dict[str, int]:
-    return {name: rank for rank, name in enumerate(names.split())}
 
 
 TITLES = ranked(
     "title name headline heading subject displayname fullname pagetitle documenttitle doctitle entityname filename"
     " label path key"
 )
-# Whoever has one of these is a result, and no wrapping around results.
+# An object with one of these is a result, not a wrapper around results.
 BODIES = ranked(
     "text pagecontent chunktext chunkcontent content body markdown fulltext plaintext chunk passage snippet excerpt"
     " extract observations bodytext selftext"
@@ -41,7 +36,7 @@ TEXTS = BODIES | {
         " documentation definition quote comment transcript caption html details response output result value"
     ).items()
 }
-ADDRESSES = ranked(
+URLS = ranked(
     "htmlurl weburl webviewlink permalink canonicalurl url link href uri pageurl sourceurl sourceuri documenturl"
     " articleurl fileurl website source"
 )
@@ -52,28 +47,19 @@ DATES = ranked(
     " datepublished pubdate publicationdate publishdate releasedate date datetime createdat created createdtime"
     " datecreated creationdate createddate createddatetime timestamp ts time year"
 )
-IDENTITIES = ranked("documentid docid id uuid identifier guid pageid fileid nodeid entityid chunkid")
+IDS = ranked("documentid docid id uuid identifier guid pageid fileid nodeid entityid chunkid")
 SCORES = ranked("score relevancescore relevance similarity similarityscore certainty confidence")
-# What stands around a result, or beside it and speaks of it.
+# Wrappers of a result, and metadata objects beside it.
 WRAPPERS = ranked(
     "source node fields metadata meta attributes properties document doc item payload entity resource record page data"
     " frontmatter result response"
 )
-# Where an object stands for one value.
+# The keys of the value, in an object that represents one value.
 INNER = ("rendered", "plain_text", "title", "text", "value", "content", "raw", "name", "start", "$date", "seconds")
-# Whoever shows it will make a link of it: nothing that runs.
-ADDRESS = re.compile(
+# Clients show it as a link, so script URLs are excluded.
+URL = re.compile(
     r"(?!(?:javascript|data|vbscript|blob):)(?:[a-z][a-z0-9+.-]{1,30}://|urn:|doi:)[^\s\x00-\x1f<>\"]+", re.IGNORECASE
 )
-
-
-# Ends of lines of every kind are one.
-ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-UNSHOWN: dict[int, str | None] = {
-    **dict.fromkeys((*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))),
-    **{ord(sign): sign for sign in "\t\n"},
-    **dict.fromkeys((0x0B, 0x0C, 0x85, 0x2028, 0x2029), "\n"),
-}
 
 
 class ResultFields(NamedTuple):
@@ -85,63 +71,40 @@ class ResultFields(NamedTuple):
     score: float = 0.0
 
 
-def plain(name: object) -> str:
-    """pageContent, page_content and page-content are one name."""
-    return _plain(name) if isinstance(name, str) and len(name) <= MAX_KEY else ""
+def url_or_none(text: str) -> str | None:
+    text = printable(text[: MAX_URL + 1])
+    return text if len(text) <= MAX_URL and URL.fullmatch(text) else None
 
 
-@lru_cache(maxsize=4_096)
-def _plain(name: str) -> str:
-    """Results have the same names again and again."""
-    return "".join(filter(str.isalnum, name.lower()))
-
-
-def whole(text: str) -> str:
-    """Without halves of characters, and without signs that are for machines or turn what follows around: neither a
-    terminal nor a database should get them from a stranger."""
-    text = text.encode(errors="replace").decode()
-    return (text.translate(UNSHOWN) if ODD.search(text) else text).strip()
-
-
-def line(text: str, limit: int) -> str:
-    shown = " ".join(whole(text[: 8 * limit]).split())
-    return shown if len(shown) <= limit else shown[: limit - 1].rstrip() + "…"
-
-
-def address(text: str) -> str | None:
-    text = whole(text[: MAX_ADDRESS + 1])
-    return text if len(text) <= MAX_ADDRESS and ADDRESS.fullmatch(text) else None
-
-
-def of_text(given: str, title: str = "") -> ResultFields | None:
-    """None where nothing is said. Without a title it is the text's first line."""
-    text = whole(given)
+def from_text(given: str, title: str = "") -> ResultFields | None:
+    """None if the text is empty. The default title is the text's first line."""
+    text = printable(given)
     if not text:
         return None
     if len(text) > MAX_TEXT:
         cut = max(text.rfind(" ", MAX_TEXT - 200, MAX_TEXT), text.rfind("\n", MAX_TEXT - 200, MAX_TEXT))
         text = text[: cut if cut > 0 else MAX_TEXT].rstrip()
     first = text.split("\n", 1)[0]
-    return ResultFields(line(title, MAX_TITLE) or line(first.lstrip("# "), MAX_FIRST_LINE), text)
+    return ResultFields(one_line(title, MAX_TITLE) or one_line(first.lstrip("# "), MAX_FIRST_LINE), text)
 
 
-def of_object(given: Mapping[str, Any]) -> ResultFields | None:
-    given = _found_elsewhere(given)
-    named = _gathered(given)
-    title = next((words for value in _best(named, TITLES) if (words := line(_words(value), MAX_TITLE))), "")
-    found = of_text(_text(named) or _lines(given, title) or title, title)
+def from_object(given: Mapping[str, Any]) -> ResultFields | None:
+    given = _unwrap_aggregated(given)
+    named = _flatten(given)
+    title = next((words for value in _values(named, TITLES) if (words := one_line(_words(value), MAX_TITLE))), "")
+    found = from_text(_text(named) or _lines(given, title) or title, title)
     if found is None:
         return None
     return found._replace(
-        url=next((url for value in _best(named, ADDRESSES) if (url := address(_first(value)))), None),
-        date=next((when for value in _best(named, DATES) if (when := _moment(value)) is not None), None),
-        document_id=next((name for value in _best(named, IDENTITIES) if (name := _identity(value))), None),
-        score=next((score for value in _best(named, SCORES) if (score := _score(value)) is not None), 0.0),
+        url=next((url for value in _values(named, URLS) if (url := url_or_none(_link(value)))), None),
+        date=next((when for value in _values(named, DATES) if (when := _date(value)) is not None), None),
+        document_id=next((name for value in _values(named, IDS) if (name := _id(value))), None),
+        score=next((score for value in _values(named, SCORES) if (score := _score(value)) is not None), 0.0),
     )
 
 
-def _found_elsewhere(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What another aggregator has ranked is what its server found; when it was fetched is no date of its own."""
+def _unwrap_aggregated(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The original result in a result of another aggregator, whose fetch time is not the document's date."""
     result = given.get("server_result")
     content = result.get("content") if isinstance(result, dict) else None
     if isinstance(content, str):
@@ -149,101 +112,103 @@ def _found_elsewhere(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"score": given.get("relevance_score"), **content} if isinstance(content, dict) and content else given
 
 
-def telling(given: Mapping[str, Any], names: Mapping[str, int] = TEXTS) -> bool:
-    """Has it, itself, words under one of these names?"""
-    return any(plain(name) in names and _said(value).strip() for name, value in _some(given))
+def has_text(given: Mapping[str, Any], names: Mapping[str, int] = TEXTS) -> bool:
+    """Whether it has, on its top level, text under one of these names."""
+    return any(normalized(name) in names and _words_of(value).strip() for name, value in _items(given))
 
 
-def _some(given: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _items(given: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     return islice(given.items(), MAX_KEYS)
 
 
-def _gathered(given: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """Its fields and those of what it wraps, by their plain names; the outer ones win."""
+def _flatten(given: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Its fields and those of its wrappers, by normalized name; the outer ones win."""
     named: dict[str, Any] = {}
     wrapped = []
-    for name, value in _some(given):
-        key = plain(name)
+    for name, value in _items(given):
+        key = normalized(name)
         if isinstance(value, dict) and key in WRAPPERS:
             wrapped.append(value)
         elif value is not None and value not in ("", [], {}):
             named.setdefault(key, value)
     if depth < DEPTH:
         for inner in wrapped:
-            for key, value in _gathered(inner, depth + 1).items():
+            for key, value in _flatten(inner, depth + 1).items():
                 named.setdefault(key, value)
     return named
 
 
-def _best(named: Mapping[str, Any], ranks: Mapping[str, int]) -> list[Any]:
+def _values(named: Mapping[str, Any], ranks: Mapping[str, int]) -> list[Any]:
     return [named[name] for name in sorted(named.keys() & ranks.keys(), key=ranks.__getitem__)]
 
 
-def _said(value: object) -> str:
-    """A number says nothing by itself."""
+def _words_of(value: object) -> str:
+    """The text of a value; empty for a number."""
     return "" if isinstance(value, int | float) else _words(value)
 
 
 def _words(value: object, depth: int = 0) -> str:
-    """A string, what an object says instead of one, or the parts of a list, one to a line."""
+    """A string, the string inside an object, or the items of a list, one per line."""
     if isinstance(value, str):
         return value
     if depth > DEPTH or value is None or isinstance(value, bool):
         return ""
     if isinstance(value, int | float):
-        return _figure(value)
+        return _number(value)
     if isinstance(value, dict):
         inner = next((value[name] for name in INNER if value.get(name)), None)
-        # Highlights come as lists by the field that they were found in.
-        parts = [inner] if inner is not None else [part for _, part in _some(value) if isinstance(part, list | str)]
+        # Highlights are lists by field.
+        parts = [inner] if inner is not None else [part for _, part in _items(value) if isinstance(part, list | str)]
     elif isinstance(value, list):
         parts = value[:MAX_PARTS]
     else:
         return ""
-    said, room = [], MAX_TEXT
+    texts, left = [], MAX_TEXT
     for part in parts:
-        if room > 0 and (words := _words(part, depth + 1)).strip():
-            said.append(words)
-            room -= len(words)
-    return "\n".join(said)
+        if left > 0 and (words := _words(part, depth + 1)).strip():
+            texts.append(words)
+            left -= len(words)
+    return "\n".join(texts)
 
 
-def _figure(value: float) -> str:
-    # Python refuses to write out an integer of thousands of digits.
+def _number(value: float) -> str:
+    # Python raises an error for an integer of thousands of digits.
     return str(value) if abs(value) < 10**30 else ""
 
 
 def _text(named: Mapping[str, Any]) -> str:
-    """Its body; where it has none, what is said about it. A thing's kind is found by, so it is to be seen."""
-    body = next((words for value in _best(named, BODIES) if (words := _said(value)).strip()), "")
-    about = (_said(value) for value in _best(named, TEXTS)) if not body else ()
-    said = body or "\n".join(dict.fromkeys(islice((words for words in about if words.strip()), MAX_ABOUT)))
+    """Its body, or its descriptions if it has none. The type of an entity is included, because servers search by it."""
+    body = next((words for value in _values(named, BODIES) if (words := _words_of(value)).strip()), "")
+    descriptions = (_words_of(value) for value in _values(named, TEXTS)) if not body else ()
+    text = body or "\n".join(
+        dict.fromkeys(islice((words for words in descriptions if words.strip()), MAX_DESCRIPTIONS))
+    )
     kind = named.get("entitytype")
-    return f"Type: {line(kind, MAX_KEY)}\n{said}" if said and isinstance(kind, str) else said
+    return f"Type: {one_line(kind, MAX_KEY)}\n{text}" if text and isinstance(kind, str) else text
 
 
 def _lines(given: Mapping[str, Any], title: str) -> str:
-    """Readable lines of its fields, where it has more of them than its title."""
-    lines = list(_listed(given))
+    """Its fields as `name: value` lines, if it has more than its title."""
+    lines = list(_field_lines(given))
     return "\n".join(lines) if len(lines) > 1 or not title else ""
 
 
-def _listed(given: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    for name, value in _some(given):
-        if isinstance(value, dict) and plain(name) in WRAPPERS and depth < DEPTH:
-            yield from _listed(value, depth + 1)
+def _field_lines(given: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    for name, value in _items(given):
+        if isinstance(value, dict) and normalized(name) in WRAPPERS and depth < DEPTH:
+            yield from _field_lines(value, depth + 1)
             continue
         if isinstance(value, bool):
-            said = "yes" if value else "no"
+            text = "yes" if value else "no"
         elif isinstance(value, list):
-            said = ", ".join(filter(None, (_words(part, DEPTH) for part in value[:20])))
+            text = ", ".join(filter(None, (_words(part, DEPTH) for part in value[:20])))
         else:
-            said = _words(value, DEPTH - 1)
-        if said.strip() and isinstance(name, str):
-            yield f"{line(name, MAX_KEY)}: {line(said, 1_000)}"
+            text = _words(value, DEPTH - 1)
+        if text.strip() and isinstance(name, str):
+            yield f"{one_line(name, MAX_KEY)}: {one_line(text, 1_000)}"
 
 
-def _first(value: object) -> str:
+def _link(value: object) -> str:
     if isinstance(value, dict):
         value = next((value[name] for name in ("html", "href", "url", "web", "self") if value.get(name)), "")
     while isinstance(value, list) and value:
@@ -251,17 +216,17 @@ def _first(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _moment(value: object) -> float | None:
+def _date(value: object) -> float | None:
     if isinstance(value, dict):
         value = next((value[name] for name in INNER if value.get(name)), None)
-    return moment(value)
+    return parse_date(value)
 
 
-def _identity(value: object) -> str | None:
+def _id(value: object) -> str | None:
     if not isinstance(value, str | int) or isinstance(value, bool):
         return None
-    name = whole(value) if isinstance(value, str) else _figure(value)
-    return name if 0 < len(name) <= MAX_IDENTITY else None
+    name = printable(value) if isinstance(value, str) else _number(value)
+    return name if 0 < len(name) <= MAX_ID else None
 
 
 def _score(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""Replies that are a piece of a knowledge graph: what ties a thing to others is said of the thing itself."""
+"""Finds the results in a reply: in JSON of unknown structure, at a configured path, in labelled text, in graphs."""
 
 import json
 import re
@@ -7,60 +7,63 @@ from itertools import islice
 from typing import Any
 
 from anabranch.domain.errors import AnabranchError
-from anabranch.sources.mcp.results.fields import ADDRESSES, BODIES, DATES, TEXTS, TITLES, line, plain, ranked, telling
+from anabranch.sources.mcp.results.fields import BODIES, DATES, TEXTS, TITLES, URLS, has_text
+from anabranch.sources.mcp.text import normalized, one_line, ranked
 
-MAX_THINGS = 1_000
-MAX_TIES = 5_000
+MAX_ENTITIES = 1_000
+MAX_RELATIONS = 5_000
 MAX_EACH = 100
 MAX_NAME = 300
 
-FROM = ("from", "source")
-TO = ("to", "target")
-HOW = ("relationtype", "relation", "type", "predicate", "label")
+SUBJECTS = ("from", "source")
+OBJECTS = ("to", "target")
+PREDICATES = ("relationtype", "relation", "type", "predicate", "label")
 
 
-def tied(given: Mapping[str, Any]) -> list[Any] | None:
-    """The things in `{"entities": […], "relations": […]}`, each with its relations as sentences among what is known of
-    it; only the sentences where no things are there. None where it is no such reply."""
-    named = {plain(name): value for name, value in islice(given.items(), MAX_EACH)}
-    things, relations = named.get("entities"), named.get("relations")
-    if not isinstance(things, list) or not isinstance(relations, list):
+def graph_entities(given: Mapping[str, Any]) -> list[Any] | None:
+    """The entities of a knowledge graph, `{"entities": […], "relations": […]}`, each with its relations as sentences
+    among its observations. Only the sentences if there are no entities; None if the reply is not a graph."""
+    named = {normalized(name): value for name, value in islice(given.items(), MAX_EACH)}
+    entities, relations = named.get("entities"), named.get("relations")
+    if not isinstance(entities, list) or not isinstance(relations, list):
         return None
-    ties: dict[str, dict[str, None]] = {}
+    relations_of: dict[str, dict[str, None]] = {}
     sentences: dict[str, None] = {}
-    for relation in relations[:MAX_TIES]:
-        if isinstance(relation, dict) and (read := _read(relation)) is not None:
-            begin, how, end = read
-            sentence = f"{begin} {how} {end}"
+    for relation in relations[:MAX_RELATIONS]:
+        if isinstance(relation, dict) and (parts := _relation(relation)) is not None:
+            subject, predicate, target = parts
+            sentence = f"{subject} {predicate} {target}"
             sentences[sentence] = None
-            for name in (begin, end):
-                if len(of_name := ties.setdefault(name, {})) < MAX_EACH:
-                    of_name[sentence] = None
-    return [_with(thing, ties) for thing in things[:MAX_THINGS]] if things else list(sentences)
+            for name in (subject, target):
+                if len(known := relations_of.setdefault(name, {})) < MAX_EACH:
+                    known[sentence] = None
+    return (
+        [_with_relations(entity, relations_of) for entity in entities[:MAX_ENTITIES]] if entities else list(sentences)
+    )
 
 
-def _read(relation: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    named = {plain(name): value for name, value in islice(relation.items(), MAX_EACH)}
+def _relation(relation: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    named = {normalized(name): value for name, value in islice(relation.items(), MAX_EACH)}
     parts = [
-        next((line(said, MAX_NAME) for name in names if isinstance(said := named.get(name), str)), "")
-        for names in (FROM, HOW, TO)
+        next((one_line(said, MAX_NAME) for name in names if isinstance(said := named.get(name), str)), "")
+        for names in (SUBJECTS, PREDICATES, OBJECTS)
     ]
-    begin, how, end = parts
-    return (begin, how.replace("_", " "), end) if all(parts) else None
+    subject, predicate, target = parts
+    return (subject, predicate.replace("_", " "), target) if all(parts) else None
 
 
-def _with(thing: Any, ties: Mapping[str, Mapping[str, None]]) -> Any:
-    name = thing.get("name") if isinstance(thing, dict) else None
-    known = ties.get(line(name, MAX_NAME)) if isinstance(name, str) else None
+def _with_relations(entity: Any, relations_of: Mapping[str, Mapping[str, None]]) -> Any:
+    name = entity.get("name") if isinstance(entity, dict) else None
+    known = relations_of.get(one_line(name, MAX_NAME)) if isinstance(name, str) else None
     if known is None:
-        return thing
-    observed = thing.get("observations")
+        return entity
+    observed = entity.get("observations")
     before = observed if isinstance(observed, list) else [observed]
-    return {**thing, "observations": [*before, *known]}
+    return {**entity, "observations": [*before, *known]}
 
 
-# A result, before it is read: an object, or a text.
-Found = Mapping[str, Any] | str
+# A result before its fields are read: an object or a text.
+Result = Mapping[str, Any] | str
 
 MAX_RESULTS = 1_000
 MAX_VISITED = 2_000
@@ -76,16 +79,16 @@ LISTS = tuple(
         " value content contents relations"
     )
 )
-# These say that results are in them, whatever else stands beside them.
+# Names that always mean a list of results, whatever other fields there are.
 CERTAIN = LISTS[: LISTS.index("rows")]
-# Beside one of these, a list whose parts say nothing only tells who was asked.
+# Beside one of these fields, a list whose items have no text is not a list of results.
 ANSWERS = ranked("answer")
-LABELS = frozenset([*TEXTS, *ADDRESSES, *DATES])
+LABELS = frozenset([*TEXTS, *URLS, *DATES])
 SEGMENT = re.compile(r"""\.?([^.\[\]]{1,200})|\[(-?[0-9]{1,9}|\*|'[^']{1,200}'|"[^"]{1,200}")\]""")
 LABELLED = re.compile(
     r"[ \t]*(?:[-*•][ \t]+|[0-9]{1,4}[.)][ \t]+)?(?:\*\*)?([A-Za-z][A-Za-z _-]{1,30})(?:\*\*)?:(?:\*\*)?(.*)"
 )
-NOTHING = re.compile(
+NO_RESULTS = re.compile(
     r"(?:sorry,? )?(?:no|0|zero) (?:\w+ ){0,2}?(?:results?|match(?:es)?|documents?|entries|items?|files?|pages?|nodes?"
     r"|hits?|records?|memories|articles?|issues?|repositories)"
     r"(?: (?:was|were))?(?: (?:found|available|returned))?(?: (?:for|matching|in|with|on) .{0,200})?[.!]?",
@@ -97,20 +100,20 @@ class Unreadable(AnabranchError):
     code = "unreadable_reply"
 
 
-def parsed(text: str) -> Any:
-    """The list or object that a text is in JSON: plain, a line to each, or in one fence; None where it is none."""
+def parse_json(text: str) -> Any:
+    """The list or object in a JSON text: plain, as JSON lines, or in one code fence; None if there is none."""
     text = text.strip().removeprefix("\ufeff")
     if text.startswith(("{", "[")):
-        found = _loaded(text)
-        return _lines(text) if found is None else found
+        found = _load(text)
+        return _load_lines(text) if found is None else found
     start, end = text.find("```", 0, MAX_PROSE), text.rfind("```")
     if 0 <= start < end and start + len(text) - end <= MAX_PROSE:
         name, _, fenced = text[start + 3 : end].partition("\n")
-        return _loaded(fenced) if plain(name.strip()) in ("", "json") else None
+        return _load(fenced) if normalized(name.strip()) in ("", "json") else None
     return None
 
 
-def _loaded(text: str) -> Any:
+def _load(text: str) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -118,65 +121,65 @@ def _loaded(text: str) -> Any:
     return found if isinstance(found, list | dict) else None
 
 
-def _lines(text: str) -> list[Any] | None:
+def _load_lines(text: str) -> list[Any] | None:
     found: list[Any] = []
     for row in text.split("\n"):
         if row.strip() and len(found) < MAX_RESULTS:
-            value = _loaded(row)
+            value = _load(row)
             if not isinstance(value, dict):
                 return None
             found.append(value)
     return found if len(found) > 1 else None
 
 
-def in_text(text: str) -> list[Found]:
-    value = parsed(text)
+def results_in_text(text: str) -> list[Result]:
+    value = parse_json(text)
     if value is not None:
-        return in_json(value)
-    if NOTHING.fullmatch(text.strip()):
+        return results_in(value)
+    if NO_RESULTS.fullmatch(text.strip()):
         return []
     return _labelled(text) or ([text] if text.strip() else [])
 
 
-def in_json(value: Any) -> list[Found]:
-    """The results in a list or an object; an object around no list is one itself."""
+def results_in(value: Any) -> list[Result]:
+    """The results in a list or an object. An object that contains no list of results is one result."""
     for _ in range(DEPTH):
-        if not isinstance(value, dict) or len(value) != 1 or plain(next(iter(value))) in TITLES:
+        if not isinstance(value, dict) or len(value) != 1 or normalized(next(iter(value))) in TITLES:
             break
         inner = next(iter(value.values()))
         if not isinstance(inner, dict | list | str):
             break
         value = inner
     if isinstance(value, str):
-        return in_text(value)
+        return results_in_text(value)
     if isinstance(value, list):
-        return _each(value)
+        return _results(value)
     if not isinstance(value, dict) or not value:
         return []
-    inside = tied(value)
-    if inside is None:
-        inside = _inside(value)
-    return [value] if inside is None else _each(inside)
+    items = graph_entities(value)
+    if items is None:
+        items = _list_in(value)
+    return [value] if items is None else _results(items)
 
 
-def _each(values: list[Any], depth: int = 0) -> list[Found]:
-    found: list[Found] = []
+def _results(values: list[Any], depth: int = 0) -> list[Result]:
+    found: list[Result] = []
     for value in values:
         if len(found) >= MAX_RESULTS:
             break
         if isinstance(value, dict) and value:
             found.append(value)
         elif isinstance(value, str) and value.strip():
-            inner = parsed(value)
+            inner = parse_json(value)
             found.append(inner if isinstance(inner, dict) and inner else value)
         elif isinstance(value, list) and depth < DEPTH:
-            found.extend(_each(value, depth + 1))
+            found.extend(_results(value, depth + 1))
     return found[:MAX_RESULTS]
 
 
-def _inside(outer: Mapping[str, Any]) -> list[Any] | None:
-    """The list of results in an object: the shallowest of a known name, else the longest. An empty one where only empty
-    ones have such names; None where the object is a result itself."""
+def _list_in(outer: Mapping[str, Any]) -> list[Any] | None:
+    """The list of results in an object: the shallowest with a known name, else the longest. Empty if all lists with
+    known names are empty; None if the object is a result itself."""
     empty: list[Any] | None = None
     others: list[list[Any]] = []
     level, visited = [outer], 0
@@ -184,19 +187,19 @@ def _inside(outer: Mapping[str, Any]) -> list[Any] | None:
         deeper: list[Mapping[str, Any]] = []
         for holder in level:
             is_result = _is_result(holder)
-            is_answer = telling(holder, ANSWERS)
-            named = {plain(name): _opened(value) for name, value in islice(holder.items(), MAX_VISITED)}
+            is_answer = has_text(holder, ANSWERS)
+            named = {normalized(name): _parsed_value(value) for name, value in islice(holder.items(), MAX_VISITED)}
             for name in CERTAIN if is_result else LISTS:
                 if isinstance(value := named.get(name), list):
-                    if is_answer and name not in CERTAIN and not _tells(value):
+                    if is_answer and name not in CERTAIN and not _any_has_text(value):
                         continue
-                    if _usable(value):
+                    if _has_values(value):
                         return value
                     empty = value
             if not is_result:
                 deeper += (value for value in named.values() if isinstance(value, dict))
-                if not telling(holder) and not telling(holder, TITLES):
-                    others += (value for value in named.values() if isinstance(value, list) and _usable(value))
+                if not has_text(holder) and not has_text(holder, TITLES):
+                    others += (value for value in named.values() if isinstance(value, list) and _has_values(value))
             visited += len(named)
             if visited > MAX_VISITED:
                 break
@@ -206,31 +209,31 @@ def _inside(outer: Mapping[str, Any]) -> list[Any] | None:
 
 def _is_result(given: Mapping[str, Any]) -> bool:
     is_body = any(
-        plain(name) in BODIES and (isinstance(value, str) or plain(name) == "observations") and value
+        normalized(name) in BODIES and (isinstance(value, str) or normalized(name) == "observations") and value
         for name, value in islice(given.items(), MAX_VISITED)
     )
-    return is_body or (telling(given, TITLES) and telling(given))
+    return is_body or (has_text(given, TITLES) and has_text(given))
 
 
-def _opened(value: Any) -> Any:
-    return parsed(value) if isinstance(value, str) else value
+def _parsed_value(value: Any) -> Any:
+    return parse_json(value) if isinstance(value, str) else value
 
 
-def _tells(values: list[Any]) -> bool:
-    return any(isinstance(value, dict) and telling(value) for value in values[:MAX_RESULTS])
+def _any_has_text(values: list[Any]) -> bool:
+    return any(isinstance(value, dict) and has_text(value) for value in values[:MAX_RESULTS])
 
 
-def _usable(values: list[Any]) -> bool:
+def _has_values(values: list[Any]) -> bool:
     return any(isinstance(value, dict | list | str) and value for value in values[:MAX_RESULTS])
 
 
-def at(path: str, value: Any) -> Any:
-    """What stands at a path such as `data.items`, `results[0].hits` or `$.x`; a name after a list is taken of each of
-    its objects. Raises LookupError where the path leads nowhere."""
+def at_path(path: str, value: Any) -> Any:
+    """The value at a path such as `data.items`, `results[0].hits` or `$.x`. A name after a list applies to each of its
+    objects. Raises LookupError if there is no such value."""
     segments = _segments(path)
     for name, index in segments:
         if isinstance(value, str):
-            value = parsed(value)
+            value = parse_json(value)
         if isinstance(value, list) and name is not None:
             value = [part[name] for part in value if isinstance(part, dict) and name in part]
             if not value:
@@ -262,14 +265,14 @@ def _segments(path: str) -> Sequence[tuple[str | None, int | None]]:
     return segments
 
 
-def _labelled(text: str) -> list[Found]:
-    """Results that a server writes out for people: "Title: …", "URL: …", "Text: …", again and again. Only a text that
-    is all of that form is taken apart."""
+def _labelled(text: str) -> list[Result]:
+    """Results in text for people: "Title: …", "URL: …", "Text: …", repeatedly. A text that has any other form is not
+    split."""
     found: list[dict[str, list[str]]] = []
     before, last = 0, ""
     for row in text.split("\n"):
         label = LABELLED.fullmatch(row)
-        name = plain(label[1]) if label else ""
+        name = normalized(label[1]) if label else ""
         begins = name in ("title", "name") and (not found or len(found[-1]) > 1)
         if begins and len(found) >= MAX_RESULTS:
             break

@@ -45,7 +45,7 @@ async def said(tools: Client, tool: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_aggregate_is_spoken_of_only_where_it_is_offered(tmp_path: Path, mode: str) -> None:
+async def test_instructions_mention_aggregate_only_if_it_is_available(tmp_path: Path, mode: str) -> None:
     off = Aggregation(enabled=False)
     cases: list[tuple[tuple[McpServer, ...], Aggregation, bool]] = [
         ((stub("rivers"),), Aggregation(), True),
@@ -66,7 +66,7 @@ async def test_aggregate_is_spoken_of_only_where_it_is_offered(tmp_path: Path, m
                 assert "aggregate" in (tools.instructions or "")
 
 
-async def test_servers_and_sources_are_named_where_they_can_be_used(tmp_path: Path) -> None:
+async def test_tool_descriptions_name_servers_and_sources(tmp_path: Path) -> None:
     memory = stub("memory", description="  people\nand policies ")
     long = stub("long", description="x" * 500)
     wiki = Endpoint(slug="wiki", url="http://127.0.0.1:1", operator=True)
@@ -84,19 +84,17 @@ async def test_servers_and_sources_are_named_where_they_can_be_used(tmp_path: Pa
         " finds nothing."
     )
     assert unknown == "not_found: There is no source 'nope'; there are: memory, files, long, wiki."
-    assert nowhere == (
-        "There are no documents here yet that you may see. Name one of: memory, files, long, wiki in `sources`."
-    )
+    assert nowhere == ("There are no documents that you can read. Name one of: memory, files, long, wiki in `sources`.")
 
 
-async def test_without_anything_to_ask_it_is_said_how_to_begin(tmp_path: Path) -> None:
+async def test_empty_server_explains_how_to_ingest(tmp_path: Path) -> None:
     async with opened(tmp_path) as anabranch, client(anabranch) as tools:
         assert "anabranch ingest" in await said(tools, "ask", question="Who?")
         unknown = await said(tools, "ask", question="Who?", sources=["nope"])
-    assert unknown == "not_found: There is no source 'nope'; nor is there any other."
+    assert unknown == "not_found: There is no source 'nope'; there are no others."
 
 
-async def test_who_found_something_and_who_nothing(tmp_path: Path) -> None:
+async def test_aggregate_text_names_servers_with_and_without_results(tmp_path: Path) -> None:
     servers = (stub("rivers"), stub("empty-a"), stub("empty-b"), stub("failing"))
     async with opened(tmp_path, *servers) as anabranch, client(anabranch) as tools:
         every = (await said(tools, "aggregate", query_text="river")).split("\n")
@@ -113,13 +111,13 @@ async def test_who_found_something_and_who_nothing(tmp_path: Path) -> None:
     assert "\nfailing did not answer" in both
 
 
-async def test_what_repeats_and_what_is_cut_is_counted(tmp_path: Path) -> None:
+async def test_aggregate_text_counts_duplicates_and_omitted_results(tmp_path: Path) -> None:
     async with opened(tmp_path, stub("rivers"), stub("lakes")) as anabranch, client(anabranch) as tools:
         repeated = await said(tools, "aggregate", query_text="river")
     assert repeated.startswith("2 results (and 2 that repeat others) from ")
 
 
-async def test_an_errors_text_has_what_its_sentence_does_not_say(
+async def test_error_text_includes_details_missing_from_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*_: object) -> None:
@@ -139,7 +137,7 @@ async def test_an_errors_text_has_what_its_sentence_does_not_say(
     assert block.text.endswith(f"under the correlation id {result.structured_content['correlation_id']}.")
 
 
-def test_descriptions_are_single_lines_and_fit_their_place() -> None:
+def test_schema_descriptions_are_single_lines() -> None:
     schemas = {kind: output_schema(kind) for kind in (AggregatedResponse, SearchResponse, AskResponse)}
 
     def lines(part: Any) -> list[str]:

@@ -58,7 +58,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         await outbound.close()
 
 
-async def test_passages_say_where_they_come_from(make: Make) -> None:
+async def test_space_source_passages_carry_title_score_and_document_id(make: Make) -> None:
     reply = await make("docs").search(QUERY, context())
     assert (reply.path, reply.status, reply.error) == ("alice/docs", Status.SUCCESS, None)
     assert 0 < len(reply.passages) <= QUERY.limit
@@ -69,13 +69,13 @@ async def test_passages_say_where_they_come_from(make: Make) -> None:
         assert 0 <= passage.score <= 1
 
 
-async def test_a_failure_is_data(make: Make) -> None:
+async def test_space_source_failures_become_error_replies(make: Make) -> None:
     reply = await make("broken").search(QUERY, context())
     assert (reply.path, reply.status, reply.passages) == ("alice/broken", Status.ERROR, ())
     assert reply.error
 
 
-async def test_it_can_be_cancelled(make: Make) -> None:
+async def test_a_source_search_can_be_cancelled(make: Make) -> None:
     asking = asyncio.create_task(make("hang").search(QUERY, context()))
     await asyncio.sleep(0)
     asking.cancel()
@@ -83,7 +83,7 @@ async def test_it_can_be_cancelled(make: Make) -> None:
         await asking
 
 
-async def test_it_can_be_asked_many_times_at_once(make: Make) -> None:
+async def test_a_source_answers_concurrent_searches(make: Make) -> None:
     source = make("docs")
     replies = await asyncio.gather(*(source.search(QUERY, context()) for _ in range(20)))
     assert all(reply.passages == replies[0].passages for reply in replies)

@@ -1,4 +1,4 @@
-"""Both parsers of server-sent events, against the rules and against each other."""
+"""The Python and the JavaScript SSE parser: against the standard, and against each other."""
 
 import asyncio
 import base64
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client.sse import Frame, FrameParser
 from anabranch.domain.errors import UpstreamError
+from anabranch.network.sse import Frame, FrameParser
 from support.node_process import Node, Refused
 
 MARK = b"\xef\xbb\xbf"
-# Streams, and what they are, as the standard has it.
+# Streams, and their events according to the standard.
 KNOWN: list[tuple[bytes, list[tuple[str, str, str | None]]]] = [
     (b"data: a\n\n", [("message", "a", None)]),
     (b"data:a\r\n\r\n", [("message", "a", None)]),
@@ -48,7 +48,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 
 
 def parsed(pieces: list[bytes]) -> tuple[list[tuple[str, str, str | None]], int | None]:
-    parser = FrameParser()
+    parser = FrameParser(1_000_000)
     frames = [frame for piece in pieces for frame in parser.feed(piece)]
     return [(frame.event, frame.data, frame.id) for frame in frames], parser.retry_ms
 
@@ -60,19 +60,19 @@ def node() -> Iterator[Node]:
 
 
 @pytest.mark.parametrize(("stream", "frames"), KNOWN)
-def test_a_stream_is_read_as_the_standard_has_it(stream: bytes, frames: list[tuple[str, str, str | None]]) -> None:
+def test_sse_is_parsed_according_to_the_standard(stream: bytes, frames: list[tuple[str, str, str | None]]) -> None:
     assert parsed([stream])[0] == frames
     assert parsed([stream[place : place + 1] for place in range(len(stream))])[0] == frames
 
 
 @given(streams())
 @settings(max_examples=150)
-def test_the_pieces_do_not_matter(stream: tuple[bytes, list[bytes]]) -> None:
+def test_sse_parsing_does_not_depend_on_chunk_boundaries(stream: tuple[bytes, list[bytes]]) -> None:
     whole, pieces = stream
     assert parsed(pieces) == parsed([whole])
 
 
-async def test_both_parsers_read_the_same(node: Node) -> None:
+async def test_python_and_javascript_sse_parsers_agree(node: Node) -> None:
     """Hypothesis makes the cases, and all of them go to Node in one call."""
     cases = [([stream], frames) for stream, frames in KNOWN]
     pieces = [([stream[place : place + 1] for place in range(len(stream))], frames) for stream, frames in KNOWN]
@@ -95,8 +95,8 @@ async def test_both_parsers_read_the_same(node: Node) -> None:
 
 
 @pytest.mark.parametrize("piece", ["x" * 100, "data: " + "x" * 94 + "\n", ":" * 100])
-async def test_an_event_has_a_bound(node: Node, piece: str) -> None:
-    """In one line or in many: what does not end is not kept."""
+async def test_an_sse_event_over_the_size_limit_is_an_error(node: Node, piece: str) -> None:
+    """The limit holds for one long line and for many short ones."""
     parser = FrameParser(max_event_bytes=1000)
     for _ in range(10):
         assert parser.feed(piece.encode()) == []
@@ -106,7 +106,7 @@ async def test_an_event_has_a_bound(node: Node, piece: str) -> None:
         await node.run("tooLong", piece=piece, count=11)
 
 
-def test_events_that_end_may_go_on_for_ever() -> None:
+def test_the_size_limit_counts_each_sse_event_alone() -> None:
     parser = FrameParser(max_event_bytes=1000)
     for _ in range(50):
         assert parser.feed(b":" * 100 + b"\n") == []

@@ -8,10 +8,10 @@ import sys
 
 import aiohttp
 
-from anabranch.testing.sample_texts import documents
+from anabranch.testing.source import documents
 
 
-async def test_it_says_where_it_listens_and_stops_when_told() -> None:
+async def test_testing_space_process_prints_its_url_and_stops_on_signal() -> None:
     command = (sys.executable, "-m", "anabranch.testing", "--documents", "3", "--document-bytes", "100")
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -29,7 +29,7 @@ async def test_it_says_where_it_listens_and_stops_when_told() -> None:
     assert await process.wait() == 0
 
 
-def test_its_documents_are_always_the_same_and_all_different() -> None:
+def test_sample_documents_are_reproducible_and_distinct() -> None:
     shelf = documents("source-1", count=20, size_bytes=2048)
     assert shelf == documents("source-1", count=20, size_bytes=2048)
     other = documents("source-2", count=20, size_bytes=2048)

@@ -123,7 +123,7 @@ async def test_every_client_ends_with_the_state_of_the_replay(started: Server, n
         assert all(known[event["sequence"]] == event for event in said["heard"])
 
 
-async def test_a_cancelled_step_and_its_next_one(started: Server, node: Node) -> None:
+async def test_clients_follow_a_cancelled_step_and_the_next_one(started: Server, node: Node) -> None:
     async with (
         asyncio.timeout(30),
         CuttingProxy(started.url) as proxy,
@@ -155,7 +155,7 @@ def secret(folder: Path, user: str) -> str:
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_key_is_carried_by_every_client(serve: Serve, node: Node, tmp_path: Path) -> None:
+async def test_every_client_sends_its_api_key(serve: Serve, node: Node, tmp_path: Path) -> None:
     """Over WebSocket, too; and what belongs to another is not there."""
     alice, bob = secret(tmp_path / "data", "alice"), secret(tmp_path / "data", "bob")
     async with asyncio.timeout(30), serve(auth="api_key") as server, CuttingProxy(server.url) as proxy:
@@ -173,14 +173,14 @@ async def test_a_key_is_carried_by_every_client(serve: Serve, node: Node, tmp_pa
                 with pytest.raises(Refused) as caught:
                     await node.run("step", **follow, key=bob)
                 assert (caught.value.status, caught.value.code) == (404, "not_found")
-                # Whoever has it all already is told that there is nothing more.
+                # A client that has every event gets 204.
                 after = heard[-1].sequence
                 assert [event async for event in planner.follow("s/1", "p 1", after=after, transport=transport)] == []
                 assert (await node.run("step", **follow, key=alice, after=after))["heard"] == []
         assert (await node.run("eventSource", url=proxy.url + STREAM, key=alice))["heard"] == events
 
 
-async def test_a_resumable_answer_survives_cuts(started: Server, node: Node, space: Space) -> None:
+async def test_a_resumable_answer_survives_lost_connections(started: Server, node: Node, space: Space) -> None:
     question = {
         "prompt": "Why?",
         "user_id": "ada",

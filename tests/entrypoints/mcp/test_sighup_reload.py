@@ -48,7 +48,7 @@ class Heard:
                 await asyncio.sleep(0)
 
 
-async def test_each_signal_is_heard(quiet: None) -> None:
+async def test_each_sighup_calls_the_handler(quiet: None) -> None:
     heard, before = Heard(), signal.getsignal(HUP)
     async with on_hangup(heard):
         for times in (1, 2):
@@ -57,7 +57,7 @@ async def test_each_signal_is_heard(quiet: None) -> None:
     assert signal.getsignal(HUP) is before
 
 
-async def test_those_that_come_meanwhile_are_heard_once_more(quiet: None) -> None:
+async def test_sighups_during_a_reload_cause_one_more_reload(quiet: None) -> None:
     heard = Heard()
     heard.may_end.clear()
     async with on_hangup(heard):
@@ -71,7 +71,7 @@ async def test_those_that_come_meanwhile_are_heard_once_more(quiet: None) -> Non
     assert heard.times == 2
 
 
-async def test_one_that_came_before_is_heard_then_and_one_after_is_held(quiet: None) -> None:
+async def test_sighup_before_start_is_handled_and_after_stop_is_held(quiet: None) -> None:
     async def sent() -> None:
         # To this thread: others, of earlier tests, do not hold it.
         signal.pthread_kill(threading.get_ident(), HUP)
@@ -90,7 +90,7 @@ async def test_one_that_came_before_is_heard_then_and_one_after_is_held(quiet: N
     assert heard.times == 1
 
 
-async def test_the_outer_of_two_hears_again_after_the_inner(quiet: None) -> None:
+async def test_nested_sighup_handlers_are_restored(quiet: None) -> None:
     outer, inner = Heard(), Heard()
     async with on_hangup(outer):
         async with on_hangup(inner):
@@ -101,7 +101,7 @@ async def test_the_outer_of_two_hears_again_after_the_inner(quiet: None) -> None
     assert (outer.times, inner.times) == (1, 1)
 
 
-def test_outside_the_main_thread_nothing_is_touched(quiet: None) -> None:
+def test_sighup_handler_is_not_installed_outside_the_main_thread(quiet: None) -> None:
     before, found = signal.getsignal(HUP), []
 
     async def listen() -> None:
@@ -122,7 +122,7 @@ def lines(program: Program, event: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_server_reads_its_file_again(tmp_path: Path, workers: int) -> None:
+async def test_sighup_reloads_the_configuration_of_a_server(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "anabranch.yaml"
     file.write_text("mcpServers: {first: {command: x, enabled: false}}", encoding="utf-8")
     fixed = ("--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
@@ -176,7 +176,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_server_ends_with_its_terminal(tmp_path: Path, workers: int) -> None:
+async def test_a_server_ends_when_its_terminal_closes(tmp_path: Path, workers: int) -> None:
     async with in_a_terminal(tmp_path, workers) as (terminal, process):
         text = b""
         while text.count(READY.encode()) < workers:

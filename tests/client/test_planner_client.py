@@ -87,7 +87,7 @@ def node() -> Iterator[Node]:
 
 @pytest.mark.parametrize("client", ALL)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_event_once_whatever_happens(node: Node, client: str, fault: str) -> None:
+async def test_planner_client_gets_every_event_once_despite_faults(node: Node, client: str, fault: str) -> None:
     events = step()
     async with Scripted(events, FAULTS[fault]) as server:
         heard, state = await heard_by(client, node, server.url)
@@ -98,7 +98,7 @@ async def test_every_event_once_whatever_happens(node: Node, client: str, fault:
 
 @pytest.mark.parametrize("client", ALL)
 @pytest.mark.parametrize("fault", RESETS)
-async def test_after_a_reset_everything_begins_again(node: Node, client: str, fault: str) -> None:
+async def test_planner_client_starts_over_after_a_reset(node: Node, client: str, fault: str) -> None:
     async with Scripted(step(), RESETS[fault]) as server:
         heard, state = await heard_by(client, node, server.url)
         events = server.events
@@ -110,7 +110,7 @@ async def test_after_a_reset_everything_begins_again(node: Node, client: str, fa
 
 
 @pytest.mark.parametrize("client", ALL)
-async def test_a_client_comes_back_with_the_cursor_of_what_it_has(node: Node, client: str) -> None:
+async def test_planner_client_reconnects_with_its_cursor(node: Node, client: str) -> None:
     async with Scripted(step(), [Act(frames=2), Act(status=503), Act(frames=3)]) as server:
         await heard_by(client, node, server.url, key="k-1")
         cursors = server.cursors
@@ -120,7 +120,7 @@ async def test_a_client_comes_back_with_the_cursor_of_what_it_has(node: Node, cl
 
 
 @pytest.mark.parametrize("client", OURS)
-async def test_silence_is_a_cut(node: Node, client: str) -> None:
+async def test_missing_heartbeats_count_as_a_lost_connection(node: Node, client: str) -> None:
     events = step()
     async with Scripted(events, [Act(frames=2, hang=True), Act(frames=0, hang=True)]) as server:
         heard, _ = await heard_by(client, node, server.url, heartbeat=0.04)
@@ -129,15 +129,15 @@ async def test_silence_is_a_cut(node: Node, client: str) -> None:
 
 
 @pytest.mark.parametrize("client", OURS)
-async def test_a_client_may_begin_in_the_middle_or_at_the_end(node: Node, client: str) -> None:
+async def test_planner_client_can_start_after_any_cursor(node: Node, client: str) -> None:
     events = step()
     async with Scripted(events) as server:
         assert (await heard_by(client, node, server.url, after=7))[0] == events[7:]
         assert (await heard_by(client, node, server.url, after=12))[0] == []
 
 
-async def test_an_event_source_stops_by_itself(node: Node) -> None:
-    """It comes back after the end, with the last id, and is told 204."""
+async def test_an_event_source_stops_at_204(node: Node) -> None:
+    """It reconnects after the end with the last id, and gets 204."""
     async with Scripted(step(), [Act(frames=2)]) as server:
         said = await node.run("eventSource", url=f"{server.url}/planner/sessions/s/steps/p/stream")
         assert server.cursors == [0, 5, 12]
@@ -146,7 +146,7 @@ async def test_an_event_source_stops_by_itself(node: Node) -> None:
 
 @pytest.mark.parametrize("client", OURS)
 @pytest.mark.parametrize("status", [401, 404, 409, 422])
-async def test_a_refusal_is_raised_at_once(node: Node, client: str, status: int) -> None:
+async def test_planner_client_raises_errors_that_no_retry_can_help(node: Node, client: str, status: int) -> None:
     async with Scripted(step(), [Act(status=status)] * 4) as server:
         with pytest.raises((AnabranchError, Refused)) as caught:
             await heard_by(client, node, server.url, key="secret-key")
@@ -162,7 +162,7 @@ async def test_a_refusal_is_raised_at_once(node: Node, client: str, status: int)
 
 
 @pytest.mark.parametrize("client", OURS)
-async def test_patience_ends(node: Node, client: str) -> None:
+async def test_planner_client_gives_up_after_its_patience(node: Node, client: str) -> None:
     async with Scripted(step(), [Act(status=503)] * 100) as server:
         with pytest.raises((StreamUnavailable, Refused), match="too long"):
             await heard_by(client, node, server.url, patience=0.2)
@@ -170,14 +170,14 @@ async def test_patience_ends(node: Node, client: str) -> None:
 
 
 @pytest.mark.parametrize("client", OURS)
-async def test_a_server_that_wants_to_be_left_alone_for_longer_than_that_is(node: Node, client: str) -> None:
+async def test_planner_client_gives_up_if_retry_after_exceeds_its_patience(node: Node, client: str) -> None:
     async with Scripted(step(), [Act(status=503, retry_after="60")] * 3) as server:
         with pytest.raises((StreamUnavailable, Refused), match="too long"):
             await heard_by(client, node, server.url)
         assert len(server.asked) == 1
 
 
-async def test_nobody_comes_back_before_the_server_wants_it(node: Node) -> None:
+async def test_planner_client_honours_retry_after(node: Node) -> None:
     async def waited_s(client: str) -> float:
         async with Scripted(step(), [Act(status=503, retry_after="1")]) as server:
             await heard_by(client, node, server.url)
@@ -188,7 +188,7 @@ async def test_nobody_comes_back_before_the_server_wants_it(node: Node) -> None:
 
 
 @pytest.mark.parametrize("client", OURS)
-async def test_the_stream_goes_on_in_the_next_step(node: Node, client: str) -> None:
+async def test_planner_stream_continues_with_the_next_step(node: Node, client: str) -> None:
     first, second = step(6), step(6)
     first[-1] = event(6, "plan_step_completed", status="partial_failure", next_step_id="q")
     second = [{**said, "plan_step_id": "q", "sequence": 6 + said["sequence"]} for said in second]
@@ -201,21 +201,21 @@ async def test_the_stream_goes_on_in_the_next_step(node: Node, client: str) -> N
 
 @pytest.mark.parametrize("client", OURS)
 @pytest.mark.parametrize("status", ["blocked", "cancelled", "worker_lost"])
-async def test_a_step_that_was_stopped_has_no_next(node: Node, client: str, status: str) -> None:
+async def test_a_cancelled_or_blocked_step_has_no_next_step(node: Node, client: str, status: str) -> None:
     events = [*step(3)[:2], event(3, "plan_step_completed", status=status, next_step_id="q")]
     async with Scripted(events, [Act(hang=True)]) as server:
         assert (await heard_by(client, node, server.url))[0] == events
 
 
 @pytest.mark.parametrize("client", ["python-sse", "js-sse"])
-async def test_a_next_step_that_never_came_is_the_end(node: Node, client: str) -> None:
+async def test_planner_stream_ends_if_the_next_step_never_starts(node: Node, client: str) -> None:
     """The step was forgotten while its next one was waited for."""
     events = [*step(3)[:2], event(3, "plan_step_completed", status="success", next_step_id="q")]
     async with Scripted(events, [Act(), Act(status=404)]) as server:
         assert (await heard_by(client, node, server.url))[0] == events
 
 
-async def test_who_leaves_leaves_nothing_open(node: Node) -> None:
+async def test_closing_the_planner_client_closes_its_connections(node: Node) -> None:
     async with Scripted(step(), [Act(frames=2, hang=True)] * 2) as server, asyncio.timeout(10):
         async with PlannerClient(server.url, pace=pace()) as client, aclosing(client.follow("s", "p")) as events:
             async for said in events:
@@ -227,14 +227,14 @@ async def test_who_leaves_leaves_nothing_open(node: Node) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_callbacks_own_mistake_is_not_taken_for_a_cut(node: Node) -> None:
+async def test_an_exception_in_a_callback_is_not_retried(node: Node) -> None:
     async with Scripted(step()) as server:
         with pytest.raises(Refused, match="own mistake"):
             await node.run("step", baseUrl=server.url, **STEP, pace=js_pace(), throwAfter=3)
         assert len(server.asked) == 1
 
 
-async def test_what_may_be_sent_twice_is_sent_until_it_gets_through() -> None:
+async def test_repeatable_requests_are_retried_until_they_succeed() -> None:
     async def begin(client: PlannerClient) -> bool:
         return (await client.begin({"session_id": "s", "plan_step_id": "p"})).created
 
@@ -251,7 +251,7 @@ async def test_what_may_be_sent_twice_is_sent_until_it_gets_through() -> None:
             assert len(server.asked) == 3
 
 
-async def test_what_would_count_twice_is_sent_once() -> None:
+async def test_requests_that_are_not_repeatable_are_sent_once() -> None:
     async with Scripted(step(), [Act(status=503)] * 2) as server, PlannerClient(server.url, pace=pace()) as client:
         with pytest.raises(StreamUnavailable, match="As the script says"):
             await client.progress("s", "p", {"done": 1})
@@ -260,15 +260,15 @@ async def test_what_would_count_twice_is_sent_once() -> None:
         assert len(server.asked) == 2
 
 
-async def test_what_is_no_stream_is_not_asked_for_again() -> None:
+async def test_a_reply_that_is_not_a_stream_is_an_error() -> None:
     broken = [{**event(1), "content": "nonsense"}]
     async with Scripted(broken) as server, PlannerClient(server.url, pace=pace()) as client:
-        with pytest.raises(UpstreamError, match="cannot be used"):
+        with pytest.raises(UpstreamError, match="cannot be decoded"):
             _ = [said async for said in client.follow("s", "p")]
         assert len(server.asked) == 1
 
 
-def test_a_view_is_the_same_in_any_order_of_revisions() -> None:
+def test_step_view_keeps_the_highest_revision_in_any_order() -> None:
     events = msgspec.convert(step(), list[PlannerEvent])
     view, other = StepView(events), StepView([*reversed(events), *events])
     assert view.latest == other.latest
@@ -280,7 +280,7 @@ def test_a_view_is_the_same_in_any_order_of_revisions() -> None:
     assert StepView(events[:3]).status("p") == "in_progress"
 
 
-async def test_a_step_that_is_gone_before_its_end_is_no_end() -> None:
+async def test_a_step_deleted_before_its_end_raises_not_found() -> None:
     async with Scripted(step(), [Act(frames=2), Act(status=404)]) as server:
         with pytest.raises(NotFound):
             await python_heard(server.url, "sse")

@@ -15,7 +15,7 @@ from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Status
 from anabranch.domain.signals import ServerMoved
 from anabranch.testing import Recorder
-from anabranch.testing.mcp import Librarian, Scenario
+from anabranch.testing.mcp import Scenario, ScenarioServer
 from conftest import EndsAtOnce
 from support.mcp_pool_fixtures import LIBRARIAN, ask, health, pooled, server, until
 
@@ -32,7 +32,7 @@ def processes() -> dict[str, psutil.Process]:
     return found
 
 
-async def test_a_new_configuration_leaves_alone_what_it_does_not_change() -> None:
+async def test_a_new_configuration_keeps_unchanged_connections() -> None:
     kept, changed, dropped = server("kept"), server("changed"), server("dropped", delay_ms=700)
     telemetry = Recorder()
     async with pooled(kept, changed, dropped, telemetry=telemetry) as pool:
@@ -51,7 +51,7 @@ async def test_a_new_configuration_leaves_alone_what_it_does_not_change() -> Non
         assert len((await ask(pool, "changed", "new")).passages) == 1
         assert (await ask(pool, "fresh", "new")).status is Status.SUCCESS
         await until(lambda: "dropped" not in processes())
-        assert (await ask(pool, "dropped", "gone")).error == "There is no MCP server of this name."
+        assert (await ask(pool, "dropped", "gone")).error == "There is no MCP server with this name."
         after = processes()
         assert after["kept"] == before["kept"]
         assert after["changed"] != before["changed"]
@@ -93,7 +93,7 @@ async def _answer(send: Any, status: int) -> None:
 
 @asynccontextmanager
 async def over_http(scenario: Scenario) -> AsyncIterator[tuple[Forgetful, str]]:
-    app = Forgetful(Librarian(scenario, output=2).server.streamable_http_app())
+    app = Forgetful(ScenarioServer(scenario, output=2).server.streamable_http_app())
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on")
     config.load()
     http = EndsAtOnce(config)
@@ -105,7 +105,7 @@ async def over_http(scenario: Scenario) -> AsyncIterator[tuple[Forgetful, str]]:
         await http.shutdown()
 
 
-async def test_a_session_that_has_expired_is_made_anew_within_the_call() -> None:
+async def test_an_expired_session_is_renewed_within_the_call() -> None:
     async with (
         over_http(Scenario(name="web")) as (app, url),
         pooled(McpServer(name="web", url=url), alone=False) as pool,

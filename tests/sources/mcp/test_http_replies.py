@@ -16,7 +16,7 @@ from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Context, Passage, Query, SourceReply
 from anabranch.sources.mcp import errors
 from anabranch.sources.mcp.connection import McpConnection, connected
-from anabranch.sources.mcp.framing import SurrogateRepair, repaired
+from anabranch.sources.mcp.framing import SurrogateRepair, repair_surrogates
 from anabranch.sources.mcp.results.extraction import passages
 from anabranch.sources.mcp.tool_selection import NoTool
 from support.mcp_http_servers import answer, listening, outbound
@@ -67,7 +67,7 @@ async def asked(reply: Reply, *, era: str = "old", greeting: Reply | None = None
 
     async with listening({"/mcp": respond}) as origin, outbound() as way_out:
         server = McpServer(name="s", url=f"{origin}/mcp")
-        async with connected(server, way_out, mode="auto", max_reply_bytes=100_000, heard=print) as connection:
+        async with connected(server, way_out, mode="auto", max_reply_bytes=100_000, on_output=print) as connection:
             yield connection
 
 
@@ -80,7 +80,7 @@ SERVER = McpServer(name="s", url="http://s.example/mcp")
 
 
 @pytest.mark.parametrize("way", [plain, event], ids=["json", "events"])
-async def test_half_a_character_costs_only_itself(way: Callable[[str], aiohttp_web.Response]) -> None:
+async def test_a_lone_surrogate_over_http_is_replaced(way: Callable[[str], aiohttp_web.Response]) -> None:
     def reply(said: Any) -> aiohttp_web.StreamResponse:
         return way(message(said, f'{{"content": [{{"type": "text", "text": {CUT}}}]}}'))
 
@@ -107,7 +107,7 @@ NOTED = {"type": "text", "text": "kept", "annotations": {"priority": "high"}, "_
     ],
     ids=["no-content", "null", "list", "word", "blocks", "notes", "rest"],
 )
-async def test_a_reply_that_breaks_the_protocol_is_read_as_far_as_it_goes(era: str, result: Any) -> None:
+async def test_replies_that_violate_the_protocol_are_read_as_far_as_possible(era: str, result: Any) -> None:
     async with asked(lambda said: answer(said, result), era=era) as connection:
         assert connection.protocol == ("2026-07-28" if era == "new" else "2025-11-25")
         assert [passage.text for passage in await found(connection)] == ["kept"]
@@ -117,10 +117,10 @@ async def failure(reply: Reply) -> SourceReply:
     async with asked(reply) as connection:
         with pytest.raises(Exception) as failed:  # noqa: PT011  failing.py knows them all
             await found(connection)
-        return errors.calling(failed.value, SERVER, "")
+        return errors.call_error(failed.value, SERVER, "")
 
 
-NO_JSON = "The server's reply is not JSON, or no message of MCP: check `url`."
+NO_JSON = "The server's reply is not JSON, or not an MCP message: check `url`."
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ NO_JSON = "The server's reply is not JSON, or no message of MCP: check `url`."
         (lambda _: event("no JSON"), NO_JSON),
         (
             lambda _: plain("<html>Log in</html>", "text/html"),
-            "The server's reply is of the type text/html, and no message of MCP: check `url`.",
+            "The server's reply is of type text/html, which is not an MCP message: check `url`.",
         ),
         (
             lambda said: answer(said, {"content": [{"type": "text", "text": "x" * 100_000}]}),
@@ -142,42 +142,42 @@ NO_JSON = "The server's reply is not JSON, or no message of MCP: check `url`."
             lambda said: answer(said, error={"code": -32700, "message": "Failed, I have."}),
             "The server refused the call: Failed, I have.",
         ),
-        (lambda said: answer(said, {"a": 1}), "The server's reply does not have the form that MCP prescribes."),
+        (lambda said: answer(said, {"a": 1}), "The server's reply does not follow the MCP specification."),
     ],
     ids=["page", "other", "empty", "event", "type", "large", "theirs", "form"],
 )
-async def test_a_reply_that_is_no_message_is_called_that(reply: Reply, sentence: str) -> None:
+async def test_an_http_reply_that_is_not_mcp_is_explained(reply: Reply, sentence: str) -> None:
     told = await failure(reply)
     assert told.error == sentence
     assert told.fault
 
 
-async def test_a_greeting_that_is_no_message_is_called_that() -> None:
+async def test_a_handshake_reply_that_is_not_mcp_is_explained() -> None:
     def page(_: Any) -> aiohttp_web.Response:
         return plain("<html>Log in</html>", "text/html")
 
     with pytest.raises(Exception) as failed:  # noqa: PT011
         async with asked(page, greeting=page):
             pass
-    sentence = errors.connecting(failed.value, SERVER, 30.0)
-    assert sentence == "The server's reply is of the type text/html, and no message of MCP: check `url`."
+    sentence = errors.connection_error(failed.value, SERVER, 30.0)
+    assert sentence == "The server's reply is of type text/html, which is not an MCP message: check `url`."
 
 
-def test_only_what_the_operator_must_say_is_a_matter_of_the_configuration() -> None:
+def test_only_tool_selection_errors_count_as_misconfiguration() -> None:
     """For such failures nobody looks for reasons in what the server's process has written."""
-    assert errors.misconfigured(ExceptionGroup("tasks", [NoTool("None of its tools takes a question.")]))
-    assert not errors.misconfigured(ExceptionGroup("tasks", [UpstreamError("The server's process ended.")]))
-    assert not errors.misconfigured(TimeoutError())
+    assert errors.is_misconfigured(ExceptionGroup("tasks", [NoTool("None of its tools takes a question.")]))
+    assert not errors.is_misconfigured(ExceptionGroup("tasks", [UpstreamError("The server's process ended.")]))
+    assert not errors.is_misconfigured(TimeoutError())
 
 
 @given(st.text(), st.integers(1, 9))
 @example("\U0001f600", 3)
 @example('\\ud83d \\" \\\\', 1)
-def test_what_is_whole_is_left_as_it_is_however_it_comes(words: str, size: int) -> None:
+def test_surrogate_repair_leaves_valid_text_unchanged(words: str, size: int) -> None:
     written = (json.dumps([words.encode(errors="replace").decode()]) + "\r\n").encode() * 3
     mending = SurrogateRepair(10_000)
     pieces = [written[at : at + size] for at in range(0, len(written), size)]
-    assert b"".join([*map(mending.mended, pieces), mending.rest()]) == written
+    assert b"".join([*map(mending.feed, pieces), mending.rest()]) == written
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_what_is_whole_is_left_as_it_is_however_it_comes(words: str, size: int) 
     ],
     ids=range(6),
 )
-def test_halves_are_told_from_pairs_and_from_backslashes(written: bytes, meant: bytes) -> None:
-    assert repaired(written) == meant
+def test_surrogate_repair_distinguishes_pairs_and_escaped_backslashes(written: bytes, meant: bytes) -> None:
+    assert repair_surrogates(written) == meant
 
 
-def test_a_line_without_end_is_not_held() -> None:
+def test_surrogate_repair_does_not_buffer_endless_lines() -> None:
     mending = SurrogateRepair(100)
-    passed = [mending.mended(b"\\" * 60) for _ in range(1_000)]
+    passed = [mending.feed(b"\\" * 60) for _ in range(1_000)]
     assert sum(map(len, passed)) >= 59_900

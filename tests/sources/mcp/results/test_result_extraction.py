@@ -19,7 +19,8 @@ from mcp_types import (
 
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
-from anabranch.sources.mcp.results.extraction import Unreadable, passages
+from anabranch.sources.mcp.results.extraction import passages
+from anabranch.sources.mcp.results.locator import Unreadable
 
 MAY_5 = datetime(2024, 5, 5, tzinfo=UTC).timestamp()
 DAY = "2024-05-05T00:00:00Z"
@@ -35,7 +36,7 @@ def said(found: tuple[Passage, ...]) -> list[tuple[str, str]]:
     return [(passage.title, passage.text) for passage in found]
 
 
-def test_the_memory_servers_reply() -> None:
+def test_memory_server_graph_becomes_passages() -> None:
     ada = {"name": "Ada", "entityType": "person", "observations": ["likes tea", "lives in London"]}
     bob: dict[str, Any] = {"name": "Bob", "entityType": "person", "observations": []}
     knows = {"from": "Ada", "to": "Bob", "relationType": "works_with"}
@@ -57,7 +58,7 @@ def test_the_memory_servers_reply() -> None:
     assert read(nothing, structured=nothing) == ()
 
 
-def test_structured_content_is_read_and_its_text_is_not_read_again() -> None:
+def test_structured_content_takes_precedence_over_text() -> None:
     assert said(read("a\nb", structured={"result": "a\nb"})) == [("a", "a\nb")]
     assert said(read({"title": "A", "text": "x"}, structured={"result": [{"title": "A", "text": "x"}]})) == [("A", "x")]
     assert read("Nothing was there.", structured={"results": []}) == ()
@@ -91,7 +92,7 @@ def test_structured_content_is_read_and_its_text_is_not_read_again() -> None:
     ],
     ids=range(20),
 )
-def test_results_are_found_wherever_they_stand(reply: object) -> None:
+def test_result_lists_are_located_in_any_structure(reply: object) -> None:
     assert said(read(reply)) == [("T", "x")]
     if isinstance(reply, dict):
         assert said(read(structured=reply)) == [("T", "x")]
@@ -103,7 +104,7 @@ def test_lists_of_strings_are_results() -> None:
     assert [passage.text for passage in read({"suggestions": ["one", "two"]})] == ["one", "two"]
 
 
-def test_a_result_says_where_and_when_it_is_from() -> None:
+def test_results_carry_url_date_id_and_score() -> None:
     (found,) = read(
         {
             "total_count": 1,
@@ -134,7 +135,7 @@ def test_a_result_says_where_and_when_it_is_from() -> None:
 
 
 @pytest.mark.parametrize("score", [1.5, -0.1, "0.9", True, None, 10**400, float("nan"), float("inf")])
-def test_a_score_that_is_no_share_is_none(score: object) -> None:
+def test_scores_outside_0_to_1_are_ignored(score: object) -> None:
     (found,) = read(structured=[{"text": "x", "score": score}])
     assert found.score == 0.0
 
@@ -142,12 +143,12 @@ def test_a_score_that_is_no_share_is_none(score: object) -> None:
 @pytest.mark.parametrize(
     "url", ["javascript:alert(1)", "JavaScript://%0aalert(1)", "data:text/html,x", "/docs", "C:\\x", "a b", 5]
 )
-def test_an_address_that_is_none_or_runs_something_is_left_out(url: object) -> None:
+def test_invalid_and_script_urls_are_ignored(url: object) -> None:
     (found,) = read([{"text": "x", "url": url}])
     assert found.url is None
 
 
-def test_an_object_without_words_is_written_out() -> None:
+def test_an_object_without_text_becomes_field_lines() -> None:
     (found,) = read(
         [{"name": "b", "stars": 5, "private": False, "topics": ["a", "b"], "gone": None, "node": {"size": 2}}]
     )
@@ -155,7 +156,7 @@ def test_an_object_without_words_is_written_out() -> None:
     assert said(read([{"title": "only"}])) == [("only", "only")]
 
 
-def test_text_is_read_as_json_where_it_is_json() -> None:
+def test_json_in_text_blocks_is_parsed() -> None:
     assert said(read('{"title": "a", "text": "x"}\n{"title": "b", "text": "y"}\n')) == [("a", "x"), ("b", "y")]
     assert said(read('Here you are:\n```json\n[{"title": "a", "text": "x"}]\n```\n')) == [("a", "x")]
     assert said(read({"title": "a", "text": "x"}, {"title": "b", "text": "y"})) == [("a", "x"), ("b", "y")]
@@ -166,7 +167,7 @@ def test_text_is_read_as_json_where_it_is_json() -> None:
     assert [passage.text for passage in read(page)] == [page.strip()]
 
 
-def test_plain_text_is_one_passage_a_block() -> None:
+def test_each_plain_text_block_is_one_passage() -> None:
     long = "A first line that goes on and on, " * 5
     assert said(read("# Heading\n\nBody", "Second")) == [("Heading", "# Heading\n\nBody"), ("Second", "Second")]
     (found,) = read(long)
@@ -178,7 +179,7 @@ def test_plain_text_is_one_passage_a_block() -> None:
     assert said(read("###")) == [("one", "###")]
 
 
-def test_results_written_out_for_people_are_taken_apart() -> None:
+def test_labelled_text_is_split_into_results() -> None:
     found = read(
         "Detailed Results:\n\nTitle: A\nURL: https://a.example\nPublished: 2024-05-05\nContent: first\nNote: more\n\n"
         "---\n\n- Title: B\n- URL: https://b.example\n- Description: second\n"
@@ -195,12 +196,12 @@ def test_results_written_out_for_people_are_taken_apart() -> None:
 @pytest.mark.parametrize(
     "nothing", ["No matches found", "No results found for 'tea'.", "0 results", "no matching documents"]
 )
-def test_nothing_found_is_no_result(nothing: str) -> None:
+def test_no_results_messages_are_not_results(nothing: str) -> None:
     assert read(nothing) == read(nothing, structured={"content": nothing}) == ()
     assert read("No documents may leave the house.") != ()
 
 
-def test_resources_are_results_and_pictures_are_not() -> None:
+def test_resources_are_results_and_images_are_not() -> None:
     link = ResourceLink(
         name="y.md", title="Why", uri="file:///x/y.md", description="About", annotations=Annotations(last_modified=DAY)
     )
@@ -234,12 +235,12 @@ def test_resources_are_results_and_pictures_are_not() -> None:
         ("text", {"text": "x", "results": ["y"]}),
     ],
 )
-def test_a_result_path_says_where_the_results_are(path: str, reply: object) -> None:
+def test_result_path_locates_the_results(path: str, reply: object) -> None:
     assert [passage.text for passage in read(reply, path=path)] == ["x"]
     assert [passage.text for passage in read(structured=reply, path=path)] == ["x"]
 
 
-def test_a_result_path_may_fit_the_text_alone() -> None:
+def test_result_path_applies_to_json_text() -> None:
     reply = {"found": [{"text": "x"}]}
     assert [passage.text for passage in read(reply, structured={"result": json.dumps(reply)}, path="found")] == ["x"]
     assert read({"found": []}, path="found") == ()
@@ -248,7 +249,7 @@ def test_a_result_path_may_fit_the_text_alone() -> None:
 @pytest.mark.parametrize(
     "path", ["wrong", "data.wrong", "data[0]", "data.found[7]", "data..found", "[", "data.found.text.x"]
 )
-def test_a_result_path_that_leads_nowhere_is_an_error_that_says_so(path: str) -> None:
+def test_wrong_result_path_is_an_error(path: str) -> None:
     with pytest.raises(Unreadable, match="resultPath"):
         read({"data": {"found": [{"text": "x"}]}}, path=path)
     with pytest.raises(Unreadable, match="resultPath"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.sources.mcp.results.dates import moment
+from anabranch.sources.mcp.results.dates import parse_date
 
 MAY_5 = datetime(2024, 5, 5, tzinfo=UTC).timestamp()
 AT_TEN = MAY_5 + 36_000
@@ -52,8 +52,8 @@ AT_TEN = MAY_5 + 36_000
         ("9999-12-31", datetime(9999, 12, 31, tzinfo=UTC).timestamp()),
     ],
 )
-def test_a_date_is_read(written: object, meant: float) -> None:
-    assert moment(written) == meant
+def test_date_formats_are_parsed(written: object, meant: float) -> None:
+    assert parse_date(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_date_is_read(written: object, meant: float) -> None:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_what_is_no_date_is_none(written: object) -> None:
-    assert moment(written) is None
+def test_invalid_dates_are_none(written: object) -> None:
+    assert parse_date(written) is None
 
 
 @given(st.datetimes(min_value=datetime(1, 1, 2), timezones=st.just(UTC)))
-def test_every_moment_in_iso_comes_back(when: datetime) -> None:
-    assert moment(when.isoformat()) == when.timestamp()
+def test_iso_dates_round_trip(when: datetime) -> None:
+    assert parse_date(when.isoformat()) == when.timestamp()
 
 
 @given(
@@ -93,6 +93,6 @@ def test_every_moment_in_iso_comes_back(when: datetime) -> None:
     | st.text("0123456789-/:.+TZ ,", max_size=40)
     | st.from_regex(r"\A([A-Z][a-z]{2}, )?\d{1,2} (May|Jun|Xyz) \d{4} \d{1,2}:\d{2}(:\d{2})?.{0,10}\Z")
 )
-def test_nothing_raises(written: object) -> None:
-    found = moment(written)
+def test_date_parsing_never_raises(written: object) -> None:
+    found = parse_date(written)
     assert found is None or math.isfinite(found)

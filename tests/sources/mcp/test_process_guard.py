@@ -17,10 +17,10 @@ FAMILY = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DAEMON + "time.slee
 HOLDER = """
 import asyncio, sys
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.stdio_transport import stdio
+from anabranch.sources.mcp.stdio_transport import stdio_transport
 async def main():
     server = McpServer(name="family", command=sys.executable, args=("-c", sys.argv[1]))
-    async with stdio(server, max_line=1000, heard=lambda line: print(line, flush=True)):
+    async with stdio_transport(server, max_line=1000, on_output=lambda line: print(line, flush=True)):
         await asyncio.Event().wait()
 asyncio.run(main())
 """
@@ -53,7 +53,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
-async def test_we_are_killed() -> None:
+async def test_mcp_server_processes_end_when_we_are_killed() -> None:
     async with holder() as (process, family):
         leash = parent(family[0])
         assert all(map(lives, [leash, *family]))
@@ -61,7 +61,7 @@ async def test_we_are_killed() -> None:
         await until(lambda: not any(map(lives, [leash, *family])), within_s=5)
 
 
-async def test_a_terminal_s_interrupt_is_for_us_alone() -> None:
+async def test_ctrl_c_does_not_reach_mcp_server_processes() -> None:
     """Children have a session of their own, so that a Ctrl-C reaches them only through us."""
     async with child(FAMILY) as started:
         pid = await started.pid(1)
@@ -73,7 +73,7 @@ async def test_a_terminal_s_interrupt_is_for_us_alone() -> None:
         assert not any(map(lives, started.pids))
 
 
-async def test_the_leash_is_killed() -> None:
+async def test_killing_the_process_guard_ends_the_server() -> None:
     async with child(FAMILY.replace(DAEMON, "")) as started:
         pid = await started.pid()
         os.kill(parent(pid), signal.SIGKILL)
@@ -81,7 +81,7 @@ async def test_the_leash_is_killed() -> None:
         await until(lambda: not lives(pid), within_s=5)
 
 
-async def test_the_leash_is_killed_and_there_is_a_grandchild() -> None:
+async def test_killing_the_process_guard_ends_grandchildren() -> None:
     """As with `sh -c`; it is ended when the connection is left."""
     fork = "if not os.fork():\n    print('pid', os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(600)"
     async with child(fork) as started:
@@ -91,14 +91,14 @@ async def test_the_leash_is_killed_and_there_is_a_grandchild() -> None:
     await until(lambda: not any(map(lives, started.pids)), within_s=5)
 
 
-async def test_a_child_that_ends_leaves_nobody() -> None:
+async def test_an_ended_server_leaves_no_processes() -> None:
     async with child(DAEMON + "else:\n    time.sleep(0.1)") as started:
         assert "status 0" in str(await started.receive())
         await until(lambda: not any(map(lives, started.pids)), within_s=5)
     assert len(started.pids) == 2
 
 
-async def test_a_crowd() -> None:
+async def test_a_server_that_keeps_forking_is_ended() -> None:
     """Thirty-two, all but one with a session of their own."""
     breeds = "for _ in range(5): os.fork()\nif os.getpgrp() != os.getpid(): os.setsid()\n"
     async with child(breeds + TELLS_PID + "time.sleep(600)") as started:

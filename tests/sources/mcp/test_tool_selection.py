@@ -30,13 +30,15 @@ def server(**given: Any) -> McpServer:
         ("MEM0", "search_memory", "query", None),
     ],
 )
-def test_the_tool_that_takes_a_question_is_found(tools: str, chosen: str, question: str, limit: str | None) -> None:
+def test_tool_selection_finds_the_question_tool_of_known_servers(
+    tools: str, chosen: str, question: str, limit: str | None
+) -> None:
     choice = choose(server(), getattr(mcp_tool_lists, tools))
     assert choice[:3] == (chosen, question, limit)
 
 
 @pytest.mark.parametrize("tools", ["EVERYTHING", "TIME", "GIT", "FETCH", "SLACK", "POSTGRES", "SQLITE"])
-def test_nothing_is_chosen_where_nothing_takes_a_question(tools: str) -> None:
+def test_tool_selection_fails_if_no_tool_takes_a_question(tools: str) -> None:
     listed: Sequence[Tool] = getattr(mcp_tool_lists, tools)
     with pytest.raises(NoTool) as raised:
         choose(server(), listed)
@@ -44,7 +46,7 @@ def test_nothing_is_chosen_where_nothing_takes_a_question(tools: str) -> None:
         assert word in raised.value.message
 
 
-def test_the_choice_says_why() -> None:
+def test_tool_choice_explains_itself() -> None:
     assert choose(server(), mcp_tool_lists.MEMORY).why == "search_nodes: read-only, takes query"
     assert choose(server(), mcp_tool_lists.BRAVE).why == "brave_web_search: takes query and count"
     told = choose(server(tool="echo"), mcp_tool_lists.EVERYTHING)
@@ -52,7 +54,7 @@ def test_the_choice_says_why() -> None:
 
 
 @pytest.mark.parametrize("argument", ["message", "text", "input", "prompt", "pattern", "term"])
-def test_a_word_that_may_be_anything_is_a_question_only_where_the_tools_name_asks(argument: str) -> None:
+def test_ambiguous_argument_names_need_a_search_verb_in_the_tool_name(argument: str) -> None:
     takes: dict[str, Any] = {argument: WORDS}
     with pytest.raises(NoTool, match="None of its tools clearly takes a question"):
         choose(server(), [tool("process", argument, reads=True, **takes)])
@@ -62,7 +64,7 @@ def test_a_word_that_may_be_anything_is_a_question_only_where_the_tools_name_ask
     assert choose(server(query_argument="message"), mcp_tool_lists.EVERYTHING).tool == "echo"
 
 
-def test_the_operator_is_offered_what_changes_nothing_if_there_is_any() -> None:
+def test_error_lists_read_only_tools_if_there_are_any() -> None:
     with pytest.raises(NoTool) as raised:
         choose(server(), mcp_tool_lists.GIT)
     assert "to one of: git_status, git_diff, git_log, git_show; and" in raised.value.message
@@ -73,23 +75,23 @@ def test_the_operator_is_offered_what_changes_nothing_if_there_is_any() -> None:
         choose(server(), [tool("write_a", text=WORDS), tool("write_b", text=WORDS)])
 
 
-def test_a_tool_that_changes_things_is_asked_if_configured_and_the_choice_says_so() -> None:
+def test_a_configured_state_changing_tool_is_used_with_a_warning() -> None:
     told = choose(server(tool="git_commit", arguments={"repo_path": "."}), mcp_tool_lists.GIT)
-    assert told.why == "git_commit: as configured; this tool may change things; takes message"
+    assert told.why == "git_commit: as configured; this tool may change state; takes message"
 
 
-def test_an_argument_that_no_tool_has_is_named() -> None:
+def test_unknown_query_argument_is_named_in_the_error() -> None:
     with pytest.raises(NoTool) as raised:
         choose(server(query_argument="nosuch"), mcp_tool_lists.MEMORY)
     expected = "No tool has an argument 'nosuch'; search_nodes takes: query. Set `queryArgument` to one of these."
     assert raised.value.message == expected
-    with pytest.raises(NoTool, match="Only write_file takes content, and may change things: set `tool`"):
+    with pytest.raises(NoTool, match="Only write_file takes content, and may change state: set `tool`"):
         choose(server(query_argument="content"), mcp_tool_lists.FILESYSTEM)
     with pytest.raises(NoTool, match="takes a question or has an argument 'nosuch'"):
         choose(server(query_argument="nosuch"), mcp_tool_lists.TIME)
 
 
-def test_arguments_that_the_tool_does_not_know_are_named() -> None:
+def test_unknown_configured_arguments_are_named_in_the_error() -> None:
     given = {"lang": "en", "nosuch": 1}
     open_tool = tool("search", "query", query=WORDS, lang=WORDS)
     closed = tool("search", "query", schema={"additionalProperties": False}, query=WORDS, lang=WORDS)
@@ -107,7 +109,7 @@ def test_arguments_that_the_tool_does_not_know_are_named() -> None:
     assert choose(server(arguments=given), [open_tool, closed, other]).tool == "search_other"
 
 
-def test_arguments_that_stand_where_the_question_goes_are_named() -> None:
+def test_configured_argument_in_place_of_the_question_is_an_error() -> None:
     for named in (None, "search_nodes"):
         with pytest.raises(NoTool, match="`arguments` gives query, where the tool search_nodes takes the question"):
             choose(server(tool=named, arguments={"query": "x"}), mcp_tool_lists.MEMORY)
@@ -117,8 +119,8 @@ def test_arguments_that_stand_where_the_question_goes_are_named() -> None:
     assert arguments(choice, both, "tea", 5) == {"query": "tea"}
 
 
-def test_what_else_a_tool_needs_can_be_given() -> None:
-    with pytest.raises(NoTool, match="search_files takes a question, but also needs path: give that under `arguments`"):
+def test_required_arguments_can_be_configured() -> None:
+    with pytest.raises(NoTool, match="search_files takes a question, but also needs path: set that under `arguments`"):
         choose(server(), mcp_tool_lists.FILESYSTEM)
     configured = server(arguments={"path": "/srv"})
     choice = choose(configured, mcp_tool_lists.FILESYSTEM)
@@ -127,7 +129,7 @@ def test_what_else_a_tool_needs_can_be_given() -> None:
     assert choose(server(arguments={"libraryId": "/a/b"}), mcp_tool_lists.CONTEXT7).tool == "query-docs"
 
 
-def test_what_changes_things_is_not_chosen_even_where_all_it_needs_is_given() -> None:
+def test_state_changing_tools_are_never_chosen_automatically() -> None:
     with pytest.raises(NoTool):
         choose(server(arguments={"repo_path": "."}), mcp_tool_lists.GIT)
     with pytest.raises(NoTool):
@@ -148,13 +150,13 @@ def test_what_changes_things_is_not_chosen_even_where_all_it_needs_is_given() ->
     ],
     ids=lambda found: found.name,
 )
-def test_risky_tools_are_asked_only_when_the_operator_says_so(risky: Tool) -> None:
+def test_state_changing_tools_are_used_only_if_configured(risky: Tool) -> None:
     with pytest.raises(NoTool):
         choose(server(), [risky])
     assert choose(server(tool=risky.name), [risky]).tool == risky.name
 
 
-def test_a_tool_that_only_reads_is_preferred_then_one_whose_name_asks_then_the_first() -> None:
+def test_read_only_tools_are_preferred_then_search_verbs_then_order() -> None:
     asks, reads, plain = (
         tool("search_all", "query", query=WORDS),
         tool("search_some", "query", reads=True, query=WORDS),
@@ -179,12 +181,12 @@ def test_a_tool_that_only_reads_is_preferred_then_one_whose_name_asks_then_the_f
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_argument_for_the_question_is_found(takes: dict[str, Any], question: str) -> None:
+def test_tool_selection_finds_the_question_argument(takes: dict[str, Any], question: str) -> None:
     listed = tool("find", schema={"$defs": {"Words": WORDS}, "properties": takes})
     assert choose(server(), [listed]).query_argument == question
 
 
-def test_the_limit_keeps_to_what_the_server_allows() -> None:
+def test_limit_is_clamped_to_the_tools_bounds() -> None:
     def limited(schema: dict[str, Any], limit: int) -> object:
         choice = choose(server(), [tool("search", "query", "limit", query=WORDS, limit=schema)])
         return arguments(choice, server(), "x", limit).get("limit")
@@ -201,14 +203,14 @@ def test_the_limit_keeps_to_what_the_server_allows() -> None:
     assert arguments(choose(own, mcp_tool_lists.BRAVE), own, "tea", 100) == {"query": "tea", "count": 3}
 
 
-def test_required_arguments_with_a_default_are_given_it() -> None:
+def test_required_arguments_get_their_schema_defaults() -> None:
     mode = {"type": "string", "enum": ["fast", "deep"], "default": "fast"}
     listed = tool("search", "query", "mode", "version", query=WORDS, mode=mode, version={"const": 2})
     choice = choose(server(), [listed])
     assert arguments(choice, server(), "x", 1) == {"query": "x", "mode": "fast", "version": 2}
 
 
-def test_arguments_may_be_wanted_inside_one_object() -> None:
+def test_arguments_inside_a_wrapper_object() -> None:
     inner = {"type": "object", "properties": {"query": WORDS, "limit": WHOLE, "format": WORDS}, "required": ["query"]}
     schema = {"$defs": {"SearchInput": inner}, "properties": {"params": {"$ref": "#/$defs/SearchInput"}}}
     listed = [tool("wiki_search", "params", schema=schema)]
@@ -222,7 +224,7 @@ def test_arguments_may_be_wanted_inside_one_object() -> None:
         }
 
 
-def test_what_the_operator_says_must_be_there() -> None:
+def test_configured_tool_and_argument_must_exist() -> None:
     with pytest.raises(NoTool, match=r"no tool 'serch_nodes'\. Set `tool` to one of: read_graph, search_nodes, "):
         choose(server(tool="serch_nodes"), mcp_tool_lists.MEMORY)
     closed = tool("search", query=WORDS, schema={"additionalProperties": False})
@@ -232,13 +234,13 @@ def test_what_the_operator_says_must_be_there() -> None:
     assert choose(server(tool="get_current_time"), mcp_tool_lists.TIME).query_argument == "timezone"
     with pytest.raises(NoTool, match="`queryArgument`"):
         choose(server(tool="git_diff"), mcp_tool_lists.GIT)
-    with pytest.raises(NoTool, match="also needs path: give that under `arguments`"):
+    with pytest.raises(NoTool, match="also needs path: set that under `arguments`"):
         choose(server(tool="search_files"), mcp_tool_lists.FILESYSTEM)
     with pytest.raises(NoTool, match="offers no tools"):
         choose(server(), [])
 
 
-def test_a_long_list_of_tools_is_cut() -> None:
+def test_long_tool_lists_are_cut_in_errors() -> None:
     with pytest.raises(NoTool) as raised:
         choose(server(), [tool(f"x{number}\n" + "y" * 1_000) for number in range(500)])
     assert len(raised.value.message) < 1_600
@@ -269,7 +271,7 @@ def any_tools(draw: st.DrawFn) -> Tool:
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(any_tools(), max_size=3), st.sampled_from([None, "query", ""]))
-def test_no_schema_breaks_the_choice(tools: list[Tool], named: str | None) -> None:
+def test_tool_selection_survives_any_schema(tools: list[Tool], named: str | None) -> None:
     configured = server(query_argument=named, tool=tools[0].name if tools and named == "" else None)
     try:
         choice = choose(configured, tools)
@@ -282,7 +284,7 @@ def test_no_schema_breaks_the_choice(tools: list[Tool], named: str | None) -> No
         assert (built[choice.wrapper] if choice.wrapper is not None else built)[choice.query_argument] == "x"
 
 
-def test_a_schema_that_refers_to_itself_ends() -> None:
+def test_tool_selection_survives_recursive_schemas() -> None:
     schema = {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 50}}, "allOf": [{"$ref": "#"}] * 50}
     endless = tool("search", "query", schema=schema | {"properties": {"query": {"$ref": "#/$defs/A"}}})
     assert choose(server(), [endless] * 50).query_argument == "query"

@@ -21,7 +21,8 @@ from mcp_types import (
 
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
-from anabranch.sources.mcp.results.extraction import Unreadable, passages
+from anabranch.sources.mcp.results.extraction import passages
+from anabranch.sources.mcp.results.locator import Unreadable
 
 KEYS = [
     *("results", "items", "data", "content", "text", "title", "name", "url", "date", "id", "score", "node", "_source"),
@@ -104,7 +105,9 @@ def check(found: tuple[Passage, ...]) -> None:
     st.lists(blocks(), max_size=4),
     st.sampled_from([None, None, "results", "data.items[0]", "$", "a..b", "[*].x"]),
 )
-def test_any_reply_is_read_or_refused(structured: Any, content: list[ContentBlock], path: str | None) -> None:
+def test_any_reply_is_read_or_rejected_as_unreadable(
+    structured: Any, content: list[ContentBlock], path: str | None
+) -> None:
     result = CallToolResult(content=content, structured_content=structured)
     try:
         found = passages(result, McpServer(name="one", result_path=path))
@@ -142,7 +145,7 @@ def deep(levels: int, kind: str) -> Any:
     ],
     ids=["lists", "objects", "inside", "many", "nested", "long", "parts", "keys", "holders", "names", "wide", "graph"],
 )
-def test_a_huge_reply_takes_little_time(structured: Any) -> None:
+def test_huge_structured_replies_are_read_quickly(structured: Any) -> None:
     began = time.process_time()
     check(passages(CallToolResult.model_construct(content=[], structured_content=structured), McpServer(name="one")))
     assert time.process_time() - began < 2
@@ -179,13 +182,13 @@ def test_a_huge_reply_takes_little_time(structured: Any) -> None:
         "quoted",
     ],
 )
-def test_a_huge_text_takes_little_time(text: str) -> None:
+def test_huge_text_replies_are_read_quickly(text: str) -> None:
     began = time.process_time()
     check(passages(CallToolResult(content=[TextContent(text=text)]), McpServer(name="one")))
     assert time.process_time() - began < 2
 
 
-def test_many_blocks_are_cut() -> None:
+def test_the_number_of_content_blocks_is_limited() -> None:
     content: list[ContentBlock] = [TextContent(text=f"text {number}") for number in range(3_000)]
     content.insert(0, ImageContent(data="AA==", mime_type="image/png"))
     found = passages(CallToolResult(content=content), McpServer(name="one"))

@@ -57,7 +57,9 @@ def whole(server: Scripted) -> Heard:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("ask", [True, False], ids=["ask", "follow"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_word_once_whatever_happens(node: Node, client: str, fault: str, ask: bool) -> None:
+async def test_answer_client_gets_every_event_once_despite_faults(
+    node: Node, client: str, fault: str, ask: bool
+) -> None:
     async with Scripted(step(), FAULTS[fault]) as server:
         assert await heard_by(client, node, server.url, ask=ask) == whole(server)
         assert server.acts == []
@@ -67,14 +69,14 @@ async def test_every_word_once_whatever_happens(node: Node, client: str, fault: 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_busy_server_is_waited_for(node: Node, client: str) -> None:
+async def test_answer_client_waits_for_an_overloaded_server(node: Node, client: str) -> None:
     async with Scripted(step(), BUSY) as server:
         assert await heard_by(client, node, server.url, ask=True) == whole(server)
         assert server.cursors[:5] == [0, 4, 4, 4, 5]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_after_a_reset_the_answer_begins_again(node: Node, client: str) -> None:
+async def test_answer_client_starts_over_after_a_reset(node: Node, client: str) -> None:
     async with Scripted(step(), [Act(frames=4), Act(epoch=1, frames=3), Act()]) as server:
         heard = await heard_by(client, node, server.url, ask=True)
         assert heard[4] is None
@@ -82,7 +84,7 @@ async def test_after_a_reset_the_answer_begins_again(node: Node, client: str) ->
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_following_may_begin_in_the_middle_or_at_the_end(node: Node, client: str) -> None:
+async def test_answer_client_can_follow_from_any_cursor(node: Node, client: str) -> None:
     async with Scripted(step()) as server:
         assert await heard_by(client, node, server.url, ask=False, after=9) == whole(server)[9:]
         assert await heard_by(client, node, server.url, ask=False, after=12) == []
@@ -93,7 +95,7 @@ async def test_following_may_begin_in_the_middle_or_at_the_end(node: Node, clien
 @pytest.mark.parametrize(
     "last", [("done", {}), ("error", {}), ("message", {"type": "done"}), ("message", {"type": "error"})]
 )
-async def test_nobody_is_asked_after_the_last_word(
+async def test_answer_client_stops_at_the_final_event(
     node: Node, client: str, ask: bool, last: tuple[str, dict[str, str]]
 ) -> None:
     """A server that gave the whole answer may be gone, or have forgotten it, by the time that one would come back."""
@@ -109,7 +111,7 @@ async def test_nobody_is_asked_after_the_last_word(
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("kept", [True, False])
-async def test_whoever_asks_learns_where_the_answer_goes_on(node: Node, client: str, kept: bool) -> None:
+async def test_on_stream_gets_the_stream_id_of_a_resumable_answer(node: Node, client: str, kept: bool) -> None:
     """Once, before the first word: a page that is reloaded then has what it needs."""
     async with Scripted(step(), [Act(frames=3)] if kept else [], kept=kept) as server:
         streams: list[str] = []
@@ -124,7 +126,7 @@ async def test_whoever_asks_learns_where_the_answer_goes_on(node: Node, client: 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_an_answer_that_is_not_kept_is_an_ordinary_one(node: Node, client: str) -> None:
+async def test_an_answer_that_is_not_stored_cannot_be_resumed(node: Node, client: str) -> None:
     async with Scripted(step(), kept=False) as server:
         assert await heard_by(client, node, server.url, ask=True) == whole(server)
         assert len(server.asked) == 1
@@ -136,7 +138,7 @@ async def test_an_answer_that_is_not_kept_is_an_ordinary_one(node: Node, client:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("ask", [True, False], ids=["ask", "follow"])
-async def test_a_refusal_is_raised(node: Node, client: str, ask: bool) -> None:
+async def test_answer_client_raises_the_servers_error(node: Node, client: str, ask: bool) -> None:
     async with Scripted(step(), [Act(status=404)] * 2) as server:
         with pytest.raises((AnabranchError, Refused), match="As the script says"):
             await heard_by(client, node, server.url, ask=ask)
@@ -144,7 +146,7 @@ async def test_a_refusal_is_raised(node: Node, client: str, ask: bool) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_question_is_sent_once(node: Node, client: str) -> None:
+async def test_answer_client_sends_the_question_once(node: Node, client: str) -> None:
     """A server that is busy has not taken it, but only the caller knows whether it still wants to know."""
     async with Scripted(step(), [Act(status=503)]) as server:
         with pytest.raises((StreamUnavailable, Refused), match="As the script says"):

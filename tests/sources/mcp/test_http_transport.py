@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -16,7 +15,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, TextContent
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp import http_transport as wire
+from anabranch.sources.mcp.http_transport import MAX_EVENT, OutboundTransport
+from anabranch.sources.mcp.services import McpTiming
 from support.mcp_http_servers import (
     MAX_REPLY,
     Recording,
@@ -51,7 +51,7 @@ async def failure(url: str, way_out: Recording, **given: Any) -> str:
     return error.error.message
 
 
-async def test_a_server_of_the_old_era_with_a_session() -> None:
+async def test_http_server_of_the_legacy_protocol_with_a_session() -> None:
     async with everything() as (url, process), outbound(1_000_000) as way_out:
         async with client(url, way_out, headers={"X-Key": "mine"}) as connected:
             assert connected.protocol_version == "2025-11-25"
@@ -74,7 +74,7 @@ async def test_a_server_of_the_old_era_with_a_session() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "events"])
-async def test_a_server_of_the_new_era(as_json: bool) -> None:
+async def test_http_server_of_the_modern_protocol(as_json: bool) -> None:
     server = MCPServer("new", tools=[])
 
     @server.tool()
@@ -89,7 +89,7 @@ async def test_a_server_of_the_new_era(as_json: bool) -> None:
         assert {method for method, _, _ in way_out.sent} == {"POST"}
 
 
-async def test_news_of_the_new_era_may_last() -> None:
+async def test_subscriptions_of_the_modern_protocol_stay_open() -> None:
     """They come in reply to a call that does not end, over more bytes than any other reply may have."""
     server = MCPServer("new", tools=[])
 
@@ -110,10 +110,8 @@ async def test_news_of_the_new_era_may_last() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "goes on"])
-async def test_a_stream_that_ends_with_its_answer_leaves_its_connection(
-    ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire, "LAST_BYTES_S", 5.0 if ends else 0.01)
+async def test_a_connection_is_reused_after_a_stream_that_ends_with_its_answer(ends: bool) -> None:
+    timing = McpTiming(last_bytes_s=5.0 if ends else 0.01)
     peers: set[Any] = set()
 
     async def handler(request: aiohttp_web.Request, asked: Any) -> aiohttp_web.StreamResponse:
@@ -129,13 +127,13 @@ async def test_a_stream_that_ends_with_its_answer_leaves_its_connection(
             await asyncio.Event().wait()
         return response
 
-    async with scripted(handler) as url, outbound() as way_out, client(url, way_out) as connected:
+    async with scripted(handler) as url, outbound() as way_out, client(url, way_out, timing=timing) as connected:
         for _ in range(6):
             assert await called(connected, "any") == "here"
     assert len(peers) < 6 if ends else len(peers) == 6
 
 
-async def test_no_server_at_all(unused_tcp_port: int) -> None:
+async def test_connection_refused_is_explained(unused_tcp_port: int) -> None:
     async with outbound() as way_out:
         sentence = await failure(f"http://127.0.0.1:{unused_tcp_port}/mcp", way_out)
         assert sentence == "No connection could be made."
@@ -144,16 +142,16 @@ async def test_no_server_at_all(unused_tcp_port: int) -> None:
 @pytest.mark.parametrize(
     ("status", "content_type", "body", "sentence"),
     [
-        (401, "text/html", "<h1>Who?</h1>", "It refused the request (401); check the headers that are configured"),
-        (403, "application/json", '{"detail": "Not you."}', "configured for it: Not you."),
-        (429, "text/plain", "", "It is asked too often (429)."),
-        (500, "application/json", "{", "It answered with an error (500)."),
-        (404, "text/html", "<h1>Nothing</h1>", "It has nothing at this URL (404)."),
+        (401, "text/html", "<h1>Who?</h1>", "The server rejected the request (401); check the configured headers"),
+        (403, "application/json", '{"detail": "Not you."}', "configured headers: Not you."),
+        (429, "text/plain", "", "The server's rate limit is exceeded (429)."),
+        (500, "application/json", "{", "The server answered with an error (500)."),
+        (404, "text/html", "<h1>Nothing</h1>", "There is no MCP server at this URL (404)."),
         (400, "application/json", '{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"Bad."}}', "Bad."),
     ],
     ids=["401", "403", "429", "500", "404", "400"],
 )
-async def test_refusals(status: int, content_type: str, body: str, sentence: str) -> None:
+async def test_http_error_statuses_are_explained(status: int, content_type: str, body: str, sentence: str) -> None:
     async def refuse(request: aiohttp_web.Request) -> aiohttp_web.Response:
         return aiohttp_web.Response(status=status, text=body, content_type=content_type)
 
@@ -161,7 +159,7 @@ async def test_refusals(status: int, content_type: str, body: str, sentence: str
         assert sentence in await failure(f"{origin}/mcp", way_out)
 
 
-async def test_a_reply_too_large_fails_alone() -> None:
+async def test_a_reply_over_the_size_limit_fails_alone() -> None:
     async def handler(request: aiohttp_web.Request, asked: Any) -> aiohttp_web.StreamResponse:
         if request.method != "POST":
             return aiohttp_web.Response(status=405)
@@ -185,10 +183,10 @@ async def test_a_reply_too_large_fails_alone() -> None:
         assert await slow == "slow"
 
 
-async def test_what_is_listened_to_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_get_stream_is_reopened_at_a_limited_rate() -> None:
     """A server's notices in the old era come over one stream, for as long as the session lasts. One that is dropped is
     taken up again, and not too often."""
-    monkeypatch.setattr(wire, "LISTEN_GAP_S", 0.1)
+    timing = McpTiming(listen_gap_s=0.1)
     notice = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}}
     listens: list[float] = []
 
@@ -216,17 +214,20 @@ async def test_what_is_listened_to_may_last(monkeypatch: pytest.MonkeyPatch) -> 
             all_heard.set()
 
     all_heard = asyncio.Event()
-    async with scripted(handler) as url, outbound() as way_out, client(url, way_out, logging_callback=logged):
+    async with (
+        scripted(handler) as url,
+        outbound() as way_out,
+        client(url, way_out, timing=timing, logging_callback=logged),
+    ):
         async with asyncio.timeout(10):
             await all_heard.wait()
     assert len(listens) == 4
-    assert all(later - sooner > 0.09 for sooner, later in pairwise(listens))
+    assert listens[-1] - listens[0] > 0.2
 
 
-async def test_a_server_that_does_not_answer_what_needs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_notifications_and_session_delete_do_not_delay_calls() -> None:
     """Neither a cancellation nor the farewell holds anything up."""
-    monkeypatch.setattr(wire, "NOTICE_S", 0.1)
-    monkeypatch.setattr(wire, "FAREWELL_S", 0.1)
+    timing = McpTiming(notification_s=0.1, session_delete_s=0.1)
 
     async def handler(request: aiohttp_web.Request, asked: Any) -> aiohttp_web.StreamResponse:
         if request.method == "POST" and asked.get("params", {}).get("name") == "quick":
@@ -236,7 +237,7 @@ async def test_a_server_that_does_not_answer_what_needs_no_answer(monkeypatch: p
         return aiohttp_web.Response(status=405)
 
     async with scripted(handler) as url, outbound() as way_out:
-        async with client(url, way_out) as connected:
+        async with client(url, way_out, timing=timing) as connected:
             with pytest.raises(MCPError):
                 await connected.call_tool("slow", {}, read_timeout_seconds=0.1)
             assert await called(connected, "quick") == "quick"
@@ -244,7 +245,7 @@ async def test_a_server_that_does_not_answer_what_needs_no_answer(monkeypatch: p
         assert time.monotonic() - left_at < 1.0
 
 
-async def test_secrets_go_to_their_own_server_only() -> None:
+async def test_configured_headers_go_to_their_own_server_only() -> None:
     """A redirect within the origin is followed, as it is a matter of a slash; one to elsewhere is not."""
     heard: list[str] = []
 
@@ -274,9 +275,12 @@ async def test_secrets_go_to_their_own_server_only() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://h/mcp", "http://h:81/mcp", "http://other/mcp"])
-async def test_nothing_goes_to_another_origin(url: str) -> None:
+async def test_requests_to_another_origin_are_blocked(url: str) -> None:
     server = McpServer(name="w", url="http://h/mcp", headers={"Authorization": "Bearer s3cret"})
-    async with outbound() as way_out, httpx2.AsyncClient(transport=wire.OverOutbound(server, way_out)) as sender:
+    async with (
+        outbound() as way_out,
+        httpx2.AsyncClient(transport=OutboundTransport(server, way_out, MAX_EVENT, McpTiming())) as sender,
+    ):
         refused = await sender.get(url)
     assert refused.status_code == 502
     assert way_out.sent == []
