@@ -57,6 +57,7 @@ check: $(VENV)/.dev  ## style, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@find src tests -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > 600 {print "over 600 lines:", $$2, $$1}'
 
 bench: $(VENV)/.dev  ## our server, the floor and a classic server, side by side in one run
 	$(BIN)/python -m benchmarks.chat

@@ -1,9 +1,14 @@
 """The reference client: follows a stream, applies every event exactly once, and comes back where it left off."""
 
-from anabranch.client.answers import AnswerClient
-from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
-from anabranch.client.planner import PlannerClient
-from anabranch.client.reconnect import Pace
+from typing import TYPE_CHECKING
+
+from anabranch._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from anabranch.client.answers import AnswerClient
+    from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
+    from anabranch.client.planner import PlannerClient
+    from anabranch.client.reconnect import Pace
 
 __all__ = [
     "AnswerClient",
@@ -18,3 +23,5 @@ __all__ = [
     "Reset",
     "StepView",
 ]
+
+__getattr__ = lazy_names(__name__, ("events", "reconnect", "answers", "planner"))

@@ -13,7 +13,7 @@ from anabranch.configuration.fields import mapping, meant, shown
 from anabranch.configuration.setting_types import sort
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.model import Endpoint, EndpointKind
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 MERGE = "tag:yaml.org,2002:merge"
 NULL = "tag:yaml.org,2002:null"

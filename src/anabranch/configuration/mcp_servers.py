@@ -12,7 +12,7 @@ from anabranch.configuration.setting_types import Flag, Share, sort
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.ranking import NEUTRAL
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.()-]{0,99}")

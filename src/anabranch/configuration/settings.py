@@ -45,7 +45,7 @@ from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.domain.model import Endpoint
 from anabranch.network.addresses import Network
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 
 class TrackedEnvironment(dict[str, str]):

@@ -6,17 +6,16 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
-from yarl import URL
 
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.network.addresses import AddressGuard
+from anabranch.network.urls import parse
 
 ResolverFactory = Callable[[], AbstractResolver]
 AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
@@ -25,7 +24,6 @@ REFUSED = "This address is not open to requests: it is not on the public interne
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 # Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
 IDLE_S = 4.0
-MAX_URL = 4096
 RESENDS = 2
 USED = "anabranch_used"
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -190,29 +188,6 @@ class AiohttpExchange:
 
     def _too_large(self) -> UpstreamError:
         return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", Trouble.UNUSABLE)
-
-
-def parse(url: str) -> tuple[URL, str]:
-    """A URL that can be called, and its origin; anything else fails with a reason."""
-    if len(url) > MAX_URL:
-        raise UpstreamError("The endpoint's URL is not usable: it is too long.")
-    return _parsed(url)
-
-
-@lru_cache(maxsize=1024)
-def _parsed(url: str) -> tuple[URL, str]:
-    if url.startswith("tunneling:"):
-        raise UpstreamError("Endpoints behind a tunnel (tunneling:) are not supported.")
-    try:
-        parsed = URL(url)
-        host, port = parsed.host, parsed.port
-    except ValueError:
-        raise UpstreamError("The endpoint's URL cannot be parsed.") from None
-    if parsed.scheme not in ("http", "https") or not host or port is None:
-        raise UpstreamError("The endpoint's URL is not usable: it must begin with http:// or https:// and name a host.")
-    if parsed.user is not None or parsed.password is not None:
-        raise UpstreamError("The endpoint's URL is not usable: it must not contain a user name or password.")
-    return parsed, str(parsed.origin())
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
-from anabranch.configuration.settings import Settings, load, unknown
 from anabranch.knowledge.model import Permissions, Visibility
 from anabranch.knowledge.parsed import Strategy
+
+if TYPE_CHECKING:
+    from anabranch.configuration.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,8 +88,10 @@ def permission_options(command: Command) -> Command:
     return command
 
 
-def configured(config: Path | None) -> Settings:
+def configured(config: Path | None) -> "Settings":
     """The settings; what is most likely misspelt is said on standard error."""
+    from anabranch.configuration.settings import load, unknown  # noqa: PLC0415  a help text needs no settings
+
     settings = load(file=config)
     for name in unknown():
         click.echo(f"anabranch: {name} is not a setting; it is passed over.", err=True)
