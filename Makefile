@@ -17,7 +17,7 @@ $(BIN)/python:
 
 $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | $(BIN)/python
 	$(PIP) --require-hashes -r requirements/build.txt -r requirements/runtime.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --editable '.[all]'
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
@@ -70,9 +70,9 @@ fix: $(VENV)/.dev  ## what can be put right automatically
 	$(BIN)/ruff check --fix .
 
 pins: $(VENV)/.dev  ## newest versions into requirements/*.txt
-	$(PIN) --upgrade pyproject.toml --output-file requirements/runtime.txt
+	$(PIN) --upgrade --all-extras pyproject.toml --output-file requirements/runtime.txt
 	$(PIN) --upgrade requirements/build.in --output-file requirements/build.txt
-	$(PIN) --upgrade requirements/dev.in pyproject.toml --output-file requirements/dev.txt
+	$(PIN) --upgrade --all-extras requirements/dev.in pyproject.toml --output-file requirements/dev.txt
 	$(PIN) --upgrade requirements/bench.in --output-file requirements/bench.txt
 
 wheel: $(VENV)/.dev  ## a wheel in dist/

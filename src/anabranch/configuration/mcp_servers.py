@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.configuration.config_file import ConfigFile
+from anabranch.configuration.extras import require
 from anabranch.configuration.fields import BlockFields, expanded, listed, mapping, shown, text
 from anabranch.configuration.setting_types import Flag, Share, sort
 from anabranch.domain.errors import ConfigurationError, UpstreamError
@@ -55,6 +56,8 @@ def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpSe
     spelt, typed = mapping(read.spelt, where), mapping(read.file.mcpServers, where)
     if len(spelt) != len(typed):
         raise ConfigurationError(f"{where}: two names are one to YAML, as 1 and 01 or yes and true are; quote them.")
+    if typed:
+        require("mcp", where)
     found: dict[str, McpServer] = {}
     for (name, entry), values in zip(spelt.items(), typed.values(), strict=True):
         if not isinstance(name, str) or not NAME.fullmatch(name):

@@ -11,6 +11,7 @@ import msgspec
 
 from anabranch.configuration import config_file, mcp_servers
 from anabranch.configuration.aggregation import aggregation
+from anabranch.configuration.extras import require
 from anabranch.configuration.setting_types import (
     Address,
     Allowlist,
@@ -311,6 +312,10 @@ def _check_pairs(settings: Settings) -> None:
     for name, needed in NEEDS.items():
         if getattr(settings, name) is not None and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
+    if settings.otlp_endpoint is not None:
+        require("otel", f"{PREFIX}OTLP_ENDPOINT")
+    if settings.reranker_path is not None:
+        require("local-models", f"{PREFIX}RERANKER_PATH")
     if settings.analytics_otlp and settings.otlp_endpoint is None:
         raise ConfigurationError(f"{PREFIX}ANALYTICS_OTLP needs {PREFIX}OTLP_ENDPOINT, which is not set.")
     if settings.analytics_file and not Path(settings.analytics_file).expanduser().absolute().parent.is_dir():

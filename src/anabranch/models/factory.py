@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
@@ -91,6 +92,7 @@ class LocalEmbedder:
         return await model.embed(texts)
 
     def loaded(self) -> "MiniLM":
+        require("local-models", f"The embedding model {self.name} (or set AGGREGATOR_EMBEDDING_URL)")
         from anabranch.models.minilm import MiniLM  # noqa: PLC0415
 
         with self._loading:

