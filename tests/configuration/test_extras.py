@@ -10,7 +10,11 @@ import pytest
 from anabranch.configuration.extras import MODULES
 
 ROOT = Path(__file__).parents[2]
-HIDE = "import sys; sys.modules.update(dict.fromkeys({hidden!r})); from anabranch.entrypoints.cli import main; main({arguments!r})"
+HIDE = """import sys
+sys.modules.update(dict.fromkeys({hidden!r}))
+from anabranch.entrypoints.cli import main
+main({arguments!r})
+"""
 
 
 def run(extra: str, folder: Path, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

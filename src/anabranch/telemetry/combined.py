@@ -10,7 +10,7 @@ from anabranch.domain.contracts import Attribute, Clock
 from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.model import Context, Question
 from anabranch.domain.signals import Signal
-from anabranch.telemetry.log import Log, LoggedEvents, NullSpan, fast_log
+from anabranch.telemetry.log import Log, LoggedEvents, NullSpan
 from anabranch.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # OpenTelemetry loads only where there is a collector
@@ -79,7 +79,7 @@ class CombinedTelemetry:
     ) -> None:
         clock = clock or SystemClock()
         self._log = log
-        self._lines = LoggedEvents(fast_log(log, settings), queries=settings.log_queries, clock=clock)
+        self._lines = LoggedEvents(log, queries=settings.log_queries, clock=clock)
         self._metrics = metrics
         self._stages = metrics.stages
         self._traces = traces
