@@ -33,7 +33,7 @@ class RecordedLog(Log):
     def _record(self, fields: dict[str, Any]) -> str:
         event, *_ = (fields.pop(name) for name in ("event", "level", "timestamp"))
         self.lines.append((event, fields))
-        return event
+        return str(event)
 
 
 class Node:

@@ -14,7 +14,7 @@ from anabranch.telemetry.log import Log, LoggedEvents, NullSpan
 from anabranch.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # OpenTelemetry loads only where there is a collector
-    from anabranch.telemetry.traces import Traced, Traces
+    from anabranch.telemetry.otlp import Traced, Traces
 
 
 CALL = "upstream"
