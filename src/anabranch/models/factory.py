@@ -10,8 +10,7 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
-from anabranch.policies.resilience import Resilience
-from anabranch.policies.retries import GuardedCalls
+from anabranch.policies.resilience import GuardedCalls, Resilience
 from anabranch.policies.upstreams import Role
 
 if TYPE_CHECKING:

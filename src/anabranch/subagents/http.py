@@ -13,7 +13,7 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
 from anabranch.network import sse, syft_wire
-from anabranch.policies import retries
+from anabranch.policies import resilience
 from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
 
 MAX_FRAGMENTS = 10_000
@@ -71,7 +71,10 @@ class HttpSubagent:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
                 _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
-                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(MAX_FRAGMENTS):
