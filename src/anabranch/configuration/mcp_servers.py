@@ -8,8 +8,7 @@ from typing import Any
 
 from anabranch.configuration.config_file import ConfigFile
 from anabranch.configuration.extras import require
-from anabranch.configuration.fields import BlockFields, expanded, listed, mapping, shown, text
-from anabranch.configuration.setting_types import Flag, Share, sort
+from anabranch.configuration.fields import BlockFields, Flag, Share, expanded, listed, mapping, shown, sort, text
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.ranking import NEUTRAL
