@@ -24,7 +24,7 @@ from anabranch.domain.mcp import Aggregation, ServerRule
 from anabranch.domain.ranking import Weights
 
 MAX_PATTERN = 1_000
-# Steps for each character of a question: `(a{1,1000}){1,100}` would be 100,000 of them.
+# Automaton steps for each character of a question: `(a{1,1000}){1,100}` would be 100,000 of them.
 MAX_EXPANDED = 1_000
 TOKEN = re.compile(
     r"(?P<atom>\\[pPxuU]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.",
@@ -95,7 +95,7 @@ def _rule(given: object, known: Collection[str], where: str) -> ServerRule:
 
 
 def matching(rules: Iterable[ServerRule], query: str) -> ServerRule | None:
-    """The first rule whose pattern is found in the question, in capital or small letters."""
+    """The first rule whose pattern is found in the question, ignoring case."""
     return next((rule for rule in rules if _finder(rule.pattern)(query)), None)
 
 

@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"\$\$\{|\$\{(?:env:)?(?P<name>[A-Za-z_]\w*)(?::-(?P<other
 MAX_SHOWN = 60
 
 
-# Whole numbers of thousands of digits cannot even be shown.
+# Python refuses to print whole numbers of thousands of digits.
 HUGE = 10**30
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
@@ -63,7 +63,7 @@ Results = Annotated[int, Meta(ge=10, le=100, description="a whole number from 10
 
 
 class BlockFields:
-    """The fields of a block that has none but these. One without a value counts as not given."""
+    """The fields of a block; other names are refused, and one without a value counts as not given."""
 
     def __init__(self, given: object, where: str, known: Sequence[str]) -> None:
         self.where = where
@@ -121,7 +121,7 @@ def _refused(where: str, kind: Any, value: object, *, secret: bool = False) -> C
 
 
 def text(value: object, where: str) -> str:
-    """A text, or the number or truth value that was meant as one. It may be a secret, so it is not shown."""
+    """A text, or a number or boolean as text. It may be a secret, so errors do not show it."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
@@ -136,7 +136,7 @@ def text(value: object, where: str) -> str:
 
 
 def expanded(given: str, environment: Mapping[str, str], where: str) -> str:
-    """The text, with what the environment has in place of `${VARIABLE}` and of `${VARIABLE:-another text}`."""
+    """The text with `${VARIABLE}` and `${VARIABLE:-default}` replaced from the environment."""
 
     def put(found: re.Match[str]) -> str:
         if found[0] == "$${":
@@ -158,7 +158,7 @@ def expanded(given: str, environment: Mapping[str, str], where: str) -> str:
 
 
 def meant(name: object, known: Iterable[str]) -> str:
-    """The nearest of the names that there are, as a question in brackets; nothing, if none is near."""
+    """` (did you mean NAME?)` with the nearest known name; empty if none is near."""
     names = {_folded(one): one for one in known}
     near = get_close_matches(_folded(str(name)[:100]), names, n=1)
     return f" (did you mean {names[near[0]]}?)" if near else ""
@@ -175,7 +175,7 @@ def _folded(name: str) -> str:
 
 
 def plain(kind: Any) -> Any:
-    """The kind itself, without `| None`."""
+    """The type without `| None`."""
     if get_origin(kind) is UnionType or type(None) in get_args(kind):
         return next(part for part in get_args(kind) if part is not type(None))
     return kind
@@ -186,12 +186,12 @@ def is_list(kind: Any) -> bool:
 
 
 def takes(kind: Any) -> str:
-    """In words."""
+    """The description of a type."""
     return next(meta.description for meta in get_args(plain(kind)) if isinstance(meta, Meta) and meta.description)
 
 
 def instead_of(value: object) -> str:
-    """The value that was given, unless a password may be in it; of what may have no end, only the sort."""
+    """`, not VALUE`: without the value if a password may be in it, and only the type of what may be very large."""
     match value:
         case str():
             return "" if "@" in value else f", not {value!r}"
@@ -204,7 +204,7 @@ def instead_of(value: object) -> str:
 
 
 def sort(value: object) -> str:
-    """What sort of thing it is: the thing itself may be a secret, or without end."""
+    """The name of the value's type: the value itself may be a secret, or very large."""
     match value:
         case None:
             return "nothing"

@@ -22,7 +22,7 @@ AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
 
 REFUSED = "This address is not open to requests: it is not on the public internet and the operator has not allowed it."
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-# Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
+# Shorter than the five seconds after which most servers close an idle connection.
 IDLE_S = 4.0
 RESENDS = 2
 USED = "anabranch_used"
@@ -65,8 +65,8 @@ class GuardedResolver(AbstractResolver):
 
 
 class AiohttpOutbound:
-    """Outbound over aiohttp. Two pools: one for origins that the operator named, and one, guarded, for all others, so
-    that a caller can never ride on a connection that only the operator was entitled to open."""
+    """Outbound over aiohttp. Two connection pools: one for origins that the operator configured, and a guarded one for
+    all others, so that a caller never reuses a connection that only the operator may open."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class AiohttpOutbound:
 
 
 class Connector(aiohttp.TCPConnector):
-    """Notes whether the connection that a request was given had been used before."""
+    """Records whether the connection of a request was used before."""
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
@@ -121,7 +121,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 class PendingRequest:
-    """One request under way: entering it waits for the reply's head, leaving it closes what was not read."""
+    """One request: entering it waits for the reply's headers, leaving it closes what was not read."""
 
     __slots__ = ("_ask", "_max_bytes", "_response")
 
@@ -130,8 +130,8 @@ class PendingRequest:
         self._max_bytes = max_bytes
 
     async def __aenter__(self) -> "AiohttpExchange":
-        """A connection that had been used before, and is closed without a byte in reply, was closed because it was
-        idle, at the moment when we wrote: the request has not been heard, and is sent again."""
+        """If a reused connection is closed without a byte in reply, the server closed it as idle while we wrote. It has
+        not read the request, which is sent again."""
         for left in reversed(range(RESENDS + 1)):
             on_used_connection.set(False)
             try:
@@ -200,7 +200,7 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 def _translated(error: Exception) -> UpstreamError:
-    """What went wrong, for a person: no addresses, no library's words. And whose failure it was, for the policies."""
+    """The error without addresses and library messages, with its `Trouble` for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:
         case _ if isinstance(cause, AddressRefused):

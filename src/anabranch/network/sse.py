@@ -1,4 +1,4 @@
-"""Reading server-sent events: the data of each, whatever pieces the bytes arrive in."""
+"""Parser of server-sent events: the data of each, however the bytes are chunked."""
 
 from collections.abc import AsyncIterator
 
@@ -14,7 +14,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
     size = 0
     after_return = False
     async for chunk in chunks:
-        # A carriage return ends a line at once; the line feed that comes with the next piece belongs to it.
+        # A carriage return ends a line at once; a line feed at the start of the next chunk belongs to it.
         fresh = chunk[1:] if after_return and chunk.startswith(b"\n") else chunk
         after_return = chunk.endswith(b"\r")
         *ends, rest = fresh.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

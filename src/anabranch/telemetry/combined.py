@@ -1,4 +1,4 @@
-"""The server's Telemetry: log, metrics and, where there is a collector, traces, told together."""
+"""The server's Telemetry: log, metrics and, with a collector, traces."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -21,7 +21,7 @@ CALL = "upstream"
 
 
 class Timed:
-    """A span that only the metrics look at."""
+    """A span that is measured for the metrics."""
 
     __slots__ = ("_began", "_now", "_observe", "context")
 
@@ -41,7 +41,7 @@ class Timed:
 
 
 class TimedAndTraced:
-    """A span for the metrics and for the collector."""
+    """A span that is measured for the metrics and sent to the collector."""
 
     __slots__ = ("_timed", "_traced", "context")
 
@@ -67,7 +67,7 @@ Spans: TypeAlias = "Timed | TimedAndTraced | Traced | NullSpan"
 
 
 class CombinedTelemetry:
-    """Tells each of them what happens. What goes wrong in here is logged once, and nobody's question fails of it."""
+    """Passes every event to log, metrics and traces. An error in them is logged once and fails no question."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class CombinedTelemetry:
 
     def span(self, name: str, context: Context, **attributes: str | int | float) -> "Spans":
         try:
-            if name == CALL:  # of the calls to other machines, each source and the model have figures of their own
+            if name == CALL:  # calls to upstreams have metrics of their own
                 return NullSpan(context) if self._traces is None else self._traces.span(name, context, attributes)
             timed = Timed(self._stages[name], self._now, context)
             if self._traces is None:
