@@ -17,7 +17,7 @@ $(BIN)/python:
 
 $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | $(BIN)/python
 	$(PIP) --require-hashes -r requirements/build.txt -r requirements/runtime.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --editable '.[all]'
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
@@ -57,6 +57,7 @@ check: $(VENV)/.dev  ## style, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@find src tests -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > 600 {print "over 600 lines:", $$2, $$1}'
 
 bench: $(VENV)/.dev  ## our server, the floor and a classic server, side by side in one run
 	$(BIN)/python -m benchmarks.chat
@@ -69,9 +70,9 @@ fix: $(VENV)/.dev  ## what can be put right automatically
 	$(BIN)/ruff check --fix .
 
 pins: $(VENV)/.dev  ## newest versions into requirements/*.txt
-	$(PIN) --upgrade pyproject.toml --output-file requirements/runtime.txt
+	$(PIN) --upgrade --all-extras pyproject.toml --output-file requirements/runtime.txt
 	$(PIN) --upgrade requirements/build.in --output-file requirements/build.txt
-	$(PIN) --upgrade requirements/dev.in pyproject.toml --output-file requirements/dev.txt
+	$(PIN) --upgrade --all-extras requirements/dev.in pyproject.toml --output-file requirements/dev.txt
 	$(PIN) --upgrade requirements/bench.in --output-file requirements/bench.txt
 
 wheel: $(VENV)/.dev  ## a wheel in dist/

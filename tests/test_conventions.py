@@ -1,8 +1,10 @@
-"""Conventions that had to be said twice."""
+"""Conventions of the code base."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,30 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "src" / "anabranch").rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "helpers", "manager", "service", "base", "common", "misc"}
+MAX_FUNCTION_LINES = 60
+# What answers questions, serves or indexes: a help text and a client need none of it.
+SERVER = "aiohttp,anabranch.app,anabranch.configuration.settings,numpy,opentelemetry,rich,starlette,uvicorn,yaml"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_a_module_says_what_it_owns_and_its_functions_fit_on_a_screen(module: Path) -> None:
-    text = module.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+def test_a_module_has_a_docstring_and_no_function_over_60_lines(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "a module begins with a sentence on what it owns"
     assert module.stem not in FORBIDDEN_NAMES
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno <= 60, f"{node.name} does not fit on a screen"
+            lines = (node.end_lineno or 0) - node.lineno
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_a_class_name_occurs_once_in_the_package() -> None:
+    names = Counter(
+        node.name
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.name not in ("settings.py", "main.py")], ids=str)
@@ -31,22 +46,42 @@ def test_only_the_settings_read_the_environment(module: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "heavy"),
+    ("code", "heavy"),
     [
-        ("anabranch", "uvicorn,starlette,click,matplotlib,pydantic,mcp"),
-        ("anabranch.entrypoints.http.app", "click,matplotlib,pydantic,mcp,httpx2,rapidfuzz"),
+        ("import anabranch", SERVER + ",asyncio,click,msgspec"),
+        ("import anabranch.client", SERVER + ",click"),
+        ("from anabranch.entrypoints.cli import main; main(['--help'])", SERVER + ",asyncio,anabranch.network"),
+        ("from anabranch.entrypoints.cli import main; main(['--version'])", SERVER + ",asyncio,anabranch.network"),
+        ("from anabranch import Settings", "aiohttp,anabranch.app,starlette,rich"),
+        ("from anabranch import Anabranch", "uvicorn,starlette,click,matplotlib,pydantic,mcp"),
+        ("import anabranch.entrypoints.http.app", "click,matplotlib,pydantic,mcp,httpx2,rapidfuzz"),
     ],
 )
-def test_what_few_need_is_loaded_when_they_need_it(module: str, heavy: str) -> None:
-    code = f"import sys, {module}; print([m for m in '{heavy}'.split(',') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_startup_loads_only_the_modules_that_are_needed(code: str, heavy: str) -> None:
+    report = f"lambda: print([m for m in '{heavy}'.split(',') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; atexit.register({report}); {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("package", ["anabranch", "anabranch.client", "anabranch.testing"])
+def test_every_public_name_can_be_imported_and_others_cannot(package: str) -> None:
+    module = import_module(package)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        module.Nothing  # noqa: B018
 
 
 def test_no_pin_names_an_index() -> None:
     for pins in (ROOT / "requirements").glob("*.txt"):
         text = pins.read_text(encoding="utf-8")
-        assert "http" not in text.replace("httptools", "").replace("aiohttp", "").replace("httpx", "").replace(
-            "httpcore", ""
-        )
+        for package in ("httptools", "aiohttp", "httpx", "httpcore"):
+            text = text.replace(package, "")
+        assert "http" not in text
         assert "index" not in text

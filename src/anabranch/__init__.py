@@ -1,28 +1,43 @@
 """One question to many sources at once, one answer in which every sentence points at the words that carry it."""
 
-from anabranch.app import Anabranch
-from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import AnabranchError
-from anabranch.domain.events import (
-    Answered,
-    AnswerEvent,
-    Failed,
-    GenerationStarted,
-    RetrievalFinished,
-    RetrievalStarted,
-    SourceReplied,
-    Token,
-)
-from anabranch.domain.mcp import (
-    AggregatedResponse,
-    AggregatorError,
-    AggregatorQuery,
-    AllServersFailed,
-    ConfigError,
-    InvalidQuery,
-    TimedOut,
-)
-from anabranch.domain.model import Answer, Citation, Endpoint, Message, Passage, Question, SourceReply, Status, Until
+from typing import TYPE_CHECKING
+
+from anabranch._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from anabranch.app import Anabranch
+    from anabranch.configuration.settings import Settings
+    from anabranch.domain.errors import AnabranchError
+    from anabranch.domain.events import (
+        Answered,
+        AnswerEvent,
+        Failed,
+        GenerationStarted,
+        RetrievalFinished,
+        RetrievalStarted,
+        SourceReplied,
+        Token,
+    )
+    from anabranch.domain.mcp import (
+        AggregatedResponse,
+        AggregatorError,
+        AggregatorQuery,
+        AllServersFailed,
+        ConfigError,
+        InvalidQuery,
+        TimedOut,
+    )
+    from anabranch.domain.model import (
+        Answer,
+        Citation,
+        Endpoint,
+        Message,
+        Passage,
+        Question,
+        SourceReply,
+        Status,
+        Until,
+    )
 
 __all__ = [
     "AggregatedResponse",
@@ -53,3 +68,6 @@ __all__ = [
     "Token",
     "Until",
 ]
+__getattr__ = lazy_names(
+    __name__, ("domain.model", "domain.events", "domain.errors", "domain.mcp", "configuration.settings", "app")
+)

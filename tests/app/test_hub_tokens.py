@@ -302,7 +302,7 @@ async def test_those_who_come_at_once_ask_once(hub: Hub, tokens: HubTokens) -> N
 async def test_a_hub_that_is_away(hub: Hub, tokens: HubTokens, clock: ManualClock, failure: Failure) -> None:
     token = hub.token("alice", sub="17")
     hub.fails(failure)
-    for _ in range(3):  # at first nobody gets in, and the hub is left alone for a while
+    for _ in range(3):  # at first nobody gets in, and the hub is circuit is open for a while
         await refused(tokens, token, NOT_NOW)
     assert hub.key_requests == 1
     hub.fails(None)

@@ -1,5 +1,7 @@
 """The file is read again: what is handed on, what stays as it was, and what the log says."""
 
+import io
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from anabranch.app.config_reload import ConfigReload
 from anabranch.configuration.settings import load
 from anabranch.domain.mcp import Aggregation, McpServer
+from anabranch.telemetry.log import Log, LogWriter
 
 BEFORE = """
 mcpServers:
@@ -20,14 +23,17 @@ sources:
 """
 
 
-class Log:
+class RecordedLog(Log):
+    """A log whose lines can be compared."""
+
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
+        super().__init__(LogWriter(io.StringIO()), logging.INFO, self._record)
 
-    def info(self, event: str, **said: Any) -> None:
-        self.lines.append((event, said))
-
-    warning = error = info
+    def _record(self, fields: dict[str, Any]) -> str:
+        event, *_ = (fields.pop(name) for name in ("event", "level", "timestamp"))
+        self.lines.append((event, fields))
+        return str(event)
 
 
 class Node:
@@ -36,7 +42,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.write(BEFORE)
-        self.log = Log()
+        self.log = RecordedLog()
         self.taken: list[tuple[Mapping[str, McpServer], Aggregation]] = []
         self.broken: Exception | None = None
         self.reloading = ConfigReload(load({}, path), self._take, self.log, lambda: load({}, path))
@@ -129,6 +135,6 @@ async def test_our_own_mistake_is_not_the_end_of_it(node: Node) -> None:
     node.broken = RuntimeError("No.")
     event, said = await node.again(BEFORE)
     assert event == "configuration_refused"
-    assert said["exc_info"] is node.broken
+    assert said["exception"].endswith("RuntimeError: No.")
     node.broken = None
     assert await node.again(BEFORE) == reloaded()

@@ -37,46 +37,41 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_block_that_there_is_not(written: Write, text: str) -> None:
+def test_an_unknown_block_of_the_file_is_named_with_the_nearest_one(written: Write, text: str) -> None:
     assert said(written(text)) == WRONG[text]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "settings:\nsources:\nmodels:\nmcpServers:\naggregator:\n"])
-def test_a_block_with_nothing_in_it_is_none(written: Write, text: str) -> None:
+def test_an_empty_block_counts_as_not_given(written: Write, text: str) -> None:
     assert load({}, written(text)) == load({}, written("{}"))
 
 
 TWICE = {
-    "mcpServers:\n  a: {command: x}\n  a: {command: y}": "mcpServers.a is there twice (lines 2 and 3).",
-    "settings: {port: 1}\nmodels:\nsettings: {port: 2}": "settings is there twice (lines 1 and 3).",
-    "settings: {port: 1, 'port': 2}": "settings.port is there twice (both times on line 1).",
-    "mcpServers: {1: {command: x}, '1': {command: y}}": "mcpServers.1 is there twice (both times on line 1).",
+    "mcpServers:\n  a: {command: x}\n  a: {command: y}": "(line 3: the key a is already on line 2)",
+    "settings: {port: 1}\nmodels:\nsettings: {port: 2}": "(line 3: the key settings is already on line 1)",
+    "settings: {port: 1, 'port': 2}": "(line 1: the key port is already on line 1)",
+    "mcpServers: {1: {command: x}, '1': {command: y}}": "(line 1: the key 1 is already on line 1)",
     "aggregator:\n  serverRules:\n  - {pattern: a, servers: [a]}\n  - pattern: b\n    pattern: c": (
-        "aggregator.serverRules[1].pattern is there twice (lines 4 and 5)."
+        "(line 5: the key pattern is already on line 4)"
     ),
-    "mcpServers: {a: {command: x, arguments: {b: &b {c: 1, c: 2}, d: *b}}}": (
-        "mcpServers.a.arguments.b.c is there twice (both times on line 1)."
-    ),
-    "mcpServers: {a: {command: x, env: {hush_hush, hush_hush}}}": (
-        "mcpServers.a.env.… is there twice (both times on line 1)."
-    ),
-    "mcpServers: {a: {command: x, env: {hush hush: 1, hush hush: 2}}}": (
-        "mcpServers.a.env.… is there twice (both times on line 1)."
-    ),
+    "mcpServers: {a: {command: x, arguments: {b: &b {c: 1, c: 2}, d: *b}}}": "(line 1: the key c is already on line 1)",
+    "mcpServers: {a: {command: x, env: {hush_hush, hush_hush}}}": "(line 1: the key is already on line 1)",
+    "mcpServers: {a: {command: x, env: {hush hush: 1, hush hush: 2}}}": "(line 1: the key is already on line 1)",
 }
 
 
 @pytest.mark.parametrize("text", TWICE)
-def test_a_name_that_stands_twice(written: Write, text: str) -> None:
-    assert said(written(text)) == TWICE[text]
+def test_duplicate_yaml_keys_are_rejected(written: Write, text: str) -> None:
+    assert said(written(text)) == f"this is not YAML {TWICE[text]}."
 
 
-def test_what_is_merged_may_be_written_again(written: Write) -> None:
-    text = "mcpServers: {a: &a {command: x, tool: t}, b: {<<: *a, tool: u}}"
-    assert load({}, written(text)).mcp_servers["b"].tool == "u"
+def test_a_merged_yaml_key_may_be_overridden(written: Write) -> None:
+    text = "mcpServers: {a: &a {command: x, tool: t}, b: &b {<<: *a, tool: u}, c: {<<: *b}}"
+    servers = load({}, written(text)).mcp_servers
+    assert (servers["b"].tool, servers["c"].tool) == ("u", "u")
 
 
-def test_the_variables_that_something_was_taken_from(written: Write) -> None:
+def test_the_environment_variables_that_the_settings_use(written: Write) -> None:
     path = written(
         """
         sources: {handbook: {url: "https://h", slug: s, token: "${ALICE}"}}

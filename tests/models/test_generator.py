@@ -1,15 +1,12 @@
-"""What every Generator promises."""
+"""Every generator passes the contract suite of generators."""
 
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 
 import pytest
 
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Generator
-from anabranch.domain.errors import GenerationFailed
-from anabranch.domain.model import Context, Endpoint, Message, Prompt, Usage
+from anabranch.domain.model import Endpoint, Usage
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
 from anabranch.network.addresses import AddressGuard
@@ -18,28 +15,15 @@ from anabranch.policies.resilience import Resilience
 from anabranch.policies.upstreams import Policy
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import Failure, FakeGenerator, Space
+from anabranch.testing.contracts.generator import TEXT, GeneratorContract
 
-SAID = "Streams leave the river and rejoin it, naïvely — 東京."
-PROMPT = Prompt(
-    question="Why?",
-    messages=(Message(role="user", content="Why?"),),
-    max_tokens=50,
-    temperature=0.1,
-    passages=(),
-    version="test",
-)
 Make = Callable[[str], Generator]
-
-
-def context() -> Context:
-    return Context(correlation_id="c", deadline=time.monotonic() + 30)
 
 
 @pytest.fixture(params=["space", "space streaming", "openai", "resilient", "fake"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
-    """A generator by name: `talker` speaks, `broken` fails in the middle or at once."""
     if request.param == "fake":
-        words = [word + " " for word in SAID.split(" ")[:-1]] + [SAID.rsplit(" ", maxsplit=1)[-1]]
+        words = [word + " " for word in TEXT.split(" ")[:-1]] + [TEXT.rsplit(" ", maxsplit=1)[-1]]
         fakes = {
             "talker": FakeGenerator(words, usage=Usage(total_tokens=9)),
             "broken": FakeGenerator(words, fail_after=1),
@@ -48,7 +32,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         return
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=1_000_000)
     async with Space(everything=True) as space:
-        space.model("talker", reply=SAID, chunk_delay_s=0.001)
+        space.model("talker", reply=TEXT, chunk_delay_s=0.001)
         space.fails("broken", Failure.STREAM_BREAK)
 
         resilience = Resilience(Policy(model_retries=0), SystemClock(), SilentTelemetry())
@@ -65,21 +49,5 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         await outbound.close()
 
 
-async def test_the_deltas_are_the_text_and_one_has_the_usage(make: Make) -> None:
-    deltas = [delta async for delta in make("talker").generate(PROMPT, context())]
-    assert "".join(delta.text for delta in deltas) == SAID
-    assert [delta.usage for delta in deltas if delta.usage] != []
-
-
-async def test_every_failure_is_one_kind_of_error(make: Make) -> None:
-    with pytest.raises(GenerationFailed) as caught:
-        async for _ in make("broken").generate(PROMPT, context()):
-            pass
-    assert caught.value.message
-
-
-async def test_it_can_be_left_in_the_middle(make: Make) -> None:
-    async with aclosing(make("talker").generate(PROMPT, context())) as deltas:
-        async for delta in deltas:
-            if delta.text:
-                break
+class TestGenerator(GeneratorContract):
+    """Every generator over HTTP, and the fake."""

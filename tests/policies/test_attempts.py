@@ -30,7 +30,7 @@ async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_
         for _ in range(8):
             with pytest.raises(EmbeddingFailed, match="No connection could be made"):
                 await embedder.embed(["river"])
-        with pytest.raises(EmbeddingFailed, match="left alone for 10 more seconds"):
+        with pytest.raises(EmbeddingFailed, match="circuit is open for 10 more seconds"):
             await embedder.embed(["river"])
     await outbound.close()
     assert telemetry.signals.count(Retried(upstream="vectors (embeddings)")) == 2

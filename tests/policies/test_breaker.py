@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.model import Endpoint, SourceReply, Status
 from anabranch.domain.signals import BreakerMoved, BreakerState
-from anabranch.policies.breaker import BUCKETS, Breaker
-from anabranch.policies.upstreams import STRANGERS, Policy, Upstreams
+from anabranch.policies.upstreams import BUCKETS, UNTRUSTED, Breaker, Policy, Upstreams
 from anabranch.testing import FakeSource, ManualClock, Recorder
 from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
 
@@ -20,12 +19,9 @@ WINDOW_S, MIN_CALLS, RATE, PAUSE_S = 30.0, 4, 0.5, 10.0
 def breaker(clock: ManualClock, telemetry: Recorder | None = None) -> Breaker:
     return Breaker(
         "alice/docs",
-        window_s=WINDOW_S,
-        min_calls=MIN_CALLS,
-        rate=RATE,
-        pause_s=PAUSE_S,
-        clock=clock,
-        telemetry=telemetry or Recorder(),
+        Policy(window_s=WINDOW_S, min_calls=MIN_CALLS, rate=RATE, pause_s=PAUSE_S),
+        clock,
+        telemetry or Recorder(),
     )
 
 
@@ -171,7 +167,7 @@ def test_it_says_how_long(left_s: float, says: str) -> None:
     clock = ManualClock()
     made = opened(clock)
     clock.advance(PAUSE_S - left_s)
-    assert made.patience.endswith(says)
+    assert made.refusal.endswith(says)
     assert made.blocked
 
 
@@ -190,12 +186,12 @@ async def test_a_source_that_fails_is_skipped_with_a_sentence() -> None:
     inner = FakeSource(GOOD)
     reply = await bench.resilience.source(ENDPOINT, lambda _: inner).search(QUERY, bench.context())
     assert reply.status is Status.SKIPPED
-    assert reply.error == "The source has failed too often lately and is left alone for 10 more seconds."
+    assert reply.error == "The source has failed too often: its circuit is open for 10 more seconds."
     assert (reply.path, inner.queries, reply.fault) == ("alice/docs", [], False)
-    assert bench.resilience.states() == {"alice/docs": "open"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "open"}
     bench.clock.advance(10)
     assert await bench.resilience.source(ENDPOINT, lambda _: inner).search(QUERY, bench.context()) == GOOD
-    assert bench.resilience.states() == {"alice/docs": "closed"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "closed"}
 
 
 @pytest.mark.parametrize("reply", [REFUSED, SourceReply(path="alice/docs", status=Status.ERROR, error="404")])
@@ -204,7 +200,7 @@ async def test_refusals_are_nobodys_failure(reply: SourceReply) -> None:
     source = bench.resilience.source(ENDPOINT, lambda _: FakeSource(reply))
     for _ in range(50):
         assert await source.search(QUERY, bench.context()) == reply
-    assert bench.resilience.states() == {"alice/docs": "closed"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "closed"}
 
 
 async def test_one_call_tries_and_the_others_are_refused_meanwhile() -> None:
@@ -219,7 +215,7 @@ async def test_one_call_tries_and_the_others_are_refused_meanwhile() -> None:
     held.reply(GOOD)
     replies = await asyncio.gather(*calls)
     assert [reply.status for reply in replies].count(Status.SKIPPED) == 19
-    assert bench.resilience.states() == {"alice/docs": "closed"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "closed"}
 
 
 @pytest.mark.parametrize(("passes_s", "state"), [(1.0, "half_open"), (30.0, "open")])
@@ -236,7 +232,7 @@ async def test_one_that_tries_and_is_cancelled_makes_room_and_one_that_times_out
     bench.clock.advance(passes_s)
     call.cancel()
     await asyncio.wait([call])
-    assert bench.resilience.states() == {"alice/docs": state}
+    assert bench.resilience.upstreams.states() == {"alice/docs": state}
     bench.clock.advance(10)
     again = asyncio.create_task(source.search(QUERY, bench.context()))
     await until(lambda: held.asked == 2)
@@ -255,7 +251,7 @@ async def test_time_outs_count_and_clients_that_go_do_not() -> None:
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-        assert bench.resilience.states() == {"alice/docs": state}
+        assert bench.resilience.upstreams.states() == {"alice/docs": state}
 
 
 async def test_each_call_has_a_span_whose_context_goes_along() -> None:
@@ -273,7 +269,7 @@ async def test_each_call_has_a_span_whose_context_goes_along() -> None:
 
 def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
     clock = ManualClock()
-    known = Upstreams(Policy(), clock, Recorder(), most=100)
+    known = Upstreams(Policy(), clock, Recorder(), max_upstreams=100)
     named = msgspec.structs.replace(ENDPOINT, operator=False)
     kept, vouched = known.of(named), known.of(ENDPOINT)
     for number in range(1_000):
@@ -283,8 +279,8 @@ def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
     assert known.of(ENDPOINT) is vouched, "those whom strangers name do not push out the operator's"
     assert set(known.states()) == {
         "alice/docs",
-        f"alice/docs{STRANGERS}",
-        *(f"s{number}{STRANGERS}" for number in range(901, 1_000)),
+        f"alice/docs{UNTRUSTED}",
+        *(f"s{number}{UNTRUSTED}" for number in range(901, 1_000)),
     }
 
 
@@ -307,7 +303,7 @@ def test_what_was_not_asked_for_long_shows_only_while_it_is_in_trouble() -> None
     for _ in range(10):
         bad.leave(bad.enter(), good=False)
     clock.advance(91)
-    assert known.states() == {f"bad{STRANGERS}": "open"}
+    assert known.states() == {f"bad{UNTRUSTED}": "open"}
 
 
 def test_of_two_with_the_same_name_the_worse_one_shows() -> None:
@@ -317,7 +313,7 @@ def test_of_two_with_the_same_name_the_worse_one_shows() -> None:
         bad.leave(bad.enter(), good=False)
     known.of(Endpoint(slug="docs", url="http://two.example"))
     known.of(Endpoint(slug="odd", url="http://[::1"))
-    assert known.states() == {f"docs{STRANGERS}": "open", f"odd{STRANGERS}": "closed"}
+    assert known.states() == {f"docs{UNTRUSTED}": "open", f"odd{UNTRUSTED}": "closed"}
 
 
 def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
@@ -335,8 +331,8 @@ def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
     known.tend()
     assert len(known) == 1, "one that is being asked is not forgotten"
     assert telemetry.signals == [
-        BreakerMoved(upstream=f"bad{STRANGERS}", state="open"),
-        BreakerMoved(upstream=f"bad{STRANGERS}", state="closed"),
+        BreakerMoved(upstream=f"bad{UNTRUSTED}", state="open"),
+        BreakerMoved(upstream=f"bad{UNTRUSTED}", state="closed"),
     ]
 
 

@@ -1,8 +1,7 @@
-"""What every Cache promises."""
+"""Every cache passes the contract suite of caches."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -11,24 +10,13 @@ from anabranch.domain.contracts import Cache
 from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
 from anabranch.redis.client import Redis
 from anabranch.telemetry.log import SilentTelemetry
+from anabranch.testing.contracts.cache import CacheCase, CacheContract
 from anabranch.testing.fakes import ManualClock
 from support.valkey_server import running_valkey
 
-TTL_S = 300.0
-
-
-class World(NamedTuple):
-    cache: Cache
-    settled: Callable[[], Awaitable[None]]
-    passes: Callable[[float], Awaitable[None]]
-
-    async def put(self, key: str, value: bytes, ttl_s: float = TTL_S) -> None:
-        await self.cache.put(key, value, ttl_s)
-        await self.settled()
-
 
 @pytest.fixture(params=["memory", "redis", "tiered", "tiered, another worker"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CacheCase]:
     clock = ManualClock()
     near = MemoryCache(1_000_000, clock)
 
@@ -38,7 +26,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         clock.advance(seconds)
 
     if request.param == "memory":
-        yield World(near, nothing, later)
+        yield CacheCase(near, nothing, later)
         return
 
     with running_valkey(tmp_path) as server:
@@ -57,7 +45,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         tiered: Cache = TieredCache(near, far)
         if request.param == "tiered, another worker":
             tiered = Elsewhere(tiered, TieredCache(MemoryCache(1_000_000, clock), far))
-        yield World(far if request.param == "redis" else tiered, far.settled, all_earlier)
+        yield CacheCase(far if request.param == "redis" else tiered, far.settled, all_earlier)
         await redis.close()
 
 
@@ -75,39 +63,5 @@ class Elsewhere:
         await self._writing.put(key, value, ttl_s)
 
 
-async def test_what_was_put_is_there_as_it_was(world: World) -> None:
-    assert await world.cache.get("key") is None
-    values = [b"", b"\x00\xff\r\n", b"$5\r\nhello\r\n", bytes(range(256)) * 100]
-    keys = ["", " ", "ä", "half \ud83d", "line\r\nbreak", "x" * 5000]
-    for key in keys:
-        for value in values:
-            await world.put(f"{key}{values.index(value)}", value)
-    for key in keys:
-        for value in values:
-            for _ in range(2):
-                assert await world.cache.get(f"{key}{values.index(value)}") == value
-
-
-async def test_the_last_value_counts(world: World) -> None:
-    await world.put("key", b"first")
-    await world.put("key", b"second")
-    assert await world.cache.get("key") == b"second"
-
-
-async def test_it_is_there_for_its_time_and_no_longer(world: World) -> None:
-    await world.put("short", b"s", TTL_S)
-    await world.put("long", b"l", 3 * TTL_S)
-    await world.passes(TTL_S / 2)
-    assert await world.cache.get("short") == b"s"
-    assert await world.cache.get("long") == b"l"
-    await world.passes(TTL_S / 2)
-    assert await world.cache.get("short") is None
-    assert await world.cache.get("long") == b"l"
-    await world.passes(2 * TTL_S)
-    assert await world.cache.get("long") is None
-
-
-async def test_no_time_at_all_is_not_kept(world: World) -> None:
-    await world.put("key", b"value")
-    await world.put("key", b"", 0)
-    assert await world.cache.get("key") is None
+class TestCache(CacheContract):
+    """Every cache of this package."""

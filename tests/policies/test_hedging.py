@@ -15,7 +15,7 @@ from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceRepl
 from anabranch.domain.signals import Hedged
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import FEWEST_LATENCIES, LATENCIES, Latencies, Policy
+from anabranch.policies.upstreams import LATENCIES, MIN_LATENCIES, Latencies, Policy
 from anabranch.sources.space import SpaceSource
 from anabranch.testing import Document, Failure, FakeSource, Recorder, Space
 from support.scripted_source import (
@@ -44,7 +44,7 @@ def double(bench: Bench, first: Source, second: Source) -> Source:
     return bench.resilience.source(DOUBLE, lambda endpoint: first if endpoint.url == DOUBLE.url else second)
 
 
-async def accustomed(bench: Bench, times: int = FEWEST_LATENCIES, usual_s: float = 0.0) -> None:
+async def accustomed(bench: Bench, times: int = MIN_LATENCIES, usual_s: float = 0.0) -> None:
     """The first has answered in the usual time often enough for its p95 to be known. By default it took no time: then
     its alternate is asked as soon as it does not answer in the same breath."""
 
@@ -115,7 +115,7 @@ async def test_a_bad_alternate_costs_nothing_and_a_bad_first_is_replaced() -> No
 
 
 @pytest.mark.parametrize(
-    ("known", "usual_s"), [(FEWEST_LATENCIES - 1, 0.0), (FEWEST_LATENCIES, 1_000.0)], ids=["too few", "not yet slow"]
+    ("known", "usual_s"), [(MIN_LATENCIES - 1, 0.0), (MIN_LATENCIES, 1_000.0)], ids=["too few", "not yet slow"]
 )
 async def test_the_alternate_is_not_asked_before_the_p95_nor_without_one(known: int, usual_s: float) -> None:
     bench = Bench(Policy(window_s=100_000))
@@ -129,7 +129,7 @@ async def test_the_alternate_is_not_asked_before_the_p95_nor_without_one(known: 
     assert await search == GOOD
 
 
-@pytest.mark.parametrize("known", [0, FEWEST_LATENCIES], ids=["p95 unknown", "p95 known"])
+@pytest.mark.parametrize("known", [0, MIN_LATENCIES], ids=["p95 unknown", "p95 known"])
 async def test_a_first_that_fails_is_replaced_at_once_and_a_refusal_is_not(known: int) -> None:
     bench = Bench(Policy(retry_budget=0.0, min_calls=1_000))
     await accustomed(bench, known)
@@ -148,17 +148,17 @@ async def test_a_first_that_is_left_alone_goes_straight_to_the_alternate() -> No
     first = FakeSource(GOOD)
     assert await double(bench, first, FakeSource(OTHER)).search(QUERY, bench.context()) == OTHER
     assert first.queries == []
-    assert bench.resilience.states() == {"alice/docs": "open", "alice/docs (alternate)": "closed"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "open", "alice/docs (alternate)": "closed"}
     for _ in range(2):
         await double(bench, first, FakeSource(BROKEN)).search(QUERY, bench.context())
     reply = await double(bench, first, FakeSource(OTHER)).search(QUERY, bench.context())
     assert reply.status is Status.SKIPPED
-    assert bench.resilience.states() == {"alice/docs": "open", "alice/docs (alternate)": "open"}
+    assert bench.resilience.upstreams.states() == {"alice/docs": "open", "alice/docs (alternate)": "open"}
 
 
 async def test_hedges_by_time_stay_within_the_budget() -> None:
     bench = Bench(Policy(retry_budget=0.1))
-    await accustomed(bench, FEWEST_LATENCIES)
+    await accustomed(bench, MIN_LATENCIES)
     bench.clock.advance(60)
     for _ in range(2):
         assert await double(bench, Held(), FakeSource(OTHER)).search(QUERY, bench.context()) == OTHER
@@ -181,15 +181,15 @@ async def test_whoever_asked_may_go_and_both_are_cancelled() -> None:
     await asyncio.wait([search])
     assert search.cancelled()
     assert (slow.cancelled, other.cancelled) == (1, 1)
-    assert set(bench.resilience.states().values()) == {"closed"}
+    assert set(bench.resilience.upstreams.states().values()) == {"closed"}
 
 
 def test_the_p95_is_that_of_the_last_hundred() -> None:
     latencies = Latencies()
-    for number in range(FEWEST_LATENCIES - 1):
+    for number in range(MIN_LATENCIES - 1):
         latencies.add(number)
         assert latencies.slow_s is None
-    latencies.add(FEWEST_LATENCIES - 1)
+    latencies.add(MIN_LATENCIES - 1)
     assert latencies.slow_s == 18
     for number in range(LATENCIES):
         latencies.add(number)
@@ -223,7 +223,7 @@ async def test_a_slow_primary_loses_and_its_connection_is_closed(outbound: Aioht
         for space, text in ((first, "first"), (second, "second")):
             space.source("docs", documents=[Document(title="T", content=text)], token="t")
         source, telemetry = between(first.url, second.url, outbound)
-        for _ in range(FEWEST_LATENCIES):
+        for _ in range(MIN_LATENCIES):
             assert (await source().search(QUERY, now())).passages[0].text == "first"
         first.source("docs", delay_s=30)
         reply = await source().search(QUERY, now())

@@ -111,10 +111,9 @@ def test_what_is_released_is_that_very_call() -> None:
     assert limiter.reserve("k").allowance.wait_s == pytest.approx(0.5)
 
 
-def test_keys_leave_when_they_are_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MAX_KEYS", 100)
+def test_expired_keys_and_keys_beyond_the_maximum_are_dropped() -> None:
     clock = ManualClock()
-    limiter = MemoryLimiter(1, 10.0, clock)
+    limiter = MemoryLimiter(1, 10.0, clock, max_keys=100)
     for number in range(150):
         limiter.reserve(f"old {number}")
     assert len(limiter._calls) == 100

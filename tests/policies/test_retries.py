@@ -18,8 +18,8 @@ from anabranch.domain.signals import Retried
 from anabranch.models.model_server import ModelServer
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
-from anabranch.policies.retries import asked_s, backed_off_s
-from anabranch.policies.upstreams import Budget, Policy
+from anabranch.policies.resilience import backoff_s, retry_after_s
+from anabranch.policies.upstreams import Policy, RetryBudget
 from anabranch.testing import Failure, Space
 from support.scripted_source import PROMPT, Bench, Scripted, Step, answering, down, reaching_out, until
 
@@ -54,14 +54,14 @@ async def test_it_gives_up_with_the_failure_itself() -> None:
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 9))
 def test_jitter_stays_between_the_half_and_the_whole(chance: float, attempt: int) -> None:
-    assert 0.5 * 2**attempt <= backed_off_s(1.0, attempt, lambda: chance) <= 2**attempt
+    assert 0.5 * 2**attempt <= backoff_s(1.0, attempt, lambda: chance) <= 2**attempt
 
 
 async def test_waits_have_jitter() -> None:
     bench = Bench(chance=0.0)
     await said(bench.resilience.generator(MODEL, Scripted([down()], [down()], ["x"])), bench.context())
     assert bench.slept == [0.5, 1.0]
-    assert 0.5 <= backed_off_s(1.0, 0, random.random) <= 1.0
+    assert 0.5 <= backoff_s(1.0, 0, random.random) <= 1.0
 
 
 @pytest.mark.parametrize("script", [["One ", down()], ["", "One ", down()]], ids=["at once", "after a blank"])
@@ -119,7 +119,7 @@ def test_no_wait_goes_past_the_deadline(left_s: float, chance: float) -> None:
     + [(junk, None) for junk in ("", "soon", "-3", "1.5", "٣", "Mon, 99 Foo 2020", "9" * 5 + "x")],
 )
 def test_retry_after_in_seconds_or_as_a_date(header: str, wait_s: float | None) -> None:
-    assert asked_s(header, lambda: 1_000.0) == wait_s
+    assert retry_after_s(header, lambda: 1_000.0) == wait_s
 
 
 # --- the breaker
@@ -130,12 +130,12 @@ async def test_a_model_that_fails_is_left_alone_and_says_so() -> None:
     with pytest.raises(GenerationFailed, match="503"):
         await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
     inner = Scripted(["x"])
-    with pytest.raises(GenerationFailed, match="failed too often lately and is left alone for 10 more seconds"):
+    with pytest.raises(GenerationFailed, match="failed too often: its circuit is open for 10 more seconds"):
         await said(bench.resilience.generator(MODEL, inner), bench.context())
     assert inner.contexts == []
     bench.clock.advance(10)
     assert await said(bench.resilience.generator(MODEL, inner), bench.context()) == "x"
-    assert bench.resilience.states() == {"mia/writer": "closed"}
+    assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
 async def test_a_failure_that_opens_the_breaker_stands_without_a_wait() -> None:
@@ -150,7 +150,7 @@ async def test_refusals_do_not_shut_a_model_for_everybody() -> None:
     for trouble in (Trouble.REQUEST, Trouble.BUSY):
         with pytest.raises(GenerationFailed):
             await said(bench.resilience.generator(MODEL, Scripted([GenerationFailed("No.", trouble)])), bench.context())
-    assert bench.resilience.states() == {"mia/writer": "closed"}
+    assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
 async def test_the_one_that_tries_closes_with_its_first_words_and_an_abandoned_one_makes_room() -> None:
@@ -160,14 +160,14 @@ async def test_the_one_that_tries_closes_with_its_first_words_and_an_abandoned_o
     bench.clock.advance(10)
     async with aclosing(bench.resilience.generator(MODEL, Scripted(["", "x"])).generate(PROMPT, bench.context())) as it:
         assert (await anext(it)).text == ""
-        assert bench.resilience.states() == {"mia/writer": "half_open"}
-        with pytest.raises(GenerationFailed, match="until the call that tries it is over"):
+        assert bench.resilience.upstreams.states() == {"mia/writer": "half_open"}
+        with pytest.raises(GenerationFailed, match="half open until the trial call ends"):
             await said(bench.resilience.generator(MODEL, Scripted(["y"])), bench.context())
     async with aclosing(
         bench.resilience.generator(MODEL, Scripted(["x", "y"])).generate(PROMPT, bench.context())
     ) as it:
         assert (await anext(it)).text == "x"
-        assert bench.resilience.states() == {"mia/writer": "closed"}
+        assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
 @pytest.mark.parametrize(("passes_s", "state"), [(0.0, "closed"), (30.0, "open")])
@@ -182,7 +182,7 @@ async def test_a_model_that_times_out_fails_and_one_whose_reader_goes_does_not(p
         bench.clock.advance(passes_s)
         task.cancel()
         await asyncio.wait([task])
-        assert bench.resilience.states() == {"hang": state}
+        assert bench.resilience.upstreams.states() == {"hang": state}
         await until(lambda: space.requests[0].disconnected)
 
 
@@ -206,7 +206,7 @@ async def test_a_hundred_failing_calls_see_twenty_more() -> None:
 )
 @settings(deadline=None)
 def test_no_window_has_more_than_its_share(steps: list[tuple[float, bool]], share: float) -> None:
-    budget, now = Budget(share, 30.0), 500.0
+    budget, now = RetryBudget(share, 30.0), 500.0
     calls: list[float] = []
     spent: list[float] = []
     for passes_s, again in steps:

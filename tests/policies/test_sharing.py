@@ -55,7 +55,7 @@ async def test_what_opens_in_one_opens_in_the_other_for_as_long(workers: tuple[W
     await one.shared.exchange()
     await other.shared.exchange()
     assert other.state == "open"
-    assert 0 < other.upstreams.of(MODEL).breaker.left_s <= 10
+    assert 0 < other.upstreams.of(MODEL).breaker.open_s <= 10
 
 
 async def test_what_was_heard_is_not_told_on(workers: tuple[Worker, Worker], valkey: Valkey) -> None:

@@ -1,14 +1,12 @@
-"""What every Source promises."""
+"""Every source passes the contract suite of sources."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Source
-from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status
+from anabranch.domain.model import Endpoint, Passage, SourceReply, Status
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.policies.resilience import Resilience
@@ -16,8 +14,8 @@ from anabranch.policies.upstreams import Policy
 from anabranch.sources.space import SpaceSource
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import Failure, FakeSource, Space
+from anabranch.testing.contracts.source import SourceContract
 
-QUERY = Query(text="Why?", limit=2, similarity_threshold=0.1)
 Make = Callable[[str], Source]
 
 FOUND = SourceReply(
@@ -32,13 +30,8 @@ FAKES = {
 }
 
 
-def context() -> Context:
-    return Context(correlation_id="c", deadline=time.monotonic() + 30)
-
-
 @pytest.fixture(params=["space", "resilient", "hedged", "fake"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
-    """A source by name: `docs` has something, `broken` fails, `hang` never answers."""
     if request.param == "fake":
         yield FAKES.__getitem__
         return
@@ -58,32 +51,5 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         await outbound.close()
 
 
-async def test_space_source_passages_carry_title_score_and_document_id(make: Make) -> None:
-    reply = await make("docs").search(QUERY, context())
-    assert (reply.path, reply.status, reply.error) == ("alice/docs", Status.SUCCESS, None)
-    assert 0 < len(reply.passages) <= QUERY.limit
-    for passage in reply.passages:
-        assert passage.source == "alice/docs"
-        assert passage.title
-        assert passage.text
-        assert 0 <= passage.score <= 1
-
-
-async def test_space_source_failures_become_error_replies(make: Make) -> None:
-    reply = await make("broken").search(QUERY, context())
-    assert (reply.path, reply.status, reply.passages) == ("alice/broken", Status.ERROR, ())
-    assert reply.error
-
-
-async def test_a_source_search_can_be_cancelled(make: Make) -> None:
-    asking = asyncio.create_task(make("hang").search(QUERY, context()))
-    await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-
-async def test_a_source_answers_concurrent_searches(make: Make) -> None:
-    source = make("docs")
-    replies = await asyncio.gather(*(source.search(QUERY, context()) for _ in range(20)))
-    assert all(reply.passages == replies[0].passages for reply in replies)
+class TestSource(SourceContract):
+    """Every source over the Space wire, and the fake."""

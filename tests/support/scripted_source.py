@@ -88,7 +88,7 @@ class Bench:
         self.telemetry = Recorder()
         self.slept: list[float] = []
         self.resilience = Resilience(
-            policy or Policy(), self.clock, self.telemetry, sleep=self._sleep, chance=lambda: chance
+            policy or Policy(), self.clock, self.telemetry, sleep=self._sleep, random=lambda: chance
         )
 
     async def _sleep(self, seconds: float) -> None:

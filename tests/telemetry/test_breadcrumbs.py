@@ -20,9 +20,15 @@ from anabranch.domain.signals import CrumbsLost
 from anabranch.domain.steps import Breadcrumb
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.telemetry import breadcrumbs, otlp_events
-from anabranch.telemetry.breadcrumbs import MAX_WAITING, WHOLE_BYTES, BreadcrumbFanout, BreadcrumbFile, NoBreadcrumbs
-from anabranch.telemetry.otlp_events import OtlpBreadcrumbs
+from anabranch.telemetry.breadcrumbs import (
+    MAX_QUEUED,
+    MAX_WRITE_BYTES,
+    BreadcrumbFanout,
+    BreadcrumbFile,
+    BreadcrumbTiming,
+    NoBreadcrumbs,
+)
+from anabranch.telemetry.otlp import OtlpBreadcrumbs, OtlpTiming
 from anabranch.testing import Recorder
 from support.otlp_collector import Collector
 
@@ -56,9 +62,11 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def writing(path: Path) -> AsyncIterator[tuple[BreadcrumbFile, Recorder]]:
+async def writing(
+    path: Path, timing: BreadcrumbTiming = BreadcrumbTiming()
+) -> AsyncIterator[tuple[BreadcrumbFile, Recorder]]:
     telemetry = Recorder()
-    sink = BreadcrumbFile(path, telemetry)
+    sink = BreadcrumbFile(path, telemetry, timing)
     sink.start()
     try:
         yield sink, telemetry
@@ -73,7 +81,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 # --- a file
 
 
-async def test_each_is_a_line_in_order_and_closing_writes_what_waits(tmp_path: Path) -> None:
+async def test_breadcrumbs_are_lines_of_the_file_in_order_and_close_writes_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "crumbs.jsonl"
     async with writing(path) as (sink, telemetry):
         sink.drop(crumb(1, ignored="late", retry_count=2))
@@ -87,14 +95,14 @@ async def test_each_is_a_line_in_order_and_closing_writes_what_waits(tmp_path: P
     assert telemetry.signals == []
 
 
-async def test_a_line_that_is_too_long_is_cut_and_one_that_is_no_text_is_lost(tmp_path: Path) -> None:
+async def test_a_long_breadcrumb_is_cut_and_one_that_cannot_be_encoded_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "crumbs.jsonl"
     async with writing(path) as (sink, telemetry):
         sink.drop(crumb(1, status="\x01" * 5_000, session_id="\x01" * 900))
         sink.drop(crumb(2, status="\ud800"))
         sink.drop(crumb(3))
     assert [line["sequence"] for line in read(path)] == [1, 3]
-    assert len(path.read_bytes().splitlines()[0]) < WHOLE_BYTES
+    assert len(path.read_bytes().splitlines()[0]) < MAX_WRITE_BYTES
     assert lost(telemetry) == 1
 
 
@@ -102,14 +110,15 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from anabranch.domain.steps import Breadcrumb
-from anabranch.telemetry.breadcrumbs import JsonLines, Several
+from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile
 
 async def main(name, *paths):
-    sinks = [JsonLines(Path(path), None) for path in paths]  # nothing is lost, so nobody is told
+    sinks = [BreadcrumbFile(Path(path), None) for path in paths]  # nothing is lost, so nobody is told
     for sink in sinks:
         sink.start()
     for n in range(2000):
-        Several(*sinks).drop(Breadcrumb(session_id=name * 150, plan_step_id="p", type="t", timestamp="", sequence=n))
+        crumb = Breadcrumb(session_id=name * 150, plan_step_id="p", type="t", timestamp="", sequence=n)
+        BreadcrumbFanout(*sinks).drop(crumb)
     await asyncio.to_thread(sys.stdin.readline)
     for sink in sinks:
         await sink.close()
@@ -142,7 +151,7 @@ def test_two_processes_share_a_file_or_a_pipe_without_tearing_lines(tmp_path: Pa
             assert [line["sequence"] for line in lines if line["session_id"] == name * 150] == list(range(2_000))
 
 
-async def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path) -> None:
+async def test_a_rotated_breadcrumb_file_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "crumbs.jsonl"
     async with writing(path) as (sink, _):
         sink.drop(crumb(1))
@@ -153,12 +162,9 @@ async def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path) -> None:
     assert [line["sequence"] for line in read(path)] == [2]
 
 
-async def test_what_a_lost_folder_holds_up_is_written_when_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(breadcrumbs, "AGAIN_S", 0.01)
+async def test_breadcrumbs_are_written_once_a_missing_folder_exists(tmp_path: Path) -> None:
     path = tmp_path / "away" / "crumbs.jsonl"
-    async with writing(path) as (sink, telemetry):
+    async with writing(path, BreadcrumbTiming(retry_s=0.01)) as (sink, telemetry):
         sink.drop(crumb(1))
         await until(lambda: sink._unwritten)
         sink.drop(crumb(2))
@@ -167,17 +173,17 @@ async def test_what_a_lost_folder_holds_up_is_written_when_it_is_back(
     assert telemetry.signals == []
 
 
-async def test_a_disk_that_is_full_costs_crumbs_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_full_disk_loses_breadcrumbs_and_counts_them(tmp_path: Path) -> None:
     full = tmp_path / "crumbs.jsonl"
     full.symlink_to("/dev/full")
     async with writing(full) as (sink, telemetry):
-        for sequence in range(MAX_WAITING + 1_500):
+        for sequence in range(MAX_QUEUED + 1_500):
             sink.drop(crumb(sequence))
         assert lost(telemetry) <= 1_500
-    assert lost(telemetry) == MAX_WAITING + 1_500, "what could not be written is counted"
+    assert lost(telemetry) == MAX_QUEUED + 1_500, "what could not be written is counted"
 
 
-async def test_a_line_that_was_cut_by_a_full_disk_spoils_no_other(
+async def test_a_line_cut_by_a_full_disk_is_written_again_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "crumbs.jsonl"
@@ -195,25 +201,22 @@ async def test_a_line_that_was_cut_by_a_full_disk_spoils_no_other(
     assert [json.loads(line)["sequence"] for line in lines] == [1, 2]
 
 
-async def test_a_sink_that_blocks_holds_up_nobody_and_loss_is_told_once_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(breadcrumbs, "CLOSE_S", 0.1)
+async def test_a_blocking_breadcrumb_file_delays_nothing_and_losses_are_reported_once_a_second(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)  # opening it waits for a reader, and there is none
     telemetry = Recorder()
-    sink = BreadcrumbFile(path, telemetry)
+    sink = BreadcrumbFile(path, telemetry, BreadcrumbTiming(close_s=0.1))
     sink.start()
     sink.drop(crumb(1))
     await until(lambda: sink._unwritten)
     began = time.process_time()
-    for sequence in range(2 * MAX_WAITING):
+    for sequence in range(2 * MAX_QUEUED):
         sink.drop(crumb(sequence))
     assert time.process_time() - began < 2
     assert [type(signal) for signal in telemetry.signals] == [CrumbsLost], "of ten thousand, one line"
     async with asyncio.timeout(10):
         await sink.close()
-    assert lost(telemetry) == 2 * MAX_WAITING + 1
+    assert lost(telemetry) == 2 * MAX_QUEUED + 1
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go
     os.close(reader)
 
@@ -244,11 +247,6 @@ class Logs(Collector):
         return web.Response(body=b"")
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_events, "EVERY_S", 0.01)
-
-
 @pytest.fixture
 async def logs() -> AsyncIterator[Logs]:
     async with Logs() as started:
@@ -256,10 +254,10 @@ async def logs() -> AsyncIterator[Logs]:
 
 
 @asynccontextmanager
-async def sending(url: str) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
+async def sending(url: str, close_s: float = 2.0) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=65_536)
     telemetry = Recorder()
-    sink = OtlpBreadcrumbs(outbound, url, {"x-key": "k"}, telemetry)
+    sink = OtlpBreadcrumbs(outbound, url, {"x-key": "k"}, telemetry, OtlpTiming(interval_s=0.01, close_s=close_s))
     sink.start()
     try:
         yield sink, telemetry
@@ -268,7 +266,7 @@ async def sending(url: str) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
         await outbound.close()
 
 
-async def test_a_collector_gets_each_as_a_record(logs: Logs) -> None:
+async def test_breadcrumbs_reach_an_otlp_collector_as_log_records(logs: Logs) -> None:
     async with sending(logs.url) as (sink, telemetry):
         sink.drop(crumb(1, ignored="duplicate"))
         await logs.until(lambda: logs.records)
@@ -301,13 +299,13 @@ async def test_a_collector_gets_each_as_a_record(logs: Logs) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/logs", "/v1/logs/"])
-async def test_the_address_is_that_of_the_traces_too(logs: Logs, path: str) -> None:
+async def test_the_otlp_endpoint_may_name_the_path_of_traces_or_logs(logs: Logs, path: str) -> None:
     async with sending(logs.url + path) as (sink, _):
         sink.drop(crumb())
     assert [path for path, _, _ in logs.requests] == ["/v1/logs"]
 
 
-async def test_what_is_refused_is_sent_once_more_and_then_lost(logs: Logs) -> None:
+async def test_a_batch_that_the_collector_refuses_twice_is_lost(logs: Logs) -> None:
     logs.refuse = 3
     async with sending(logs.url) as (sink, telemetry):
         sink.drop(crumb(1))
@@ -317,24 +315,23 @@ async def test_what_is_refused_is_sent_once_more_and_then_lost(logs: Logs) -> No
     assert (len(logs.requests), len(logs.records), lost(telemetry)) == (4, 1, 1)
 
 
-async def test_a_collector_that_hangs_or_is_gone_holds_up_nobody(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_events, "CLOSE_S", 0.1)
+async def test_a_hanging_or_unreachable_collector_delays_nothing(logs: Logs) -> None:
     logs.hang = True
-    async with sending(logs.url) as (sink, telemetry):
+    async with sending(logs.url, close_s=0.1) as (sink, telemetry):
         sink.drop(crumb(1))
         await logs.until(lambda: logs.requests)
-        for sequence in range(MAX_WAITING + 10):
+        for sequence in range(MAX_QUEUED + 10):
             sink.drop(crumb(sequence))
         assert lost(telemetry) == 1
         async with asyncio.timeout(10):
             await sink.close()
-    assert lost(telemetry) == MAX_WAITING + 11
+    assert lost(telemetry) == MAX_QUEUED + 11
     async with sending("http://127.0.0.1:1") as (sink, telemetry):
         sink.drop(crumb(1))
         await until(lambda: lost(telemetry))
 
 
-async def test_several_sinks_get_every_one_and_none_is_silent(tmp_path: Path) -> None:
+async def test_every_breadcrumb_sink_gets_every_breadcrumb(tmp_path: Path) -> None:
     async with (
         writing(tmp_path / "a") as (first, _),
         writing(tmp_path / "b") as (second, _),

@@ -18,7 +18,7 @@ from anabranch.domain.contracts import Emit
 from anabranch.domain.events import Answered
 from anabranch.domain.model import Context, Ground
 from anabranch.domain.signals import BreakerMoved, BreakerState, Metered, RedisMoved, Rejected, Signal
-from anabranch.telemetry.log import LoggedEvents, configured_log, flush, pieces
+from anabranch.telemetry.log import LoggedEvents, batches, configured_log, flush
 from anabranch.testing import Document, ManualClock, Space
 from conftest import Server, ref
 
@@ -426,9 +426,9 @@ async def test_a_page_can_read_that_there_was_a_bug(serve: Serve) -> None:
             assert response.headers.get("Access-Control-Allow-Origin") == "*"
 
 
-def test_workers_write_whole_lines_in_pieces_that_a_pipe_takes() -> None:
+def test_workers_write_whole_lines_in_batches_that_fit_into_a_pipe() -> None:
     lines = ["x" * 1000, "é" * 1500, "y" * 10, "z" * 9000, ""]
-    written = list(pieces(lines, 4096))
+    written = list(batches(lines, 4096))
     assert "".join(written) == "".join(line + "\n" for line in lines)
     assert [len(piece.encode()) <= 4096 for piece in written] == [True, False, True]
 

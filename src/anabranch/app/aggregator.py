@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from anabranch.app.mcp_servers import endpoint_of
-from anabranch.configuration.routing_rules import matching
+from anabranch.configuration.aggregation import matching
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import SourceReplied

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from anabranch.configuration.settings import BLOCKS, Settings, load
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer
-from anabranch.telemetry.log import EventLogger
+from anabranch.telemetry.log import Log
 
 Take = Callable[[Mapping[str, McpServer], Aggregation], Awaitable[None]]
 
@@ -14,7 +14,7 @@ Take = Callable[[Mapping[str, McpServer], Aggregation], Awaitable[None]]
 class ConfigReload:
     """Hands on what has changed. A file that is wrong changes nothing, and the log says why."""
 
-    def __init__(self, settings: Settings, take: Take, log: EventLogger, read: Callable[[], Settings] = load) -> None:
+    def __init__(self, settings: Settings, take: Take, log: Log, read: Callable[[], Settings] = load) -> None:
         self._started = settings
         self._servers, self._aggregation = settings.mcp_servers, settings.aggregation
         self._take = take

@@ -11,7 +11,7 @@ from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.network.hub import HubClient
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 # The model that needs no service: it answers in the documents' own sentences.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)

@@ -203,8 +203,7 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
             leaving.push_async_callback(lines.close)
             sinks.append(lines)
         if settings.analytics_otlp and settings.otlp_endpoint is not None:
-            from anabranch.telemetry.otlp_events import OtlpBreadcrumbs  # noqa: PLC0415  most have no collector
-            from anabranch.telemetry.traces import headers  # noqa: PLC0415
+            from anabranch.telemetry.otlp import OtlpBreadcrumbs, headers  # noqa: PLC0415  most have no collector
 
             outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
             leaving.push_async_callback(outbound.close)

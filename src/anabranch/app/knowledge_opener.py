@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.errors import AnabranchError
@@ -112,6 +113,8 @@ def check(settings: Settings) -> None:
     folder = folder_of(settings)
     if not (folder / NAME).is_file():
         return
+    if settings.embedding_url is None:
+        require("local-models", f"{folder} holds collections, and their embedding model")
     database = Database.open(folder)
     try:
         database.reading(lambda db: embeddings.check_embedder(db, settings.embedding_model or LocalEmbedder.name))

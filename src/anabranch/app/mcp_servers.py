@@ -65,7 +65,7 @@ class McpServers:
     def health(self) -> tuple[ServerHealth, ...]:
         if not self.configured:
             return ()
-        breakers = self._resilience.states()
+        breakers = self._resilience.upstreams.states()
         return tuple(
             msgspec.structs.replace(health, breaker=breakers.get(health.name, "closed"))
             for health in self._opened().health()

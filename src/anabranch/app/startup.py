@@ -29,7 +29,7 @@ def check(settings: Settings, log: Log) -> None:
 
         Connections(settings.redis_url)
     if settings.otlp_headers is not None:
-        from anabranch.telemetry.traces import headers  # noqa: PLC0415  most have no collector
+        from anabranch.telemetry.otlp import headers  # noqa: PLC0415  most have no collector
 
         headers(settings.otlp_headers)
     if not settings.streams_kept:
@@ -58,7 +58,7 @@ async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterat
     if settings.otlp_endpoint is None:
         yield CombinedTelemetry(log, metrics, settings)
         return
-    from anabranch.telemetry.traces import Traces  # noqa: PLC0415  most have no collector
+    from anabranch.telemetry.otlp import Traces  # noqa: PLC0415  most have no collector
 
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
     traces = Traces(settings, outbound, log, metrics.spans_dropped)

@@ -1,9 +1,14 @@
 """The reference client: follows a stream, applies every event exactly once, and reconnects at its cursor."""
 
-from anabranch.client.answers import AnswerClient
-from anabranch.client.connection import Pace
-from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
-from anabranch.client.planner import PlannerClient
+from typing import TYPE_CHECKING
+
+from anabranch._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from anabranch.client.answers import AnswerClient
+    from anabranch.client.connection import Pace
+    from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
+    from anabranch.client.planner import PlannerClient
 
 __all__ = [
     "AnswerClient",
@@ -18,3 +23,5 @@ __all__ = [
     "Reset",
     "StepView",
 ]
+
+__getattr__ = lazy_names(__name__, ("events", "reconnect", "answers", "planner"))

@@ -1,66 +1,29 @@
-"""Names that stand twice in one block of the file: to YAML the last one counts, and the others go without a word."""
+"""anabranch.yaml: its blocks, and the sources and models that it names."""
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
-from anabranch.configuration.fields import mapping, meant, shown
-from anabranch.configuration.setting_types import sort
-from anabranch.domain.errors import ConfigurationError, UpstreamError
+from anabranch.configuration.fields import Address, check_value, mapping, meant, shown, sort
+from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Endpoint, EndpointKind
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 MERGE = "tag:yaml.org,2002:merge"
 NULL = "tag:yaml.org,2002:null"
-# What stands where a name should be may be a secret: only what is clearly a name is shown as one.
-CLEARLY = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
-
-Placed = tuple[yaml.Node, str]
-
-
-def check_names(root: yaml.Node, path: Path) -> None:
-    waiting: deque[Placed] = deque([(root, "")])
-    seen: set[int] = set()
-    while waiting:
-        node, place = waiting.popleft()
-        # With YAML's references a node can be in several places, or in itself.
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            waiting += _entries(node, place, path)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += [(one, f"{place}[{at}]") for at, one in enumerate(node.value)]
-
-
-def _entries(node: yaml.MappingNode, place: str, path: Path) -> Iterator[Placed]:
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
-            continue
-        clear = value.tag != NULL and CLEARLY.fullmatch(key.value)
-        name = f"{place}.{key.value if clear else '…'}".removeprefix(".")
-        line = key.start_mark.line + 1
-        if key.value in lines:
-            first = lines[key.value]
-            where = f"lines {first} and {line}" if first != line else f"both times on line {line}"
-            raise ConfigurationError(f"{path}: {name} is there twice ({where}).")
-        lines[key.value] = line
-        yield value, name
-
-
+# A misplaced secret may stand where a key should be: only what is clearly a name is shown.
+CLEAR_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
 DEFAULT_FILE = Path("anabranch.yaml")
 PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]{0,62}/[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 
 
 class NamedEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of `sources:` or `models:`. `token` may name a variable: `${VARIABLE}`; `publish` is the `owner/slug`
-    under which others may ask a model of ours; `alternate` is a second URL of the same source."""
+    """An entry of `sources:` or `models:`. `token` may name a variable, `${VARIABLE}`; `publish` is the `owner/slug`
+    under which a model is published; `alternate` is a second URL of the same source."""
 
     url: str
     slug: str
@@ -78,15 +41,32 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     settings: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     models: dict[str, Any] = {}
-    mcpServers: Any = None  # noqa: N815  as every MCP client's file has it
+    mcpServers: Any = None  # noqa: N815  the name in every MCP client's file
     aggregator: Any = None
 
 
 BLOCKS = File.__struct_fields__
 
 
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Rejects duplicate keys, of which YAML would keep the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            if key.value in lines:
+                name = f" {key.value}" if value.tag != NULL and CLEAR_NAME.fullmatch(key.value) else ""
+                problem = f"the key{name} is already on line {lines[key.value]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+
 class StringLoader(yaml.SafeLoader):
-    """Leaves values as they were written: `22:22`, `0755`, `3.10`, `yes` and `2026-01-01` are texts."""
+    """Leaves values as they are written: `22:22`, `0755`, `3.10`, `yes` and `2026-01-01` are strings."""
 
     yaml_implicit_resolvers = {
         first: [known for known in resolvers if known[0].endswith((":null", ":merge"))]
@@ -95,7 +75,7 @@ class StringLoader(yaml.SafeLoader):
 
 
 class ConfigFile(NamedTuple):
-    """The file, and its `mcpServers:` once more as they were written."""
+    """The file; `spelt` is its `mcpServers:` with all values as strings."""
 
     path: Path
     file: File
@@ -103,14 +83,14 @@ class ConfigFile(NamedTuple):
 
 
 def read(named: Path | None) -> ConfigFile:
-    """The file that was named, or the one in this folder if there is one."""
+    """The named file, or anabranch.yaml of the working directory if it exists."""
     if named is None and not DEFAULT_FILE.is_file():
         return ConfigFile(DEFAULT_FILE, File())
     path = named or DEFAULT_FILE
     try:
         text = path.read_text(encoding="utf-8")
-        file = msgspec.convert(_blocks(_loaded(text, path), path), File)
-        spelt = yaml.load(text, StringLoader)["mcpServers"] if file.mcpServers else None  # noqa: S506  it is a SafeLoader
+        file = msgspec.convert(_blocks(yaml.load(text, UniqueKeyLoader), path), File)  # noqa: S506  a SafeLoader
+        spelt = yaml.load(text, StringLoader)["mcpServers"] if file.mcpServers else None  # noqa: S506  a SafeLoader
         return ConfigFile(path, file, spelt)
     except OSError as error:
         raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
@@ -124,24 +104,12 @@ def read(named: Path | None) -> ConfigFile:
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}.") from None
     except (ValueError, LookupError, AttributeError, RecursionError):
-        # What the parser says of `2026-99-99`, `!!bool perhaps` and a thousand brackets.
+        # Raised by the parser for `2026-99-99`, `!!bool perhaps` and a thousand brackets.
         raise ConfigurationError(f"{path}: this is not YAML: a value is not of the type that it claims.") from None
 
 
-def _loaded(text: str, path: Path) -> Any:
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        check_names(node, path)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
 def _blocks(given: object, path: Path) -> dict[object, Any]:
-    """By name; one without anything in it counts as not given."""
+    """The blocks by name; an empty one counts as not given."""
     if not isinstance(given, dict | None):
         raise ConfigurationError(f"{path}: the file takes blocks ({', '.join(BLOCKS)}), not {sort(given)}.")
     for name, block in (given or {}).items():
@@ -156,7 +124,7 @@ def _blocks(given: object, path: Path) -> dict[object, Any]:
 def endpoints(
     file: File, environment: Mapping[str, str], path: str
 ) -> tuple[dict[str, Endpoint], dict[str, Endpoint], dict[str, str]]:
-    """The sources, the models, and under which `owner/slug` which of these models is published."""
+    """The sources, the models, and the published models by `owner/slug`."""
     sources = {name: _entry(entry, f"{path}: sources.{name}") for name, entry in file.sources.items()}
     models = {name: _entry(entry, f"{path}: models.{name}") for name, entry in file.models.items()}
     published: dict[str, str] = {}
@@ -193,7 +161,7 @@ def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[s
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
     for field, url in (("url", entry.url), ("alternate", entry.alternate)):
         if url is not None:
-            _check_url(url, f"{where}.{field}")
+            check_value(url, parse, Address, f"{where}.{field}")
     token = entry.token
     if token is not None and token.startswith("${") and token.endswith("}"):
         variable = token[2:-1]
@@ -210,17 +178,3 @@ def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[s
         token=token,
         alternate=entry.alternate,
     )
-
-
-def _check_url(url: str, where: str) -> None:
-    try:
-        parse(url)
-    except UpstreamError:
-        raise ConfigurationError(
-            f"{where} takes a URL that begins with http:// or https://{_shown_url(url)}."
-        ) from None
-
-
-def _shown_url(value: str) -> str:
-    """The value that was given, unless a password may be in it."""
-    return "" if "@" in value else f", not {value!r}"

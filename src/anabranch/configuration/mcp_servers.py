@@ -1,4 +1,4 @@
-"""The file's `mcpServers:`, in the form that every MCP client uses."""
+"""The file's `mcpServers:` block, in the format of other MCP clients."""
 
 import re
 import shutil
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.configuration.config_file import ConfigFile
-from anabranch.configuration.fields import BlockFields, expanded, listed, mapping, shown, text
-from anabranch.configuration.setting_types import Flag, Share, sort
+from anabranch.configuration.extras import require
+from anabranch.configuration.fields import BlockFields, Flag, Share, expanded, listed, mapping, shown, sort, text
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.ranking import NEUTRAL
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.()-]{0,99}")
@@ -21,7 +21,7 @@ NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 OF_COMMANDS, OF_URLS = ("command", "args", "env", "cwd"), ("url", "headers")
 TEXTS = {"tool": "tool", "queryArgument": "query_argument", "resultPath": "result_path"}
 KINDS = ("type", "transport")
-# What other clients' files have beside ours, and concerns their windows and their questions to the user only.
+# Fields of other clients that concern only their user interfaces.
 IGNORED = (
     *("alwaysAllow", "autoApprove", "autoStart", "chatMenu", "dev", "displayName", "gallery", "icon", "iconPath"),
     *("iconUrl", "startup", "tags", "title", "trust", "version"),
@@ -30,7 +30,7 @@ OURS = (*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enab
 FIELDS = (*OURS, *IGNORED)
 ONE_TOOL = "one tool is asked, and `tool` names it"
 VARIABLES = "write env: {NAME: ${NAME}}"
-# What they have that would change something here, were it passed over: where that is said here.
+# Fields of other clients that must not be ignored, and what to use instead.
 ELSEWHERE = {
     "timeout": "how long each server may take is aggregator.serverTimeoutSecs, in seconds",
     "initTimeout": "a server has 30 seconds to be ready",
@@ -41,20 +41,22 @@ ELSEWHERE = {
     "enabledTools": ONE_TOOL,
     "includeTools": ONE_TOOL,
 }
-# Names that the collections, all together, and the model that quotes go by.
+# Names with a meaning of their own in `sources` and `model`.
 TAKEN = ("collections", "extractive")
-# Words alone, in a place where a name should be: they can be shown.
+# Words in the place of a name, which are no secret.
 ONLY_WORDS = re.compile(r"(?!Bearer|Basic|Token)[A-Z][A-Za-z]{0,19}( [A-Z][A-Za-z]{0,19}){1,3}")
 TYPES = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
 MOST_ARGUMENTS, DEEPEST = 10_000, 20
 
 
 def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpServer]:
-    """By name, in the order of the file."""
+    """The servers by name, in the order of the file."""
     where = f"{read.path}: mcpServers"
     spelt, typed = mapping(read.spelt, where), mapping(read.file.mcpServers, where)
     if len(spelt) != len(typed):
         raise ConfigurationError(f"{where}: two names are one to YAML, as 1 and 01 or yes and true are; quote them.")
+    if typed:
+        require("mcp", where)
     found: dict[str, McpServer] = {}
     for (name, entry), values in zip(spelt.items(), typed.values(), strict=True):
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -76,7 +78,7 @@ def _server(
     fields, values = BlockFields(spelt, where, FIELDS), BlockFields(typed, where, FIELDS)
     enabled = _enabled(values)
     _check_transport(fields)
-    # Of one that is switched off, variables need not be set.
+    # The variables of a disabled server need not be set.
     known = environment if enabled else None
     server = McpServer(
         name=name,
@@ -98,12 +100,12 @@ def _server(
 
 
 def _description(fields: BlockFields) -> str | None:
-    """Other clients' files have empty ones, too."""
+    """None if empty, as in some clients' files."""
     return text(fields["description"], fields.at("description")).strip() or None if "description" in fields else None
 
 
 def _check_program(server: McpServer, environment: Mapping[str, str], where: str) -> None:
-    """A whole line is no program, however clear it is what was meant: its words are not cut at spaces here."""
+    """Refuse a command line in `command`: it is not split at spaces."""
     command = server.command or ""
     program, *rest = command.split() or [""]
     folders = server.env.get("PATH") or environment.get("PATH", "")
@@ -123,7 +125,7 @@ def _enabled(fields: BlockFields) -> bool:
 
 
 def _check_transport(fields: BlockFields) -> None:
-    """A command that is run or a URL that is called, with what belongs to it."""
+    """Exactly one of command and url, with the fields that belong to it."""
     has = [field for field in ("command", "url") if field in fields]
     if len(has) == 2:
         raise ConfigurationError(f"{fields.where} has both command and url; leave one of them out.")
@@ -151,7 +153,7 @@ def _check_kind(kind: str, has: str, where: str) -> None:
 
 
 def _text(fields: BlockFields, name: str, environment: Mapping[str, str] | None) -> str | None:
-    """The text, or as it is written where there is no environment to take parts of it from."""
+    """The text, with variables expanded if there is an environment."""
     if name not in fields:
         return None
     found = text(fields[name], fields.at(name))
@@ -175,7 +177,7 @@ def _args(fields: BlockFields, environment: Mapping[str, str] | None) -> tuple[s
 def _named(
     fields: BlockFields, name: str, names: re.Pattern[str], environment: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Texts by name. What is in the wrong place may be a secret, so only what is clearly a name is shown as one."""
+    """Texts by name. A misplaced secret may stand where a name should be: only clear names are shown."""
     if name not in fields:
         return {}
     where, found = fields.at(name), {}
@@ -229,7 +231,7 @@ def _arguments(fields: BlockFields) -> dict[str, Any]:
 
 
 def _json(value: object, where: str, left: Iterator[int], deeper: int) -> Any:
-    """The value, if JSON has it; with YAML's references even a short file can have more of them than fit anywhere."""
+    """The value as JSON, bounded in size: YAML references let a short file expand without limit."""
     if next(left, None) is None or not deeper:
         raise ConfigurationError(f"{where}: the arguments have more in them than a tool can be given.")
     match value:

@@ -1,8 +1,8 @@
-"""An environment that remembers which of its variables were asked for."""
+"""Settings from the environment and the configuration file. Nothing else reads the environment."""
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -11,10 +11,12 @@ import msgspec
 
 from anabranch.configuration import config_file, mcp_servers
 from anabranch.configuration.aggregation import aggregation
-from anabranch.configuration.setting_types import (
+from anabranch.configuration.extras import require
+from anabranch.configuration.fields import (
     Address,
     Allowlist,
     Auth,
+    CacheTtl,
     Count,
     Days,
     Few,
@@ -28,7 +30,6 @@ from anabranch.configuration.setting_types import (
     Proxies,
     QueryTokens,
     RedisAddress,
-    Remembering,
     RerankerForm,
     Seconds,
     Share,
@@ -36,39 +37,41 @@ from anabranch.configuration.setting_types import (
     Surfaces,
     Text,
     Workers,
-    instead_of,
+    check_value,
+    converted,
     is_list,
     plain,
-    takes,
 )
-from anabranch.domain.errors import ConfigurationError, UpstreamError
+from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.domain.model import Endpoint
 from anabranch.network.addresses import Network
-from anabranch.network.outbound import parse
 from anabranch.network.redaction import PASSWORDS, secret_parts
+from anabranch.network.urls import parse
 
 
 class TrackedEnvironment(dict[str, str]):
+    """Records which variables were read."""
+
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(environment)
-        self.asked: set[str] = set()
+        self.read: set[str] = set()
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        self.asked.add(name)
+        self.read.add(name)
         return super().get(name, otherwise)
 
 
 PREFIX = "AGGREGATOR_"
-SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
+SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting, under the name of its variable without the prefix."""
 
     debug: Flag = False
-    host: Text = "0.0.0.0"  # noqa: S104  spec 1's default; surfaces that hold data ask for a key there
+    host: Text = "0.0.0.0"  # noqa: S104  spec 1's default; surfaces that hold data need a key there
     port: Port = 8001
     workers: Workers = 1
     log_level: LogLevel = "INFO"
@@ -120,8 +123,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rate_limit: Number = 20
     rate_limit_window: Seconds = 300.0
     rate_limit_surfaces: Surfaces = ("rag_stream",)
-    answer_cache_ttl: Remembering = 3_600.0
-    embedding_cache_ttl: Remembering = 604_800.0
+    answer_cache_ttl: CacheTtl = 3_600.0
+    embedding_cache_ttl: CacheTtl = 604_800.0
     cache_bytes: Count = 64 * 1024 * 1024
     max_running: Count = 8_192
     max_waiting: Number = 0
@@ -165,7 +168,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def streams_kept(self) -> bool:
-        """Whether every worker can find every stream: there is one worker, or a Redis that they share."""
+        """Whether every worker can read every stream: there is one worker, or a shared Redis."""
         return self.workers == 1 or self.redis_url is not None
 
     @property
@@ -182,7 +185,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_model(self) -> Endpoint | None:
-        """The model that `ask` uses when none is named: the variable's, else the only or first one in the file."""
+        """The model used when none is named: the one of the variables, else the first in the file."""
         if self.model_url is not None:
             name = self.model_name or "default"
             return Endpoint(slug=name, url=self.model_url, kind="openai", operator=True, token=self.model_api_key)
@@ -199,10 +202,16 @@ NEEDS = {
     "reranker_api_key": "reranker_url",
     "otlp_headers": "otlp_endpoint",
 }
+CHECKS: Mapping[str, Callable[[str], object]] = {
+    "endpoint_allowlist": lambda entry: parse(entry) if "://" in entry else ip_network(entry, strict=False),
+    "cors_origins": lambda entry: entry == "*" or ORIGIN.fullmatch(entry),
+    "trusted_proxies": lambda entry: ip_network(entry, strict=False),
+    **dict.fromkeys(("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"), parse),
+}
 TYPES = get_type_hints(Settings, include_extras=True)
-# Names that others have given: spec 2's switch is set where its planner is.
+# Names without our prefix: this one is the planner's own switch (spec 2).
 GIVEN = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
-# What stands in blocks of its own in the file.
+# Blocks of their own in the file.
 BLOCKS = ("sources", "models", "published_models", "mcp_servers", "aggregation")
 VARIABLES = {GIVEN.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
 
@@ -245,17 +254,17 @@ def secrets_of(settings: Settings) -> Iterator[str]:
 
 
 def taken(environment: Mapping[str, str] | None = None, file: Path | None = None) -> list[str]:
-    """The variables that the settings and the file take values from: where those are missing, it is another service."""
+    """The variables that the settings and the file read and that are set."""
     environment = os.environ if environment is None else environment
-    watched = TrackedEnvironment(environment)
-    load(watched, file)
-    # The one is an option as well, and the other every program has, wherever it is started.
-    known = {*watched.asked, *VARIABLES} - {PREFIX + "CONFIG", "PATH"}
+    tracked = TrackedEnvironment(environment)
+    load(tracked, file)
+    # CONFIG is an option, too, and PATH is set everywhere.
+    known = {*tracked.read, *VARIABLES} - {PREFIX + "CONFIG", "PATH"}
     return sorted(name for name in known if environment.get(name, "").strip())
 
 
 def unknown(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Variables with our prefix that mean nothing, most likely misspelt."""
+    """Variables with our prefix that are no settings, most likely misspelt."""
     environment = os.environ if environment is None else environment
     return sorted(
         name for name in environment if name.startswith(PREFIX) and name not in (*VARIABLES, PREFIX + "CONFIG")
@@ -267,46 +276,33 @@ def _named(environment: Mapping[str, str]) -> Path | None:
 
 
 def _converted(name: str, value: object, where: str) -> Any:
-    kind = plain(TYPES[name]) if isinstance(value, str) else TYPES[name]
-    try:
-        if is_list(kind) and isinstance(value, str):
+    kind = TYPES[name]
+    if isinstance(value, str):
+        kind, value = plain(kind), value.strip()
+        if is_list(kind):
             value = _listed(value)
-        text = value.strip() if isinstance(value, str) else value
-        return msgspec.convert(text.upper() if kind is LogLevel and isinstance(text, str) else text, kind, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError):
-        shown = "" if name in SECRET else instead_of(value)
-        raise ConfigurationError(f"{where} takes {takes(kind)}{shown}.") from None
+        elif kind is LogLevel:
+            value = value.upper()
+    return converted(value, kind, where, secret=name in SECRET)
 
 
-def _listed(text: str) -> list[object]:
+def _listed(text: str) -> object:
     """A JSON list, or names between commas."""
-    text = text.strip()
-    if text.startswith("["):
+    if not text.startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
         return msgspec.json.decode(text, type=list[object])
-    return [part.strip() for part in text.split(",") if part.strip()]
+    except msgspec.DecodeError:
+        return text  # which no list takes
 
 
 def _check(settings: Settings) -> None:
-    """What a type alone cannot say."""
-    for name in ("endpoint_allowlist", "trusted_proxies"):
-        for entry in getattr(settings, name):
-            try:
-                parse(entry) if "://" in entry and name == "endpoint_allowlist" else ip_network(entry, strict=False)
-            except (ValueError, UpstreamError):
-                raise ConfigurationError(
-                    f"{PREFIX}{name.upper()} takes {takes(TYPES[name])}{instead_of(entry)}."
-                ) from None
-    for origin in settings.cors_origins:
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ConfigurationError(f"{PREFIX}CORS_ORIGINS takes {takes(TYPES['cors_origins'])}{instead_of(origin)}.")
-    for name in ("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"):
-        if (url := getattr(settings, name)) is not None:
-            try:
-                parse(url)
-            except UpstreamError:
-                raise ConfigurationError(
-                    f"{PREFIX}{name.upper()} takes {takes(TYPES[name])}{instead_of(url)}."
-                ) from None
+    """The checks that a type alone cannot express."""
+    for name, check in CHECKS.items():
+        given = getattr(settings, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None:
+                check_value(value, check, TYPES[name], PREFIX + name.upper())
     if settings.default_top_k > settings.max_top_k:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
@@ -319,10 +315,14 @@ def _check(settings: Settings) -> None:
 
 
 def _check_pairs(settings: Settings) -> None:
-    """What goes only with something else, or only without it."""
+    """Settings that need or exclude another."""
     for name, needed in NEEDS.items():
         if getattr(settings, name) is not None and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
+    if settings.otlp_endpoint is not None:
+        require("otel", f"{PREFIX}OTLP_ENDPOINT")
+    if settings.reranker_path is not None:
+        require("local-models", f"{PREFIX}RERANKER_PATH")
     if settings.analytics_otlp and settings.otlp_endpoint is None:
         raise ConfigurationError(f"{PREFIX}ANALYTICS_OTLP needs {PREFIX}OTLP_ENDPOINT, which is not set.")
     if settings.analytics_file and not Path(settings.analytics_file).expanduser().absolute().parent.is_dir():

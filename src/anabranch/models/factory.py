@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
-from anabranch.policies.resilience import Resilience
-from anabranch.policies.retries import GuardedCalls
+from anabranch.policies.resilience import GuardedCalls, Resilience
 from anabranch.policies.upstreams import Role
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class LocalEmbedder:
         return await model.embed(texts)
 
     def loaded(self) -> "MiniLM":
+        require("local-models", f"The embedding model {self.name} (or set AGGREGATOR_EMBEDDING_URL)")
         from anabranch.models.minilm import MiniLM  # noqa: PLC0415
 
         with self._loading:

@@ -8,8 +8,8 @@ import msgspec
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.network import syft_wire
-from anabranch.policies import retries
-from anabranch.policies.retries import GuardedCalls
+from anabranch.policies import resilience
+from anabranch.policies.resilience import GuardedCalls
 
 RETRIES = 3
 FIRST_WAIT_S = 0.5
@@ -67,7 +67,10 @@ class ModelServer:
                 if 200 <= exchange.status < 300:
                     return await exchange.read()
                 _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
         except TimeoutError as error:
             raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
@@ -79,4 +82,4 @@ def _wait_s(error: UpstreamError, attempt: int) -> float | None:
         return None
     if error.wait_s is not None:
         return error.wait_s if error.wait_s <= LONGEST_ASKED_S else None
-    return min(LONGEST_WAIT_S, retries.backed_off_s(FIRST_WAIT_S, attempt))
+    return min(LONGEST_WAIT_S, resilience.backoff_s(FIRST_WAIT_S, attempt))

@@ -14,7 +14,7 @@ from anabranch.domain.model import Embedding, Value
 from anabranch.models.model_server import ModelServer, Sleep
 from anabranch.models.replies import UNDECODABLE
 from anabranch.network import syft_wire
-from anabranch.policies.retries import GuardedCalls
+from anabranch.policies.resilience import GuardedCalls
 
 MAX_BATCH = 96
 # How long vectors are is not known before the first reply, and a reply has to stay within the cap on replies.

@@ -11,7 +11,7 @@ from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Troubl
 from anabranch.domain.model import Delta, Usage
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import quoted
-from anabranch.policies import retries
+from anabranch.policies import resilience
 
 MAX_FINISH_REASON = 50
 LAST_BYTES_S = 0.02
@@ -24,7 +24,10 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
                 _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
                 raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)

@@ -18,7 +18,7 @@ from anabranch.models.model_server import ModelServer, Sleep
 from anabranch.models.onnx_session import batches, padded, session
 from anabranch.models.replies import UNDECODABLE
 from anabranch.network import syft_wire
-from anabranch.policies.retries import GuardedCalls
+from anabranch.policies.resilience import GuardedCalls
 
 Form = Literal["cohere", "tei"]
 

@@ -1,4 +1,4 @@
-"""Which addresses a caller may make us connect to."""
+"""The address guard: which IP addresses requests of callers may connect to."""
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -27,7 +27,7 @@ NEVER_PUBLIC: tuple[Network, ...] = tuple(
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is on the public internet, whatever form it hides in."""
+    """Whether an address is on the public internet; IPv4-mapped ones are unwrapped."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
@@ -36,8 +36,8 @@ def is_public(address: Address) -> bool:
 
 
 class AddressGuard:
-    """Public addresses, and the private blocks that the operator has named. `localhost` has two addresses, so that who
-    allows 127.0.0.1 means ::1 as well."""
+    """Permits public addresses and the private blocks on the operator's allow-list. 127.0.0.1 on it permits ::1, too:
+    `localhost` has both."""
 
     def __init__(self, allowed: Iterable[Network] = ()) -> None:
         named = tuple(allowed)

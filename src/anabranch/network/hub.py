@@ -1,4 +1,4 @@
-"""SyftHub: where an endpoint's path, `owner/slug`, is looked up, and a guest's token for its owner is had."""
+"""The client of SyftHub: resolves `owner/slug` to an endpoint, and gets guest tokens."""
 
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -37,7 +37,7 @@ class HubClient:
         self._outbound = outbound
 
     async def find(self, path: str) -> Endpoint:
-        """The endpoint behind a path, as its owner has published it."""
+        """The endpoint that is published as `owner/slug`."""
         owner, _, slug = path.partition("/")
         for page in range(MAX_PAGES):
             published = await self._get(f"endpoints/public?skip={page * PAGE}&limit={PAGE}", list[HubEndpoint])
@@ -49,7 +49,7 @@ class HubClient:
         raise InvalidQuestion(f"The hub at {self._url} knows no endpoint {path!r}.")
 
     async def guest_token(self, owner: str) -> str | None:
-        """A token with which anybody may ask this owner's endpoints, if the hub gives one."""
+        """A guest token for this owner's endpoints, if the hub issues one."""
         try:
             return (await self._get(f"token/guest?aud={quote(owner, safe='')}", GuestToken)).target_token
         except HubFailed:

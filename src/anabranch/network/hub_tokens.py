@@ -1,4 +1,4 @@
-"""Tokens that the hub has signed: RS256, for one audience, checked against the keys that it publishes."""
+"""Verification of JWTs that the hub signed: RS256, for one audience, against the hub's JWKS."""
 
 import asyncio
 from collections import deque
@@ -14,20 +14,20 @@ from anabranch.domain.model import Value
 
 ALGORITHM = "RS256"
 LEEWAY_S = 30
-# An unknown key may be a new one, so the hub is asked again; but a stranger cannot make us ask it all the time.
+# An unknown key may be new, so the JWKS is fetched again, but not more often than this.
 REFRESHES = 5
 REFRESH_WINDOW_S = 60.0
-# A hub that does not answer is left alone for a while, and never holds up a request for longer than this.
+# The time-out of a fetch, and the pause after one that failed.
 FETCH_S = 3.0
 RETRY_S = 10.0
 MAX_TOKEN = 8_192
-# What the library lets through of a token or a key that is none: bad numbers, bad text, lists in lists in lists.
+# What the library raises for malformed tokens and keys.
 UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 NOT_THE_HUBS = "The token is not one that the hub has signed."
 
 
 class Bearer(Value):
-    """Whom the hub vouches for, and to which of the audiences; `user` None is a guest."""
+    """The verified claims of a token; `user` None is a guest."""
 
     audiences: tuple[str, ...]
     user: str | None
@@ -51,7 +51,7 @@ class HubTokens:
         self._fetching = asyncio.Lock()
 
     async def verify(self, token: str, audiences: Collection[str]) -> Bearer:
-        """The bearer, if the token is whole, current, and meant for one of the audiences."""
+        """The bearer of a valid token for one of the audiences. Raises Unauthorized otherwise."""
         key = await self._key(_signer(token))
         try:
             claims = jwt.decode(
@@ -73,9 +73,9 @@ class HubTokens:
         return _bearer(claims, audiences)
 
     async def _key(self, identifier: str) -> jwt.PyJWK:
-        if self._is_old() or self._known(identifier) is None:
+        if self._is_stale() or self._known(identifier) is None:
             async with self._fetching:
-                if self._may_ask(identifier):
+                if self._may_fetch(identifier):
                     await self._fetch()
         if (key := self._known(identifier)) is not None:
             return key
@@ -84,19 +84,19 @@ class HubTokens:
         raise Unauthorized("The token is signed with a key that the hub does not publish.")
 
     def _known(self, identifier: str) -> jwt.PyJWK | None:
-        """A token need not say which key it is signed with as long as there is only one."""
+        """A token need not name its key while there is only one."""
         if not identifier and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(identifier)
 
-    def _is_old(self) -> bool:
+    def _is_stale(self) -> bool:
         return self._fetched is None or self._clock.monotonic() - self._fetched > self._ttl_s
 
-    def _may_ask(self, identifier: str) -> bool:
+    def _may_fetch(self, identifier: str) -> bool:
         now = self._clock.monotonic()
         if self._failed is not None and now - self._failed < RETRY_S:
             return False
-        if self._is_old():
+        if self._is_stale():
             return True
         if self._known(identifier) is not None:
             return False
@@ -106,8 +106,7 @@ class HubTokens:
         return True
 
     async def _fetch(self) -> None:
-        """The keys that the hub has now. While it cannot be asked, those of before go on: a hub that is away for a
-        while does not lock everybody out."""
+        """Fetch the JWKS. If the hub is unreachable, the old keys stay valid."""
         try:
             async with (
                 asyncio.timeout(FETCH_S),
@@ -124,7 +123,7 @@ class HubTokens:
 
 
 def _signer(token: str) -> str:
-    """The key that a token says it is signed with. What cannot be the hub's is refused before the hub is asked."""
+    """The key id of a token. A token that cannot be the hub's is refused before any fetch."""
     if len(token) > MAX_TOKEN:
         raise Unauthorized("The token is too long.")
     try:
@@ -146,14 +145,14 @@ def _usable(key: dict[str, Any]) -> jwt.PyJWK | None:
 
 
 def _bearer(claims: dict[str, Any], audiences: Collection[str]) -> Bearer:
-    said = claims["aud"]
-    meant = tuple(one for one in ([said] if isinstance(said, str) else said) if one in audiences)
+    audience = claims["aud"]
+    accepted = tuple(one for one in ([audience] if isinstance(audience, str) else audience) if one in audiences)
     if claims.get("role") == "guest" or claims.get("sub") in (None, "", "guest"):
-        return Bearer(audiences=meant, user=None)
+        return Bearer(audiences=accepted, user=None)
     names = (claims.get(name) for name in ("username", "preferred_username", "sub"))
     groups = claims.get("groups")
     return Bearer(
-        audiences=meant,
+        audiences=accepted,
         user=next(str(name) for name in names if name),
         groups=tuple(str(group) for group in groups) if isinstance(groups, list) else (),
     )

@@ -6,17 +6,16 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
-from yarl import URL
 
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.network.addresses import AddressGuard
+from anabranch.network.urls import parse
 
 ResolverFactory = Callable[[], AbstractResolver]
 AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
@@ -27,9 +26,8 @@ REFUSED = (
     "this caller."
 )
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-# Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
+# Shorter than the five seconds after which most servers close an idle connection.
 IDLE_S = 4.0
-MAX_URL = 4096
 RESENDS = 2
 USED = "anabranch_used"
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -115,7 +113,7 @@ class AiohttpOutbound:
 
 
 class Connector(aiohttp.TCPConnector):
-    """Notes whether the connection that a request was given had been used before."""
+    """Records whether the connection of a request was used before."""
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
@@ -128,7 +126,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 class PendingRequest:
-    """One request under way: entering it waits for the reply's head, leaving it closes what was not read."""
+    """One request: entering it waits for the reply's headers, leaving it closes what was not read."""
 
     __slots__ = ("_ask", "_max_bytes", "_response")
 
@@ -137,8 +135,8 @@ class PendingRequest:
         self._max_bytes = max_bytes
 
     async def __aenter__(self) -> "AiohttpExchange":
-        """A connection that had been used before, and is closed without a byte in reply, was closed because it was
-        idle, at the moment when we wrote: the request has not been heard, and is sent again."""
+        """If a reused connection is closed without a byte in reply, the server closed it as idle while we wrote. It has
+        not read the request, which is sent again."""
         for left in reversed(range(RESENDS + 1)):
             on_used_connection.set(False)
             try:
@@ -197,32 +195,9 @@ class AiohttpExchange:
         return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", Trouble.UNUSABLE)
 
 
-def parse(url: str) -> tuple[URL, str]:
-    """A URL that can be called, and its origin; anything else fails with a reason."""
-    if len(url) > MAX_URL:
-        raise UpstreamError("The endpoint's URL is not usable: it is too long.")
-    return _parsed(url)
-
-
-@lru_cache(maxsize=1024)
-def _parsed(url: str) -> tuple[URL, str]:
-    if url.startswith("tunneling:"):
-        raise UpstreamError("Endpoints behind a tunnel (tunneling:) are not supported.")
-    try:
-        parsed = URL(url)
-        host, port = parsed.host, parsed.port
-    except ValueError:
-        raise UpstreamError("The endpoint's URL cannot be parsed.") from None
-    if parsed.scheme not in ("http", "https") or not host or port is None:
-        raise UpstreamError("The endpoint's URL is not usable: it must begin with http:// or https:// and name a host.")
-    if parsed.user is not None or parsed.password is not None:
-        raise UpstreamError("The endpoint's URL is not usable: it must not contain a user name or password.")
-    return parsed, str(parsed.origin())
-
-
 def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
     def checked(info: AddrInfo) -> socket.socket:
-        """The last step before a connection, for names and literal addresses alike: the address itself is checked."""
+        """Checks the address itself before the connection, for names and literal addresses alike."""
         family, kind, protocol, _, address = info
         if not guard.permits(str(address[0])):
             raise AddressRefused
@@ -242,7 +217,7 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 def _translated(error: Exception) -> UpstreamError:
-    """What went wrong, for a person: no addresses, no library's words. And whose failure it was, for the policies."""
+    """The error without addresses and library messages, with its `Trouble` for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:
         case _ if isinstance(cause, AddressRefused):

@@ -1,4 +1,4 @@
-"""The SyftAI-Space wire: how an endpoint is addressed, which tokens go along, and what its refusals mean."""
+"""The SyftAI-Space protocol: URLs, headers with tokens, and the meaning of error replies."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -45,7 +45,7 @@ class Summary(Value):
 def call(
     endpoint: Endpoint, payload: dict[str, Any], context: Context, outbound: Outbound
 ) -> AbstractAsyncContextManager[Exchange]:
-    """Ask an endpoint. Its owner's tokens go along, and nobody else's."""
+    """Call an endpoint, with its owner's tokens only."""
     transaction = context.transactions.get(endpoint.owner) if endpoint.owner else None
     if transaction:
         payload["transaction_token"] = transaction
@@ -95,7 +95,7 @@ def _sendable(value: str, what: str) -> str:
 
 
 async def refusal(exchange: Exchange) -> tuple[Status, str]:
-    """What a reply other than 200 means, in a sentence that quotes the upstream's own reason if it gave a plain one."""
+    """The status and message for a reply other than 200; the message quotes the upstream's reason if it is plain."""
     if 300 <= exchange.status < 400:
         return Status.ERROR, "It answered with a redirect, which is not followed."
     body: object = None
@@ -103,7 +103,7 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
         try:
             body = msgspec.json.decode(await exchange.read())
         except (UpstreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            # The status is known whatever becomes of the words: a 401 whose body breaks off is still a 401.
+            # The status counts without the body: a 401 whose body breaks off is still a 401.
             body = None
     status, sentence = REFUSALS.get(exchange.status, (Status.ERROR, f"It answered with an error ({exchange.status})"))
     outcome = OUTCOMES.get(
@@ -116,15 +116,15 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
 
 
 def trouble(status: int) -> Trouble:
-    """What a status other than 200 says about the upstream. Whatever a bad token, slug or question can bring about is
-    not its failure, or anybody could have it left alone for everybody."""
+    """What a status other than 200 says about the upstream. What a bad token, slug or question can cause is not its
+    failure: otherwise one caller could open the circuit for all."""
     if status >= 500:
         return Trouble.DOWN
     return Trouble.BUSY if status == 429 else Trouble.REQUEST
 
 
 def reason(body: object, most: int = MAX_QUOTED) -> str:
-    """The upstream's own words for what went wrong, in one line, if they are plain: no markup."""
+    """The upstream's error message, if it is plain: one line of bounded length, no markup."""
     for candidate in (_field(body, "detail"), _field(body, "message"), _field(body, "error")):
         text = candidate if isinstance(candidate, str) else _field(candidate, "message")
         if isinstance(text, str) and text.strip() and "<" not in text:

@@ -1,4 +1,4 @@
-"""The gate: how many questions are answered at once, how many wait for their turn, and who is turned away."""
+"""Admission control: how many questions run at once, how many wait, and which are rejected."""
 
 import asyncio
 import random
@@ -11,17 +11,16 @@ from anabranch.domain.model import Answer, Context, Question
 from anabranch.domain.signals import Load, Rejected
 
 RETRY_AFTER_S = 1
-# To turn somebody away costs little, but those who come back at once can make it the main work. The more are being
-# turned away, the longer it takes, within bounds and not at the same moment for all: what was admitted keeps its pace.
-HELD_EACH_S = 0.0004
-HELD_MOST_S = 0.02
-SPREAD = (0.7, 1.3)
-FULL = "More questions are being answered here than can be taken on; ask again in a moment."
+# A rejection costs little, but clients that retry at once can make it the main load. So a rejection is delayed, longer
+# the more are pending, within a bound and with jitter.
+DELAY_EACH_S = 0.0004
+MAX_DELAY_S = 0.02
+JITTER = (0.7, 1.3)
+FULL = "The server is at its limit of concurrent questions; ask again in a moment."
 
 
 class AdmissionSlot:
-    """A question's place: first in the queue, if there is one, then among those that are being answered. Whoever got it
-    must leave it, in either state."""
+    """A question's place, in the queue or among the running ones. Its holder must call `leave` in either state."""
 
     __slots__ = ("_gate", "_turn")
 
@@ -30,7 +29,7 @@ class AdmissionSlot:
         self._turn = turn
 
     async def turn(self) -> None:
-        """Wait until it is this question's turn."""
+        """Wait until the question may run."""
         if self._turn is not None:
             await self._turn
 
@@ -41,78 +40,78 @@ class AdmissionSlot:
 
 
 class AdmissionGate:
-    """At most `running` questions at once and at most `waiting` behind them, first come, first served. The one too many
-    is told so at once: what was admitted keeps its pace."""
+    """At most `running` questions at once and at most `waiting` in a queue, first in, first out. Further ones are
+    rejected."""
 
     def __init__(self, running: int, waiting: int, telemetry: Telemetry) -> None:
-        self._most_running = running
-        self._most_waiting = waiting
+        self._max_running = running
+        self._max_waiting = waiting
         self._telemetry = telemetry
-        self._held = 0
+        self._delayed = 0
         self._running = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def check(self, surface: str) -> None:
-        """Turn somebody away before anything was spent on them."""
+        """Reject a request before any work is done for it."""
         if self._full:
-            await self._pace()
-            self._turn_away(surface)
+            await self._delay()
+            self._reject(surface)
 
     def enter(self, surface: str) -> AdmissionSlot:
         if self._full:
-            self._turn_away(surface)
+            self._reject(surface)
         turn = None
-        if self._running < self._most_running:
+        if self._running < self._max_running:
             self._running += 1
         else:
             turn = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
-        self._tell()
+        self._report_load()
         return AdmissionSlot(self, turn)
 
     @property
     def _full(self) -> bool:
-        return self._running >= self._most_running and len(self._queue) >= self._most_waiting
+        return self._running >= self._max_running and len(self._queue) >= self._max_waiting
 
-    def _turn_away(self, surface: str) -> NoReturn:
+    def _reject(self, surface: str) -> NoReturn:
         self._telemetry.noted(Rejected(surface=surface, code=Overloaded.code))
         raise Overloaded(FULL, retry_after_s=RETRY_AFTER_S)
 
-    async def _pace(self) -> None:
-        self._held += 1
+    async def _delay(self) -> None:
+        self._delayed += 1
         try:
-            held_s = min(HELD_MOST_S, HELD_EACH_S * self._held)
-            await asyncio.sleep(held_s * random.uniform(*SPREAD))  # noqa: S311  no secret
+            delay_s = min(MAX_DELAY_S, DELAY_EACH_S * self._delayed)
+            await asyncio.sleep(delay_s * random.uniform(*JITTER))  # noqa: S311  no secret
         finally:
-            self._held -= 1
+            self._delayed -= 1
 
     def left(self, turn: "asyncio.Future[None] | None") -> None:
         if turn is not None and turn in self._queue:
             self._queue.remove(turn)
         else:
             self._running -= 1
-            self._let_in()
-        self._tell()
+            self._admit_next()
+        self._report_load()
 
-    def _let_in(self) -> None:
-        """The next one's turn. One that was just cancelled is about to leave, and the one after it comes in then."""
+    def _admit_next(self) -> None:
+        """Run the next question. One that was just cancelled leaves at once, which admits the one after it."""
         if self._queue:
             turn = self._queue.popleft()
             self._running += 1
             if not turn.done():
                 turn.set_result(None)
 
-    def _tell(self) -> None:
+    def _report_load(self) -> None:
         self._telemetry.noted(Load(running=self._running, waiting=len(self._queue)))
 
 
 class AdmittedAnswerer:
-    """An Answerer that begins when its place says so."""
+    """An Answerer that waits for its admission slot."""
 
-    def __init__(self, inner: Answerer, place: AdmissionSlot) -> None:
+    def __init__(self, inner: Answerer, slot: AdmissionSlot) -> None:
         self._inner = inner
-        self._place = place
+        self._slot = slot
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
-        await self._place.turn()
+        await self._slot.turn()
         return await self._inner.answer(question, context, emit)

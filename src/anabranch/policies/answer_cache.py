@@ -1,4 +1,4 @@
-"""Remembering: the same question, to the same documents, for the same rights, is answered once."""
+"""The answer cache: the same question, over the same documents, with the same permissions, is answered once."""
 
 import asyncio
 import copy
@@ -15,10 +15,10 @@ from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
 from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until, Value
 from anabranch.domain.signals import CacheLooked, Joined
 
-# What a finished answer says at its end; one that says nothing may have been cut off.
-WHOLE = ("stop", "end_turn", "eos")
-# Who comes to an answer that is under way must not inherit too little time.
-TIME_SHARE = 0.5
+# The finish reasons of complete answers; one without a reason may have been cut off.
+COMPLETE = ("stop", "end_turn", "eos")
+# A question joins a running answer only if that has at least this share of its own time left.
+MIN_TIME_SHARE = 0.5
 
 encode = msgspec.json.Encoder(order="deterministic").encode
 decode = msgspec.json.Decoder(Answer).decode
@@ -27,14 +27,14 @@ Look = Callable[[Question, Context], Awaitable[str | None]]
 
 
 class Recipe(Value):
-    """What an answer depends on besides its question: the prompt's version, and whatever of the settings has a say."""
+    """What an answer depends on besides its question: the version of the prompt, and the settings that matter."""
 
     prompt_version: str
     settings: tuple[str, ...] = ()
 
 
 class Identity(NamedTuple):
-    """What makes two questions the same. `seen` stands for the documents that the caller may find."""
+    """The cache key of a question. `seen` identifies the documents that the caller may find."""
 
     key: str
     seen: str
@@ -51,8 +51,8 @@ class CacheRequest(NamedTuple):
 
 
 class CachedAnswerer:
-    """An Answerer that keeps whole, well-founded answers from collections for a while, and lets those who ask the same
-    at the same time share one answer. `look` tells what the caller may find; without it, nothing is remembered."""
+    """An Answerer that caches complete, grounded answers from collections, and lets equal questions that run at once
+    share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached."""
 
     def __init__(
         self,
@@ -72,24 +72,24 @@ class CachedAnswerer:
         self._recipe = recipe
         self._clock = clock
         self._telemetry = telemetry
-        self._flights: dict[str, SharedRun] = {}
+        self._running: dict[str, SharedRun] = {}
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         identity = await self._identity(question, context)
         if identity is None:
             return await self._inner.answer(question, context, emit)
-        flight = None if question.fresh else self._flights.get(identity.key)
-        if flight is not None and self._in_time(flight, context):
+        run = None if question.fresh else self._running.get(identity.key)
+        if run is not None and self._in_time(run, context):
             self._telemetry.noted(Joined())
         else:
-            flight = self._depart(identity, question, context)
+            run = self._start(identity, question, context)
         try:
-            return await flight.follow(emit, CacheRequest.of(context))
-        except LeaderLost:
+            return await run.follow(emit, CacheRequest.of(context))
+        except NotShareable:
             return await self._inner.answer(question, context, emit)
 
     async def _identity(self, question: Question, context: Context) -> Identity | None:
-        """None for what is not remembered: answers that come from elsewhere, or from a model that a caller named."""
+        """None if the answer is not cached: it has other sources than collections, or a model that the caller named."""
         model = question.model
         ours = question.sources and all(source.kind == "collection" for source in question.sources)
         if not ours or question.until is not Until.GENERATE or model is None or not model.operator:
@@ -106,72 +106,72 @@ class CachedAnswerer:
             return None
         return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{recipe.prompt_version}", seen)
 
-    def _in_time(self, flight: "SharedRun", context: Context) -> bool:
-        """Whether there is enough time left in an answer that is under way for one more to wait for it."""
+    def _in_time(self, run: "SharedRun", context: Context) -> bool:
+        """Whether a running answer has enough time left for this question."""
         now = self._clock.monotonic()
-        return not flight.abandoned and flight.deadline - now >= (context.deadline - now) * TIME_SHARE
+        return not run.abandoned and run.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
 
-    def _depart(self, identity: Identity, question: Question, context: Context) -> "SharedRun":
-        flight = SharedRun(identity.seen, CacheRequest.of(context), context.deadline)
-        flight.task = asyncio.create_task(self._fly(flight, identity, question, context))
-        flight.task.add_done_callback(lambda task: self._arrived(identity.key, task))
+    def _start(self, identity: Identity, question: Question, context: Context) -> "SharedRun":
+        run = SharedRun(identity.seen, CacheRequest.of(context), context.deadline)
+        run.task = asyncio.create_task(self._run(run, identity, question, context))
+        run.task.add_done_callback(lambda task: self._ended(identity.key, task))
         if not question.fresh:
-            self._flights[identity.key] = flight
-        return flight
+            self._running[identity.key] = run
+        return run
 
-    def _arrived(self, key: str, task: "asyncio.Task[Answer]") -> None:
-        if key in self._flights and self._flights[key].task is task:
-            del self._flights[key]
+    def _ended(self, key: str, task: "asyncio.Task[Answer]") -> None:
+        if key in self._running and self._running[key].task is task:
+            del self._running[key]
         if not task.cancelled():
-            task.exception()  # its followers, if there are any left, raise it
+            task.exception()  # retrieved, so that asyncio does not log it; the followers raise it
 
-    async def _fly(self, flight: "SharedRun", identity: Identity, question: Question, context: Context) -> Answer:
+    async def _run(self, run: "SharedRun", identity: Identity, question: Question, context: Context) -> Answer:
         try:
             began = self._clock.monotonic()
-            known = None if question.fresh else await self._known(identity.key, identity.seen)
+            known = None if question.fresh else await self._cached(identity.key, identity.seen)
             if known is not None:
                 total_ms = round((self._clock.monotonic() - began) * 1000)
                 known = msgspec.structs.replace(known, cached=True, timings=Timings(total_ms=total_ms))
-                for event in unfold(known)[:-1]:  # its end is the Run's to tell
-                    await flight.record(event)
+                for event in unfold(known)[:-1]:  # the Run itself emits the last one
+                    await run.record(event)
                 return known
-            answer = await self._in_its_time(question, context, flight)
-            if _worth_keeping(answer, identity.seen):
+            answer = await self._within_deadline(question, context, run)
+            if _cacheable(answer, identity.seen):
                 await self._cache.put(identity.key, encode(answer), self._ttl_s)
             return answer
         finally:
-            flight.over()
+            run.over()
 
-    async def _in_its_time(self, question: Question, context: Context, flight: "SharedRun") -> Answer:
-        """Whoever came first may have left, and their Run no longer ends it."""
+    async def _within_deadline(self, question: Question, context: Context, run: "SharedRun") -> Answer:
+        """Enforces the deadline: the Run of the first caller may be gone."""
         limit = asyncio.timeout(context.deadline - self._clock.monotonic())
         try:
             async with limit:
-                return await self._inner.answer(question, context, flight.record)
+                return await self._inner.answer(question, context, run.record)
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceeded("The question's total time ran out before the answer was complete.") from None
             raise
 
-    async def _known(self, key: str, seen: str) -> Answer | None:
-        """What is in the cache, if it is what we would have put there: others may be able to write there."""
+    async def _cached(self, key: str, seen: str) -> Answer | None:
+        """The cached answer, if it is valid: other programs may be able to write to the cache."""
         stored = await self._cache.get(key)
         try:
             known = decode(stored) if stored is not None else None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             known = None
-        if known is not None and not _worth_keeping(known, seen):
+        if known is not None and not _cacheable(known, seen):
             known = None
         self._telemetry.noted(CacheLooked(cache="answer", hit=known is not None))
         return known
 
 
-class LeaderLost(Exception):
-    """The shared answer was found among other documents than this caller may see."""
+class NotShareable(Exception):
+    """The shared answer searched other documents than this caller may see."""
 
 
 class SharedRun:
-    """One answer under way, and all who wait for it. It ends when the last of them leaves."""
+    """One running answer and its followers. It is cancelled when the last of them leaves."""
 
     def __init__(self, seen: str, leader: CacheRequest, deadline: float) -> None:
         self.task: asyncio.Task[Answer] | None = None
@@ -194,7 +194,7 @@ class SharedRun:
         self._wake()
 
     async def follow(self, emit: Emit, asker: CacheRequest) -> Answer:
-        """Everything from the beginning, then as it comes."""
+        """Relay all events from the first on."""
         assert self.task is not None
         first, self._joined = not self._joined, self._joined + 1
         self._followers += 1
@@ -214,7 +214,7 @@ class SharedRun:
             while at < len(self._events):
                 event = self._events[at]
                 if asker != self._leader and isinstance(event, SourceReplied) and event.reply.seen != self._seen:
-                    raise LeaderLost
+                    raise NotShareable
                 await emit(event)
                 at += 1
             if self._is_over and at == len(self._events):
@@ -228,7 +228,7 @@ class SharedRun:
         if self.task.cancelled():
             raise asyncio.CancelledError
         if (error := self.task.exception()) is not None:
-            raise copy.copy(error) from error  # its own for each: a traceback grows wherever it is raised
+            raise copy.copy(error) from error  # a copy for each: a traceback grows wherever the error is raised
         answer = self.task.result()
         return answer if first or answer.cached else msgspec.structs.replace(answer, cached=True)
 
@@ -238,16 +238,16 @@ class SharedRun:
 
 
 def normalized(text: str) -> str:
-    """How a question is told from another: not by its spaces, nor by how its accents are written."""
+    """The question for the key: NFC, and runs of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def _worth_keeping(answer: Answer, seen: str) -> bool:
-    """Nothing partial, failed or refused; and nothing that was found among other documents than the key stands for."""
+def _cacheable(answer: Answer, seen: str) -> bool:
+    """Complete, grounded, not refused, and found among the documents that the key names."""
     return (
         bool(answer.text)
         and not answer.refused
-        and answer.finish_reason in WHOLE
+        and answer.finish_reason in COMPLETE
         and answer.ground is Ground.DOCUMENTS
         and bool(answer.replies)
         and all(reply.status is Status.SUCCESS and reply.seen == seen for reply in answer.replies)

@@ -1,4 +1,4 @@
-"""Caches: bytes for a while, in this process, in a Redis, or in both."""
+"""Caches with a TTL: in memory, in Redis, or in both."""
 
 import asyncio
 import sys
@@ -11,18 +11,18 @@ from anabranch.redis.client import RedisGone
 if TYPE_CHECKING:
     from anabranch.redis.client import Redis
 
-# What an entry takes besides its key and its value: the places in the table, the pair, the number.
+# The overhead of an entry beside its key and its value.
 ENTRY_BYTES = 250
 LARGEST_SHARE = 4
 MAX_WRITES = 256
 MAX_SHARED_BYTES = 1024 * 1024
 
-# In one step, so that the time left is that of this very value.
+# Atomic, so that the TTL is that of this value.
 LOOK = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}"
 
 
 class MemoryCache:
-    """Bounded in bytes; what has not been asked for the longest goes first, and no item takes more than a quarter."""
+    """An LRU cache bounded in bytes. No entry takes more than a quarter."""
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         self._max_bytes = max_bytes
@@ -57,8 +57,8 @@ class MemoryCache:
 
 
 class RedisCache:
-    """A read costs `wait_s` at the most, a write nothing: it goes on behind the caller's back, and is dropped when too
-    many already do. A Redis that is gone, or has something other than bytes under the key, is a miss."""
+    """A read takes `wait_s` at most. Writes run in the background and are dropped if too many are pending. If Redis is
+    unreachable, or the value is not bytes, it is a miss."""
 
     def __init__(self, redis: "Redis", wait_s: float) -> None:
         self._redis = redis
@@ -73,7 +73,7 @@ class RedisCache:
         return value if isinstance(value, bytes) else None
 
     async def look(self, key: str) -> tuple[bytes, float] | None:
-        """A value, and for how many seconds it is still good; 0 is unknown."""
+        """The value and its remaining TTL in seconds; 0 if unknown."""
         try:
             found = await self._redis.execute("EVAL", LOOK, 1, key, wait_s=self._wait_s)
         except RedisGone:
@@ -91,7 +91,7 @@ class RedisCache:
         write.add_done_callback(self._writes.discard)
 
     async def settled(self) -> None:
-        """Every write that is under way has ended, one way or the other."""
+        """Wait until no write is pending."""
         while self._writes:
             await asyncio.wait(self._writes)
 
@@ -106,31 +106,31 @@ class RedisCache:
             pass
 
 
-class Far(Cache, Protocol):
-    """A cache that says how long a value is still good."""
+class SharedCache(Cache, Protocol):
+    """A cache that knows the remaining TTL of a value."""
 
     async def look(self, key: str) -> tuple[bytes, float] | None: ...
 
 
 class TieredCache:
-    """What is near is asked first; what only the far one had is near afterwards, for no longer than it lasts there."""
+    """Reads the local cache first. A value of the shared cache is copied to the local one, with its remaining TTL."""
 
-    def __init__(self, near: Cache, far: Far) -> None:
-        self._near = near
-        self._far = far
+    def __init__(self, local: Cache, shared: SharedCache) -> None:
+        self._local = local
+        self._shared = shared
 
     async def get(self, key: str) -> bytes | None:
-        if (value := await self._near.get(key)) is not None:
+        if (value := await self._local.get(key)) is not None:
             return value
-        if (found := await self._far.look(key)) is None:
+        if (found := await self._shared.look(key)) is None:
             return None
         value, left_s = found
-        await self._near.put(key, value, left_s)
+        await self._local.put(key, value, left_s)
         return value
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        await self._near.put(key, value, ttl_s)
-        await self._far.put(key, value, ttl_s)
+        await self._local.put(key, value, ttl_s)
+        await self._shared.put(key, value, ttl_s)
 
 
 def _size(key: str, value: bytes) -> int:

@@ -1,4 +1,4 @@
-"""The vectors of questions, remembered: the same words are embedded once."""
+"""The embedding cache: the same text is embedded once."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ decode = msgspec.msgpack.Decoder(Embedding).decode
 
 
 class CachedEmbedder:
-    """An Embedder that looks into a cache first; what it finds there is of this very model and of its length."""
+    """An Embedder with a cache. Cached vectors are checked to be of this model and its dimensions."""
 
     def __init__(self, inner: Embedder, *, where: str, cache: Cache, ttl_s: float, telemetry: Telemetry) -> None:
         self._inner = inner
@@ -45,7 +45,7 @@ class CachedEmbedder:
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
         keys = [self._key(text) for text in texts]
-        known = await asyncio.gather(*map(self._known, keys))
+        known = await asyncio.gather(*map(self._cached, keys))
         missing = [index for index, found in enumerate(known) if found is None]
         fresh = await self._inner.embed([texts[index] for index in missing]) if missing else ()
         for index, embedding in zip(missing, fresh, strict=True):
@@ -54,9 +54,9 @@ class CachedEmbedder:
         return [embedding for embedding in known if embedding is not None]
 
     def _key(self, text: str) -> str:
-        """Two servers may have a model of the same name, so where it is asked has a say too."""
-        said = hashlib.blake2b(text.encode(errors="replace"), digest_size=20, person=self._where).hexdigest()
-        return f"embed:{self._inner.name}:{said}"
+        """Includes the server: two servers may have different models of the same name."""
+        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=20, person=self._where).hexdigest()
+        return f"embed:{self._inner.name}:{digest}"
 
     def _fits(self, found: Embedding) -> bool:
         dimensions = self._inner.dimensions
@@ -66,7 +66,7 @@ class CachedEmbedder:
             and all(map(math.isfinite, array("f", found.vector)))
         )
 
-    async def _known(self, key: str) -> Embedding | None:
+    async def _cached(self, key: str) -> Embedding | None:
         stored = await self._cache.get(key)
         found = None
         if stored is not None:

@@ -1,4 +1,4 @@
-"""Limits: never more than so many calls in any window of that length, in this process or in all that share a Redis."""
+"""Rate limits with an exact sliding window, in this process or in all processes that share a Redis."""
 
 import math
 from array import array
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 MAX_KEYS = 100_000
 
-# A sorted set of the calls that were admitted, by the time of Redis in microseconds, which a double holds exactly. If
-# that clock was set back, calls seem to lie in the future: they are moved to now, so that they count for a whole window
-# more at the most and never too short. If the set holds more than the limit (it has been lowered), the caller waits
-# until all but the last limit - 1 are over.
+# A sorted set of the admitted calls, scored by the time of Redis in microseconds, which a double holds exactly. If that
+# clock was set back, calls lie in the future: they are moved to now, so that they count for at most one more window. If
+# the set holds more than the limit (which was lowered), the caller waits until limit - 1 are left.
 SCRIPT = """
 local key, limit, window = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -47,20 +46,21 @@ class Reservation(NamedTuple):
 
 
 class MemoryLimiter:
-    """An exact moving window in this process: a call counts until the window has passed since it was admitted."""
+    """A sliding window in this process: a call counts until the window has passed since it was admitted."""
 
-    def __init__(self, limit: int, window_s: float, clock: Clock) -> None:
+    def __init__(self, limit: int, window_s: float, clock: Clock, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
         self._limit = limit
         self._window_s = window_s
         self._clock = clock
-        # For each key until when its calls count, in order; the key that was admitted last comes last.
+        # By key, the ends of its calls in order; the key admitted last comes last.
         self._calls: dict[str, array[float]] = {}
 
     async def admit(self, key: str) -> Allowance:
         return self.reserve(key).allowance
 
     def reserve(self, key: str) -> Reservation:
-        """Admit a call, in a way that can be taken back; nothing is reserved if the allowance says to wait."""
+        """Admit a call that can be released again. Nothing is reserved if the allowance has a wait."""
         now = self._clock.monotonic()
         calls = self._calls.get(key) or array("d")
         over = bisect_right(calls, now)
@@ -73,7 +73,7 @@ class MemoryLimiter:
                 wait_s=_distance(now, calls[len(calls) - self._limit]),
             )
             return Reservation(allowance, now)
-        if over > used:  # Not each time: to take away the first costs as much as there are.
+        if over > used:  # Not each time: deleting from the front is linear.
             del calls[:over]
         until = now + self._window_s
         calls.append(until)
@@ -92,17 +92,17 @@ class MemoryLimiter:
             self._calls.pop(key, None)
 
     def _sweep(self, now: float) -> None:
-        """Two keys that are over leave for each that comes, so that all of them do in time; too many leave anyway."""
+        """Drop up to two expired keys per new one, and the oldest keys beyond the maximum."""
         for _ in range(2):
             oldest = next(iter(self._calls))
-            if self._calls[oldest][-1] > now and len(self._calls) <= MAX_KEYS:
+            if self._calls[oldest][-1] > now and len(self._calls) <= self._max_keys:
                 return
             del self._calls[oldest]
 
 
 class RedisLimiter:
-    """One window for all processes that share a Redis, and in each of them its own beneath it: what a process has
-    admitted itself it knows, so the limit holds for each alone while Redis is gone and when it comes back empty."""
+    """One window for all processes that share a Redis, and a local one in each: if Redis is unreachable or comes back
+    empty, the limit still holds per process."""
 
     def __init__(self, redis: "Redis", local: MemoryLimiter, limit: int, window_s: float) -> None:
         self._redis = redis
@@ -111,7 +111,7 @@ class RedisLimiter:
         self._window_us = round(window_s * 1_000_000)
 
     async def admit(self, key: str) -> Allowance:
-        """A caller that is cancelled meanwhile keeps what was reserved: Redis may have counted the call."""
+        """A cancelled call keeps its reservation: Redis may have counted it."""
         reservation = self._local.reserve(key)
         own = reservation.allowance
         if own.wait_s:
@@ -136,10 +136,10 @@ def _allowance(limit: int, reply: "Reply") -> Allowance:
     match reply:
         case [int(remaining), int(reset_us), int(wait_us)]:
             return Allowance(limit=limit, remaining=remaining, reset_s=reset_us / 1e6, wait_s=wait_us / 1e6)
-    raise RedisGone("Redis answered a limit with something else.")
+    raise RedisGone("Redis gave an unexpected reply to the rate limit script.")
 
 
 def _distance(now: float, then: float) -> float:
-    """How long to wait until then, such that adding it to now gives no less, whatever the rounding."""
+    """The seconds until then, rounded so that now plus the result is not less."""
     distance = then - now
     return distance if now + distance >= then else distance + math.ulp(then)

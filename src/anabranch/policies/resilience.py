@@ -1,22 +1,244 @@
-"""The policies towards upstreams, put around the adapters that reach them."""
+"""Resilient calls: circuit breakers around sources, models and other servers; retries of models; hedged sources."""
 
 import asyncio
+import math
 import random
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
 import msgspec
 
 from anabranch.domain.contracts import Clock, Generator, Source, Telemetry
-from anabranch.domain.model import Endpoint
-from anabranch.domain.signals import BreakerState
-from anabranch.policies.breaker import Breaker
-from anabranch.policies.hedging import HedgedSource, ResilientSource
-from anabranch.policies.retries import Chance, GuardedCalls, ResilientGenerator, Sleep
-from anabranch.policies.upstreams import Policy, Role, Upstreams
+from anabranch.domain.errors import GenerationFailed, UpstreamError
+from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
+from anabranch.domain.signals import Hedged, Retried, Spent
+from anabranch.network import redaction
+from anabranch.policies.upstreams import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 1.0
+# A time-out shows as a cancellation at the deadline; an event loop's own clock may be this much behind.
+SLACK_S = 0.05
+# Embedding and reranking calls belong to whichever question is being answered, and have no deadline of their own.
+NO_CONTEXT = Context(correlation_id="", deadline=math.inf)
+
+Sleep = Callable[[float], Awaitable[None]]
+Random = Callable[[], float]
+
+
+class ResilientSource:
+    """A Source that is not called while its circuit is open. It is never retried."""
+
+    __slots__ = ("_inner", "_path", "_telemetry", "upstream")
+
+    def __init__(self, inner: Source, upstream: Upstream, path: str, telemetry: Telemetry) -> None:
+        self.upstream = upstream
+        self._inner = inner
+        self._path = path
+        self._telemetry = telemetry
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        upstream = self.upstream
+        call = UpstreamCall(upstream)
+        if not call:
+            reason = f"The source {upstream.breaker.refusal}."
+            return SourceReply(path=self._path, status=Status.SKIPPED, error=reason)
+        with call:
+            try:
+                with self._telemetry.span("upstream", context, **upstream.labels) as span:
+                    reply = await self._inner.search(query, span.context)
+            except asyncio.CancelledError:
+                call.good = False if timed_out(context, upstream.clock) else None
+                raise
+            if reply.status is Status.SUCCESS:
+                call.good = True
+            elif reply.fault:
+                call.good = False
+            return redaction.reply_of(reply)
+
+
+class HedgedSource:
+    """A Source with an alternate. The alternate is called when the first fails or its circuit is open, and beside the
+    first when that is slower than usual. The first good reply counts; without one, the first source's reply."""
+
+    def __init__(self, first: ResilientSource, second: ResilientSource, telemetry: Telemetry) -> None:
+        self._first = first
+        self._second = second
+        self._clock = first.upstream.clock
+        self._telemetry = telemetry
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        upstream = self._first.upstream
+        upstream.budget.called(self._clock.monotonic())
+        slow_s = upstream.latencies.slow_s
+        if slow_s is not None:
+            return await self._race(query, context, slow_s)
+        return await self._or_alternate(await self._timed(query, context), query, context)
+
+    async def _timed(self, query: Query, context: Context) -> SourceReply:
+        began = self._clock.monotonic()
+        reply = await self._first.search(query, context)
+        if reply.status is Status.SUCCESS:
+            self._first.upstream.latencies.add(self._clock.monotonic() - began)
+        return reply
+
+    async def _or_alternate(self, reply: SourceReply, query: Query, context: Context) -> SourceReply:
+        """The first's reply, or the alternate's if the first failed and the alternate did not."""
+        if not (reply.fault or reply.status is Status.SKIPPED):
+            return reply
+        return self._better(reply, await self._second.search(query, context))
+
+    async def _race(self, query: Query, context: Context, slow_s: float) -> SourceReply:
+        first = asyncio.create_task(self._timed(query, context))
+        tasks = [first]
+        try:
+            await asyncio.wait(tasks, timeout=slow_s)
+            if first.done():
+                return await self._or_alternate(first.result(), query, context)
+            if not self._first.upstream.budget.take(self._clock.monotonic()):
+                return await self._or_alternate(await first, query, context)
+            second = asyncio.create_task(self._second.search(query, context))
+            tasks.append(second)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if second.done() and not first.done() and second.result().status is Status.SUCCESS:
+                self._note(won=True)
+                return second.result()
+            reply = await first
+            if reply.status is Status.SUCCESS:
+                self._note(won=False)
+                return reply
+            return self._better(reply, await second)
+        finally:
+            # The loser's connection is closed before this returns.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _better(self, reply: SourceReply, other: SourceReply) -> SourceReply:
+        won = other.status is Status.SUCCESS
+        if other.status is not Status.SKIPPED:
+            self._note(won=won)
+        return other if won else reply
+
+    def _note(self, *, won: bool) -> None:
+        self._telemetry.noted(Hedged(upstream=self._first.upstream.name, won=won))
+
+
+class ResilientGenerator:
+    """A Generator that is retried while it has produced nothing and the failure is transient, within the deadline and
+    the upstream's retry budget. It is not called while its circuit is open."""
+
+    __slots__ = ("_inner", "_random", "_retries", "_sleep", "_telemetry", "_upstream")
+
+    def __init__(
+        self,
+        inner: Generator,
+        upstream: Upstream,
+        telemetry: Telemetry,
+        *,
+        retries: int,
+        sleep: Sleep = asyncio.sleep,
+        random: Random = random.random,
+    ) -> None:
+        self._inner = inner
+        self._upstream = upstream
+        self._telemetry = telemetry
+        self._retries = retries
+        self._sleep = sleep
+        self._random = random
+
+    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
+        upstream = self._upstream
+        started = False
+        usage: Usage | None = None
+        secrets = redaction.in_content()
+        for attempt in range(self._retries + 1):
+            with self._call(attempt) as call:
+                try:
+                    with self._telemetry.span("upstream", context, **upstream.labels) as span:
+                        async with aclosing(self._inner.generate(prompt, span.context)) as deltas:
+                            async for delta in deltas:
+                                if not started and (delta.text or delta.usage or delta.finish_reason):
+                                    started = True
+                                    call.answered()
+                                usage = delta.usage or usage
+                                yield redaction.delta_of(delta, secrets) if secrets else delta
+                except GenerationFailed as error:
+                    call.good = False if error.trouble.fault else None
+                    failure = error
+                except asyncio.CancelledError:
+                    # A model that is still producing at the deadline was asked for too much; it is not broken.
+                    call.good = False if not started and timed_out(context, upstream.clock) else None
+                    raise
+                else:
+                    call.good = True
+                    return
+                finally:
+                    if usage is not None:
+                        self._telemetry.noted(Spent(model=upstream.name, usage=usage))
+            wait_s = None if started or attempt == self._retries else self._wait_s(failure, attempt, context)
+            if wait_s is None:
+                raise failure
+            self._telemetry.noted(Retried(upstream=upstream.name))
+            await self._sleep(wait_s)
+
+    def _call(self, attempt: int) -> UpstreamCall:
+        call = UpstreamCall(self._upstream)
+        if not call:
+            raise GenerationFailed(f"The model {self._upstream.breaker.refusal}.")
+        if attempt == 0:
+            self._upstream.budget.called(self._upstream.clock.monotonic())
+        return call
+
+    def _wait_s(self, error: GenerationFailed, attempt: int, context: Context) -> float | None:
+        """Seconds until the retry; None if a retry cannot help, comes after the deadline or is over the budget."""
+        if not error.trouble.may_pass or self._upstream.breaker.blocked:
+            return None
+        wait_s = error.wait_s if error.wait_s is not None else backoff_s(FIRST_WAIT_S, attempt, self._random)
+        now = self._upstream.clock.monotonic()
+        if wait_s >= context.deadline - now or not self._upstream.budget.take(now):
+            return None
+        return wait_s
+
+
+class GuardedCalls:
+    """Calls of one server, such as for embeddings or reranking, under its circuit breaker and retry budget."""
+
+    def __init__(self, upstream: Upstream, telemetry: Telemetry) -> None:
+        self._upstream = upstream
+        self._telemetry = telemetry
+
+    async def made(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
+        """The call's result. Raises UpstreamError if the call fails or the circuit is open."""
+        guarded = UpstreamCall(self._upstream)
+        if not guarded:
+            raise UpstreamError(f"It {self._upstream.breaker.refusal}.")
+        if first:
+            self._upstream.budget.called(self._upstream.clock.monotonic())
+        with guarded:
+            try:
+                with self._telemetry.span("upstream", NO_CONTEXT, **self._upstream.labels):
+                    result = await call()
+            except UpstreamError as error:
+                guarded.good = False if error.trouble.fault else None
+                raise
+            guarded.good = True
+            return result
+
+    def again(self) -> bool:
+        """Whether a retry is allowed; if so, it is counted."""
+        if self._upstream.breaker.blocked or not self._upstream.budget.take(self._upstream.clock.monotonic()):
+            return False
+        self._telemetry.noted(Retried(upstream=self._upstream.name))
+        return True
 
 
 class Resilience:
-    """What a process knows of its upstreams, and the decorators that make use of it. One for all questions."""
+    """The upstreams of this process, and the decorators that apply their breakers, budgets and latencies."""
 
     def __init__(
         self,
@@ -25,48 +247,59 @@ class Resilience:
         telemetry: Telemetry,
         *,
         sleep: Sleep = asyncio.sleep,
-        chance: Chance = random.random,
+        random: Random = random.random,
     ) -> None:
-        self._policy = policy
-        self._clock = clock
+        self._retries = policy.model_retries
         self._telemetry = telemetry
         self._sleep = sleep
-        self._chance = chance
+        self._random = random
         self.upstreams = Upstreams(policy, clock, telemetry)
 
     def source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source]) -> Source:
-        """A source behind its breaker, and beside its alternate if it has one; `made` reaches an endpoint."""
+        """A source under its breaker, hedged if it has an alternate; `made` constructs the source of an endpoint."""
         first = self._source(endpoint, made)
         if endpoint.alternate is None:
             return first
         other = msgspec.structs.replace(endpoint, url=endpoint.alternate, alternate=None)
-        second = self._source(other, made, " (alternate)")
-        return HedgedSource(first, second, clock=self._clock, telemetry=self._telemetry)
+        return HedgedSource(first, self._source(other, made, " (alternate)"), self._telemetry)
 
     def _source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
-        upstream = self.upstreams.of(endpoint, suffix)
-        inner, path = made(endpoint), endpoint.path
-        return ResilientSource(inner, upstream, path, clock=self._clock, telemetry=self._telemetry)
+        return ResilientSource(made(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
 
     def attempts(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
-        """For plain calls, such as those for embeddings."""
-        return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._clock, self._telemetry)
+        return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._telemetry)
 
     def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
-        """For those who do the rest themselves."""
+        """The breaker alone, for a caller with retries of its own."""
         return self.upstreams.of(endpoint, f" ({role})", role).breaker
 
     def generator(self, endpoint: Endpoint, inner: Generator, *, retried: bool = True) -> Generator:
         return ResilientGenerator(
             inner,
             self.upstreams.of(endpoint, role="model"),
-            retries=self._policy.model_retries if retried else 0,
-            clock=self._clock,
-            telemetry=self._telemetry,
+            self._telemetry,
+            retries=self._retries if retried else 0,
             sleep=self._sleep,
-            chance=self._chance,
+            random=self._random,
         )
 
-    def states(self) -> Mapping[str, BreakerState]:
-        """How each breaker stands, for display."""
-        return self.upstreams.states()
+
+def timed_out(context: Context, clock: Clock) -> bool:
+    """Whether a cancelled call has run out of time; otherwise its caller has disconnected."""
+    return clock.monotonic() >= context.deadline - SLACK_S
+
+
+def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> float:
+    """Exponential backoff with jitter: between half and all of twice the time before."""
+    return first_s * 2.0**attempt * (0.5 + random() / 2)
+
+
+def retry_after_s(header: str, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds to wait by a Retry-After header, which holds seconds or a date; None if it cannot be read."""
+    value = header.strip()
+    if value.isascii() and value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now())
+    except (ValueError, OverflowError):
+        return None

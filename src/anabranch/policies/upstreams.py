@@ -1,4 +1,4 @@
-"""What is known of each upstream: its breaker, what may be asked of it again, and how quick it is."""
+"""What this process knows of each upstream: circuit breaker, retry budget and latencies."""
 
 import math
 from collections import OrderedDict, deque
@@ -11,27 +11,27 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.model import Endpoint, Value
 from anabranch.domain.signals import BreakerMoved, BreakerState
-from anabranch.policies.breaker import Breaker, Rolling
 
-# Callers of the chat surface can name any address, and each is remembered; those asked last stay.
-MOST = 1_000
-# One whose address is longer than this is asked like any other, but not remembered.
-LONGEST = 1_000
-# An upstream shows while it is in trouble, and for as many windows after it was last asked.
+BUCKETS = 10
+# Callers of the chat surface can name any URL. Only so many upstreams are kept; the least recently used go first.
+MAX_UPSTREAMS = 1_000
+# An upstream whose URL and name are longer than this is called, but nothing is kept of it.
+MAX_KEY = 1_000
+# A closed breaker is shown for as many windows after its upstream was last called.
 SHOWN_WINDOWS = 3
-# So few are always allowed, or a lone question could never be asked again.
-ALWAYS = 2
+# Retries that are always allowed: the share of a single question would be less than one.
+MIN_RETRIES = 2
 LATENCIES = 100
-FEWEST_LATENCIES = 20
+MIN_LATENCIES = 20
 SLOW = 0.95
-# A stranger may give an address any name, also one of the operator's.
-STRANGERS = " (named in a request)"
+# A caller may give a URL any name, also one of the operator's.
+UNTRUSTED = " (named in a request)"
 Role = Literal["source", "model", "embeddings", "reranker", "subagent"]
-WORSE: Mapping[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
+SEVERITY: Mapping[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class UpstreamKey(NamedTuple):
-    """What is one upstream: an address, a slug, and by whom, for what and in which dialect it is asked."""
+    """What makes two endpoints the same upstream."""
 
     operator: bool
     public_only: bool
@@ -42,7 +42,7 @@ class UpstreamKey(NamedTuple):
 
 
 class Policy(Value, gc=False):
-    """When an upstream is left alone, and how often it may be asked again."""
+    """When a circuit opens and for how long, and how often a call is retried."""
 
     window_s: float = 30.0
     min_calls: int = 10
@@ -63,8 +63,141 @@ class Policy(Value, gc=False):
         )
 
 
-class Budget:
-    """Keeps what is asked again to a share of what is asked, within any window, so that it cannot become the load."""
+class Rolling:
+    """A count over the last window, in buckets of a tenth: up to a tenth of the window is dropped early."""
+
+    __slots__ = ("_buckets", "_counts", "_per_s", "total")
+
+    def __init__(self, window_s: float) -> None:
+        self._per_s = BUCKETS / window_s
+        self._counts = [0] * BUCKETS
+        self._buckets = 0
+        self.total = 0
+
+    def add(self, now: float) -> None:
+        self.roll(now)
+        self._counts[self._buckets % BUCKETS] += 1
+        self.total += 1
+
+    def roll(self, now: float) -> None:
+        """Drop the buckets that have left the window."""
+        bucket = int(now * self._per_s)
+        if bucket == self._buckets:
+            return
+        for stale in range(max(self._buckets, bucket - BUCKETS) + 1, bucket + 1):
+            self.total -= self._counts[stale % BUCKETS]
+            self._counts[stale % BUCKETS] = 0
+        self._buckets = bucket
+
+    def clear(self) -> None:
+        self._counts = [0] * BUCKETS
+        self.total = 0
+
+
+class Breaker:
+    """Circuit breaker: opens at a rate of failures, refuses calls for a pause, then lets one trial call through, whose
+    outcome closes or opens it.
+
+    A call takes a permit with `enter` and returns it with `leave`. Each change of state invalidates earlier permits, so
+    that a call from before the pause does not count as the trial."""
+
+    __slots__ = (
+        "_calls",
+        "_clock",
+        "_failures",
+        "_name",
+        "_permit",
+        "_policy",
+        "_telemetry",
+        "_trying",
+        "state",
+        "until",
+    )
+
+    def __init__(self, name: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
+        self._name = name
+        self._policy = policy
+        self._clock = clock
+        self._telemetry = telemetry
+        self._calls = Rolling(policy.window_s)
+        self._failures = Rolling(policy.window_s)
+        self._permit = 1
+        self._trying = False
+        self.until = 0.0
+        self.state: BreakerState = "closed"
+
+    def enter(self) -> int:
+        """A permit, or 0 if the circuit is open."""
+        if self.state == "closed":
+            return self._permit
+        if self.blocked:
+            return 0
+        if self.state == "open":
+            self._move("half_open")
+        self._trying = True
+        return self._permit
+
+    def answered(self, permit: int) -> int:
+        """A good reply has begun, which closes a half-open circuit. Returns the permit to leave with."""
+        if permit == self._permit and self.state == "half_open":
+            self._close()
+            return self._permit
+        return permit
+
+    def leave(self, permit: int, good: bool | None) -> None:
+        """Record the outcome of a call; None says nothing about the upstream."""
+        if permit != self._permit:
+            return
+        if self.state == "half_open":
+            self._trying = False
+            if good is not None:
+                self._close() if good else self.open()
+        elif good is not None:
+            now = self._clock.monotonic()
+            self._calls.add(now)
+            if not good:
+                self._failures.add(now)
+                calls = self._calls.total
+                if calls >= self._policy.min_calls and self._failures.total / calls >= self._policy.rate:
+                    self.open()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a call would be refused now."""
+        return self.open_s > 0 if self.state == "open" else self._trying
+
+    @property
+    def open_s(self) -> float:
+        """For how many more seconds the circuit is open."""
+        return max(0.0, self.until - self._clock.monotonic()) if self.state == "open" else 0.0
+
+    @property
+    def refusal(self) -> str:
+        """Why a call is refused, as the end of a sentence."""
+        left_s = math.ceil(self.open_s)
+        if not left_s:
+            return "has failed too often: its circuit is half open until the trial call ends"
+        return f"has failed too often: its circuit is open for {left_s} more second{'' if left_s == 1 else 's'}"
+
+    def open(self, seconds: float = math.inf) -> None:
+        """Open the circuit for the configured pause, or less."""
+        self.until = self._clock.monotonic() + min(seconds, self._policy.pause_s)
+        self._move("open")
+
+    def _close(self) -> None:
+        self._calls.clear()
+        self._failures.clear()
+        self._move("closed")
+
+    def _move(self, state: BreakerState) -> None:
+        self._permit += 1
+        self._trying = False
+        self.state = state
+        self._telemetry.noted(BreakerMoved(upstream=self._name, state=state))
+
+
+class RetryBudget:
+    """Keeps retries to a share of the calls within any window, so that retries never become the load."""
 
     __slots__ = ("_calls", "_share", "_spent", "_window_s")
 
@@ -78,19 +211,19 @@ class Budget:
         self._calls.add(now)
 
     def take(self, now: float) -> bool:
-        """Whether one more may be asked again; if so, it is spent."""
+        """Spend one retry; False if the share is used up."""
         self._calls.roll(now)
         spent = self._spent
         while spent and spent[0] <= now - self._window_s:
             spent.popleft()
-        if len(spent) + 1 > max(ALWAYS, self._share * self._calls.total):
+        if len(spent) + 1 > max(MIN_RETRIES, self._share * self._calls.total):
             return False
         spent.append(now)
         return True
 
 
 class Latencies:
-    """How long the last good replies took."""
+    """The durations of the last good replies."""
 
     __slots__ = ("_last",)
 
@@ -102,97 +235,120 @@ class Latencies:
 
     @property
     def slow_s(self) -> float | None:
-        """Past this it is slower than usual (the 95th percentile); None while too few are known."""
-        if len(self._last) < FEWEST_LATENCIES:
+        """The 95th percentile; None while fewer than MIN_LATENCIES are known."""
+        if len(self._last) < MIN_LATENCIES:
             return None
         return sorted(self._last)[math.ceil(SLOW * len(self._last)) - 1]
 
 
 class Upstream:
-    """One endpoint at one address, whoever asks it."""
+    """The state of one upstream, shared by all calls of it."""
 
-    __slots__ = ("breaker", "budget", "busy", "labels", "latencies", "name", "used")
+    __slots__ = ("breaker", "budget", "busy", "clock", "labels", "latencies", "name", "used")
 
     def __init__(self, name: str, host: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
         self.name = name
         self.labels: Mapping[str, str] = {"server.address": host, "anabranch.upstream": name}
-        self.budget = Budget(policy.retry_budget, policy.window_s)
+        self.breaker = Breaker(name, policy, clock, telemetry)
+        self.budget = RetryBudget(policy.retry_budget, policy.window_s)
         self.latencies = Latencies()
+        self.clock = clock
         self.used = 0.0
         self.busy = 0
-        self.breaker = Breaker(
-            name,
-            window_s=policy.window_s,
-            min_calls=policy.min_calls,
-            rate=policy.rate,
-            pause_s=policy.pause_s,
-            clock=clock,
-            telemetry=telemetry,
-        )
+
+
+class UpstreamCall:
+    """One call of an upstream under its breaker. False if the circuit is open; `good` is the outcome to record."""
+
+    __slots__ = ("_permit", "_upstream", "good")
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._permit = upstream.breaker.enter()
+        self.good: bool | None = None
+
+    def __bool__(self) -> bool:
+        return self._permit != 0
+
+    def __enter__(self) -> "UpstreamCall":
+        self._upstream.busy += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._upstream.breaker.leave(self._permit, self.good)
+        self._upstream.busy -= 1
+        self._upstream.used = self._upstream.clock.monotonic()
+
+    def answered(self) -> None:
+        self._permit = self._upstream.breaker.answered(self._permit)
 
 
 class Upstreams:
-    """Every upstream that was asked lately."""
+    """Every upstream that was called recently."""
 
-    def __init__(self, policy: Policy, clock: Clock, telemetry: Telemetry, *, most: int = MOST) -> None:
+    def __init__(
+        self, policy: Policy, clock: Clock, telemetry: Telemetry, *, max_upstreams: int = MAX_UPSTREAMS
+    ) -> None:
         self._policy = policy
         self._clock = clock
         self._telemetry = telemetry
-        self._most = most
-        # Apart, so that those whom strangers name cannot push out those that the operator relies on.
-        self._vouched: OrderedDict[UpstreamKey, Upstream] = OrderedDict()
-        self._named: OrderedDict[UpstreamKey, Upstream] = OrderedDict()
+        self._max_upstreams = max_upstreams
+        # Apart, so that upstreams named in requests cannot evict those that the operator configured.
+        self._configured: OrderedDict[UpstreamKey, Upstream] = OrderedDict()
+        self._requested: OrderedDict[UpstreamKey, Upstream] = OrderedDict()
 
     def of(self, endpoint: Endpoint, suffix: str = "", role: Role = "source") -> Upstream:
-        """What is known of an endpoint's upstream; `suffix` tells its name from that of another of the same path. What
-        strangers find out by asking an address in their own way says nothing about the operator's way of asking it; and
-        what others know of a private address must not show to those who may not reach it."""
+        """The upstream of an endpoint; `suffix` keeps its name apart from others of the same path. Calls of callers say
+        nothing about the operator's calls of the same URL: their tokens differ. The state of a private address is not
+        shown to callers who may not reach it."""
         key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
-        known = self._vouched if endpoint.operator else self._named
+        known = self._configured if endpoint.operator else self._requested
         found = known.get(key)
         if found is not None:
             known.move_to_end(key)
         else:
-            name = endpoint.path + suffix + ("" if endpoint.operator else STRANGERS)
+            name = endpoint.path + suffix + ("" if endpoint.operator else UNTRUSTED)
             found = Upstream(name, _host(endpoint.url), self._policy, self._clock, self._telemetry)
-            if len(endpoint.url) + len(name) <= LONGEST:
+            if len(endpoint.url) + len(name) <= MAX_KEY:
                 known[key] = found
-                if len(known) > self._most:
-                    self._forget(known, next(iter(known)))
+                if len(known) > self._max_upstreams:
+                    self._drop(known, next(iter(known)))
         found.used = self._clock.monotonic()
         return found
 
     def since(self, then: float) -> list[tuple[UpstreamKey, Upstream]]:
-        """Those that were asked since then."""
+        """The upstreams that were called since then."""
         return [(key, upstream) for key, upstream in self._all() if upstream.used > then]
 
     def tend(self) -> None:
-        """Forget those that nobody has asked for long: what they were like then says nothing any more."""
+        """Drop upstreams that were not called for long."""
         before = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s - self._policy.pause_s
-        for known in (self._vouched, self._named):
+        for known in (self._configured, self._requested):
             for key in [key for key, upstream in known.items() if upstream.used < before and not upstream.busy]:
-                self._forget(known, key)
+                self._drop(known, key)
 
-    def _forget(self, known: "OrderedDict[UpstreamKey, Upstream]", key: UpstreamKey) -> None:
+    def _drop(self, known: "OrderedDict[UpstreamKey, Upstream]", key: UpstreamKey) -> None:
         upstream = known.pop(key)
         if upstream.breaker.state != "closed":
             self._telemetry.noted(BreakerMoved(upstream=upstream.name, state="closed"))
 
     def _all(self) -> Iterator[tuple[UpstreamKey, Upstream]]:
-        return chain(self._vouched.items(), self._named.items())
+        return chain(self._configured.items(), self._requested.items())
 
     def states(self) -> Mapping[str, BreakerState]:
-        """How the breakers stand, by name; where two upstreams have the same name, the worse of them."""
+        """Breaker states by name; of two upstreams with the same name, the worse."""
         since = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s
         shown: dict[str, BreakerState] = {}
         for _, upstream in self._all():
             state = upstream.breaker.state
-            if (state != "closed" or upstream.used > since) and WORSE[state] >= WORSE[shown.get(upstream.name, state)]:
+            if (state != "closed" or upstream.used > since) and SEVERITY[state] >= SEVERITY[
+                shown.get(upstream.name, state)
+            ]:
                 shown[upstream.name] = state
         return shown
 
     def __len__(self) -> int:
-        return len(self._vouched) + len(self._named)
+        return len(self._configured) + len(self._requested)
 
 
 def _host(url: str) -> str:

@@ -14,7 +14,7 @@ from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import content_of
-from anabranch.policies import retries
+from anabranch.policies import resilience
 from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
 
 MAX_FRAGMENTS = 10_000
@@ -75,7 +75,10 @@ class HttpSubagent:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
                 _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
-                trouble, wait_s = syft_wire.trouble(exchange.status), retries.asked_s(exchange.header("Retry-After"))
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
                 raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(self._max_fragments):

@@ -1,41 +1,48 @@
-"""Breadcrumbs for whoever analyses streams later: they wait in memory, and are written where nobody waits for them."""
+"""Breadcrumbs, the analytics events of planner steps: queued in memory and written to a file by a thread."""
 
 import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from anabranch.domain.contracts import Breadcrumbs, Telemetry
+from anabranch.domain.model import Value
 from anabranch.domain.signals import CrumbsLost
 from anabranch.domain.steps import Breadcrumb
+from anabranch.telemetry.log import batches
 
-MAX_WAITING = 10_000
-BATCH = 1_000
-GATHER_S = 0.05
-AGAIN_S = 1.0
-TELL_S = 1.0
-CLOSE_S = 2.0
-# Several workers append to one file: what is longer than this may be torn (logwriter.py).
-WHOLE_BYTES = 4096
-# Of a line that is too long, as much of each field as always fits.
+MAX_QUEUED = 10_000
+PER_BATCH = 1_000
+# Several workers append to one file or pipe: a longer write may be interleaved with another.
+MAX_WRITE_BYTES = 4096
+# The fields of a line that is longer than that are cut to this length.
 MAX_FIELD = 60
+LOSS_REPORT_EVERY_S = 1.0
 
 encode = msgspec.json.Encoder().encode
 
 
+class BreadcrumbTiming(Value):
+    """Seconds to collect a batch, to wait after a failed write, and for the last writes at the end."""
+
+    gather_s: float = 0.05
+    retry_s: float = 1.0
+    close_s: float = 2.0
+
+
 class NoBreadcrumbs:
-    """Nobody wants them."""
+    """Discards breadcrumbs."""
 
     def drop(self, crumb: Breadcrumb) -> None: ...
 
 
 class BreadcrumbFanout:
-    """Each of these gets every one."""
+    """Passes each breadcrumb to several sinks."""
 
     def __init__(self, *sinks: Breadcrumbs) -> None:
         self._sinks = sinks
@@ -46,106 +53,106 @@ class BreadcrumbFanout:
 
 
 class LostBreadcrumbs:
-    """Counts what was lost, and tells of it at most once a second; on the event loop, where telemetry lives."""
+    """Counts lost breadcrumbs and reports the count at most once a second. Runs on the event loop."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._untold = 0
+        self._unreported = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, count: int) -> None:
-        self._untold += count
+        self._unreported += count
         if self._timer is None:
-            self._tell()
+            self._report()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._untold:
-            self._telemetry.noted(CrumbsLost(count=self._untold))
-            self._untold = 0
+        if self._unreported:
+            self._telemetry.noted(CrumbsLost(count=self._unreported))
+            self._unreported = 0
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._timer = None
-        if self._untold:
+        if self._unreported:
             self.close()
-            self._timer = asyncio.get_running_loop().call_later(TELL_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(LOSS_REPORT_EVERY_S, self._report)
 
 
 class BreadcrumbFile:
-    """One line of JSON for each, appended to a file that several workers may share. A thread of its own writes, since a
-    disk can take its time: what it cannot take waits, and beyond a bound is lost. The file is opened anew for each
-    batch, so that it may be moved away."""
+    """Appends breadcrumbs to a file as lines of JSON. Several workers may share the file. A thread writes, since a disk
+    may block; beyond MAX_QUEUED breadcrumbs are lost. The file is opened for each batch, so that it can be rotated."""
 
-    def __init__(self, path: Path, telemetry: Telemetry) -> None:
+    def __init__(self, path: Path, telemetry: Telemetry, timing: BreadcrumbTiming = BreadcrumbTiming()) -> None:
         self._path = path
+        self._timing = timing
         self._losses = LostBreadcrumbs(telemetry)
-        self._waiting: deque[Breadcrumb] = deque()
-        self._bell = threading.Event()
+        self._queue: deque[Breadcrumb] = deque()
+        self._wake = threading.Event()
         self._closing = threading.Event()
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwritten: deque[bytes] = deque()
         self._torn = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._write_on, name="breadcrumbs", daemon=True).start()
+        threading.Thread(target=self._run, name="breadcrumbs", daemon=True).start()
 
     def drop(self, crumb: Breadcrumb) -> None:
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._queue) >= MAX_QUEUED:
             self._losses.add(1)
             return
-        self._waiting.append(crumb)
-        if not self._bell.is_set():
-            self._bell.set()
+        self._queue.append(crumb)
+        if not self._wake.is_set():
+            self._wake.set()
 
     async def close(self) -> None:
-        """Write what waits, as far as a moment allows."""
+        """Write what is queued, within `close_s`."""
         self._closing.set()
-        self._bell.set()
+        self._wake.set()
         if self._loop is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._over.wait()
-        left = len(self._waiting) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
-        self._waiting.clear()
+                async with asyncio.timeout(self._timing.close_s):
+                    await self._ended.wait()
+        left = len(self._queue) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
+        self._queue.clear()
         if left:
             self._losses.add(left)
         self._losses.close()
 
-    def _write_on(self) -> None:
-        """The thread. It ends when what waited at the closing is written, or cannot be."""
+    def _run(self) -> None:
+        """The thread. After `close` it ends when the queue is empty or cannot be written."""
         try:
             while True:
-                self._bell.wait()
-                self._closing.wait(GATHER_S)
-                self._bell.clear()
+                self._wake.wait()
+                self._closing.wait(self._timing.gather_s)
+                self._wake.clear()
                 closing = self._closing.is_set()
                 written = self._write()
-                if closing and (not written or not (self._waiting or self._unwritten)):
+                if closing and (not written or not (self._queue or self._unwritten)):
                     break
-                if self._waiting or self._unwritten:
-                    self._bell.set()
+                if self._queue or self._unwritten:
+                    self._wake.set()
                 if not written:
-                    self._closing.wait(AGAIN_S)
+                    self._closing.wait(self._timing.retry_s)
         finally:
-            self._on_loop(self._over.set)
+            self._on_loop(self._ended.set)
 
     def _on_loop(self, call: Callable[..., None], *given: int) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # it is closed, and nobody listens any more
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *given)
 
     def _write(self) -> bool:
-        """One batch; whether it could be written. What could not stays the first to be written."""
+        """Write one batch; False if that failed. What was not written stays first in the queue."""
         if not self._unwritten:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-            lines = [line for line in map(_line, batch) if line]
-            self._unwritten.extend(write_chunks(lines))
-            if len(lines) < len(batch):
-                self._on_loop(self._losses.add, len(batch) - len(lines))
+            crumbs = [self._queue.popleft() for _ in range(min(PER_BATCH, len(self._queue)))]
+            lines = [line for line in map(_line, crumbs) if line]
+            self._unwritten.extend(batch.encode() for batch in batches(lines, MAX_WRITE_BYTES - 1))
+            if len(lines) < len(crumbs):
+                self._on_loop(self._losses.add, len(crumbs) - len(lines))
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError:
@@ -156,7 +163,7 @@ class BreadcrumbFile:
                 wrote = os.write(file, piece)
                 self._unwritten.popleft()
                 self._torn = wrote < len(piece)
-                if self._torn:  # whole lines again, after the end of the one that was cut
+                if self._torn:  # write the cut line once more, whole
                     self._unwritten.appendleft(piece[piece.rfind(b"\n", 0, wrote) + 1 :])
         except OSError:
             return False
@@ -166,27 +173,15 @@ class BreadcrumbFile:
         return True
 
 
-def write_chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, as many at a time as are written in one piece."""
-    piece = bytearray()
-    for line in lines:
-        if piece and len(piece) + len(line) >= WHOLE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-        piece += line
-    if piece:
-        yield bytes(piece)
-
-
-def _line(crumb: Breadcrumb) -> bytes:
-    """Nothing, if it cannot be written at all: a name that is no text ends one line, not the thread."""
+def _line(crumb: Breadcrumb) -> str:
+    """The line; empty if the breadcrumb holds a text that cannot be encoded."""
     try:
         line = encode(crumb)
-        if len(line) >= WHOLE_BYTES - 1:
+        if len(line) >= MAX_WRITE_BYTES - 1:
             fields = msgspec.structs.asdict(crumb)
             line = encode(
                 {name: value[:MAX_FIELD] if isinstance(value, str) else value for name, value in fields.items()}
             )
     except (ValueError, TypeError):
-        return b""
-    return line + b"\n"
+        return ""
+    return line.decode()

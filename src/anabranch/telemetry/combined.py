@@ -1,4 +1,4 @@
-"""The server's Telemetry: log, metrics and, where there is a collector, traces, told together."""
+"""The server's Telemetry: log, metrics and, with a collector, traces."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -10,18 +10,18 @@ from anabranch.domain.contracts import Attribute, Clock
 from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.model import Context, Question
 from anabranch.domain.signals import Signal
-from anabranch.telemetry.log import Log, LoggedEvents, NullSpan, fast_log
+from anabranch.telemetry.log import Log, LoggedEvents, NullSpan
 from anabranch.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # OpenTelemetry loads only where there is a collector
-    from anabranch.telemetry.traces import Traced, Traces
+    from anabranch.telemetry.otlp import Traced, Traces
 
 
 CALL = "upstream"
 
 
 class Timed:
-    """A span that only the metrics look at."""
+    """A span that is measured for the metrics."""
 
     __slots__ = ("_began", "_now", "_observe", "context")
 
@@ -41,7 +41,7 @@ class Timed:
 
 
 class TimedAndTraced:
-    """A span for the metrics and for the collector."""
+    """A span that is measured for the metrics and sent to the collector."""
 
     __slots__ = ("_timed", "_traced", "context")
 
@@ -67,7 +67,7 @@ Spans: TypeAlias = "Timed | TimedAndTraced | Traced | NullSpan"
 
 
 class CombinedTelemetry:
-    """Tells each of them what happens. What goes wrong in here is logged once, and nobody's question fails of it."""
+    """Passes every event to log, metrics and traces. An error in them is logged once and fails no question."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CombinedTelemetry:
     ) -> None:
         clock = clock or SystemClock()
         self._log = log
-        self._lines = LoggedEvents(fast_log(log, settings), queries=settings.log_queries, clock=clock)
+        self._lines = LoggedEvents(log, queries=settings.log_queries, clock=clock)
         self._metrics = metrics
         self._stages = metrics.stages
         self._traces = traces
@@ -114,7 +114,7 @@ class CombinedTelemetry:
 
     def span(self, name: str, context: Context, **attributes: str | int | float) -> "Spans":
         try:
-            if name == CALL:  # of the calls to other machines, each source and the model have figures of their own
+            if name == CALL:  # calls to upstreams have metrics of their own
                 return NullSpan(context) if self._traces is None else self._traces.span(name, context, attributes)
             timed = Timed(self._stages[name], self._now, context)
             if self._traces is None:

@@ -1,4 +1,4 @@
-"""How log lines get out: in batches, and nothing waits for long."""
+"""Logging: events as JSON or console lines, written in batches; and the Telemetry that logs what happens."""
 
 import asyncio
 import atexit
@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +15,9 @@ from contextvars import ContextVar
 from functools import lru_cache
 from multiprocessing import parent_process
 from types import MappingProxyType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.clock import SystemClock
@@ -50,22 +49,41 @@ from anabranch.network import redaction
 
 FLUSH_AFTER_S = 0.05
 PIPE_BYTES = 4096
+SOCKETS = "uvicorn.error.sockets"
+# Libraries log what they carry: sse_starlette whole answers at DEBUG, others headers and addresses at INFO. So they log
+# from WARNING on, whatever our own level is, and uvicorn from INFO on (its start-up lines). Exceptions: for a WebSocket
+# uvicorn logs the whole URL at INFO, and keys may be in it; the MCP SDK's client quotes other people's servers and
+# session identifiers in warnings as well.
+LIBRARIES: Mapping[str | None, int] = {
+    None: logging.WARNING,
+    "uvicorn": logging.INFO,
+    SOCKETS: logging.WARNING,
+    **dict.fromkeys(("client", "httpcore2", "httpx2", "mcp.client", "mcp.shared", "mcp_types"), logging.CRITICAL),
+}
+RATE_LIMITED_EVERY_S = 1.0
+MAX_QUERY = 100
+MAX_NAME = 100
+MAX_SENTENCE = 1_000
+URL = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*).*$", re.IGNORECASE | re.DOTALL)
+COLORS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
+
+Render = Callable[[dict[str, Any]], str]
 
 
 class LogWriter:
-    """Writes lines in batches: a system call per line would cost more than the rest of the telemetry. A line waits
-    at most FLUSH_AFTER_S; an error, and anything outside an event loop, is written at once."""
+    """Writes lines in batches: a system call per line would cost more than the rest of the telemetry. A line is
+    written after FLUSH_AFTER_S at the latest; an error, and any line outside an event loop, at once."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        # One of several workers: they write into the same pipe, which takes only so much in one piece.
-        self._most_bytes = PIPE_BYTES if parent_process() is not None else None
+        # Several workers write to the same pipe, which is atomic only up to this size.
+        self._max_bytes = PIPE_BYTES if parent_process() is not None else None
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         atexit.register(self.flush)
 
-    def msg(self, line: str) -> None:
+    def write(self, line: str) -> None:
         self._lines.append(line)
         try:
             loop = asyncio.get_running_loop()
@@ -78,13 +96,6 @@ class LogWriter:
         if self._timer is None:
             self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
 
-    def urgent(self, line: str) -> None:
-        self._lines.append(line)
-        self.flush()
-
-    debug = info = warning = msg
-    error = critical = exception = fatal = urgent
-
     def flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -92,116 +103,130 @@ class LogWriter:
         if self._lines:
             lines, self._lines = self._lines, []
             with suppress(OSError, ValueError):
-                for piece in ["\n".join(lines) + "\n"] if self._most_bytes is None else pieces(lines, self._most_bytes):
-                    self._stream.write(piece)
+                for batch in ["\n".join(lines) + "\n"] if self._max_bytes is None else batches(lines, self._max_bytes):
+                    self._stream.write(batch)
                     self._stream.flush()
 
 
-def pieces(lines: Sequence[str], most_bytes: int) -> Iterator[str]:
-    """Whole lines, as many at a time as fit."""
-    piece: list[str] = []
+def batches(lines: Sequence[str], max_bytes: int) -> Iterator[str]:
+    """Whole lines, joined up to `max_bytes`; a longer line is a batch of its own."""
+    batch: list[str] = []
     size = 0
     for line in lines:
         length = len(line.encode(errors="replace")) + 1
-        if piece and size + length > most_bytes:
-            yield "".join(piece)
-            piece, size = [], 0
-        piece.append(line + "\n")
+        if batch and size + length > max_bytes:
+            yield "".join(batch)
+            batch, size = [], 0
+        batch.append(line + "\n")
         size += length
-    if piece:
-        yield "".join(piece)
+    if batch:
+        yield "".join(batch)
 
 
-Log = structlog.typing.FilteringBoundLogger
+class Log:
+    """Writes events that are at or above a level as lines."""
+
+    def __init__(self, writer: LogWriter, level: int, render: Render) -> None:
+        self.flush = writer.flush
+        self._write = writer.write
+        self._level = level
+        self._render = render
+
+    def info(self, event: str, **fields: Any) -> None:
+        if self._level <= logging.INFO:
+            fields["event"] = event
+            self._write(self._render(_stamped("info", fields)))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        if self._level <= logging.WARNING:
+            fields["event"] = event
+            self._write(self._render(_stamped("warning", fields)))
+
+    def error(self, event: str, exc_info: BaseException | None = None, **fields: Any) -> None:
+        """Written at once. `exc_info` adds the traceback of this exception, which may quote an upstream."""
+        fields["event"] = event
+        self._write(redaction.removed(self._render(_stamped("error", fields, exc_info))))
+        self.flush()
+
+    def exception(self, event: str) -> None:
+        """The exception that is being handled."""
+        self.error(event, sys.exception())
 
 
-def _text(value: Any) -> str:
-    return str(value)
+class LineFormatter(logging.Formatter):
+    """Renders records of the standard library's loggers like our own events."""
+
+    def __init__(self, render: Render) -> None:
+        super().__init__()
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        return redaction.removed(
+            self._render(_stamped(record.levelname.lower(), {"event": record.getMessage()}, error))
+        )
 
 
-encode = msgspec.json.Encoder(enc_hook=_text).encode
-
-
-def stamped(_log: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Level and time. A line is written a dozen times per question, so the date is formatted once a second."""
+def _stamped(level: str, fields: dict[str, Any], error: BaseException | None = None) -> dict[str, Any]:
+    """Adds level, time and traceback. A traceback shows no values of variables: tokens may be among them."""
     now = time.time()
-    event["level"] = method
-    event["timestamp"] = f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"
-    return event
+    fields["level"] = level
+    fields["timestamp"] = f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"
+    if error is not None:
+        fields["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
+    return fields
 
 
 @lru_cache(maxsize=2)
-def _second(whole: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-class JsonLog:
-    """A log for what is written a dozen times per question: JSON, without what a general logger does around it."""
-
-    def __init__(self, log: Log, writer: LogWriter, level: int) -> None:
-        self._log = log
-        self._writer = writer
-        self._level = level
-
-    def info(self, event: str, **said: object) -> None:
-        if self._level <= logging.INFO:
-            self._write("info", event, said)
-
-    def warning(self, event: str, **said: object) -> None:
-        if self._level <= logging.WARNING:
-            self._write("warning", event, said)
-
-    def error(self, event: str, **said: object) -> None:
-        self._log.error(event, **said)
-
-    def _write(self, level: str, event: str, said: dict[str, object]) -> None:
-        said["event"] = event
-        self._writer.msg(encode(stamped(None, level, said)).decode())
+encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class EventLogger(Protocol):
-    """As much of a log as telemetry needs."""
-
-    def info(self, event: str, **said: Any) -> object: ...
-
-    def warning(self, event: str, **said: Any) -> object: ...
-
-    def error(self, event: str, **said: Any) -> object: ...
+def json_line(fields: dict[str, Any]) -> str:
+    return encode(fields).decode()
 
 
-def fast_log(log: Log, settings: Settings) -> EventLogger:
-    """The log itself, or, where it writes JSON, a quicker way to the same lines."""
-    if settings.log_format != "json":
-        return log
-    return JsonLog(log, writer_of(log), logging.getLevelNamesMapping()[settings.log_level])
+def console_line(fields: dict[str, Any]) -> str:
+    exception = fields.pop("exception", None)
+    time, level, event = (fields.pop(name) for name in ("timestamp", "level", "event"))
+    values = " ".join(f"{name}={_shown(value)}" for name, value in sorted(fields.items()))
+    line = f"{time} [{level:<9}] {event:<30} {values}".rstrip()
+    return f"{line}\n{exception}" if exception else line
 
 
-def writer_of(log: Log) -> LogWriter:
-    writer: LogWriter = log.new()._logger  # type: ignore[attr-defined]
-    return writer
+def colored_line(fields: dict[str, Any]) -> str:
+    color = COLORS.get(fields["level"], "")
+    return f"{color}{console_line(fields)}\x1b[0m" if color else console_line(fields)
 
 
-SOCKETS = "uvicorn.error.sockets"
-# Libraries log what they carry: sse_starlette whole answers at DEBUG, others headers and addresses at INFO. So they log
-# from WARNING on, whatever our own level is, and uvicorn from INFO on (its start-up lines). Exceptions: of a WebSocket
-# uvicorn shows the whole address at INFO, and keys may be in it; the MCP SDK's client quotes other people's servers and
-# session identifiers in warnings as well.
-LIBRARIES: Mapping[str | None, int] = {
-    None: logging.WARNING,
-    "uvicorn": logging.INFO,
-    SOCKETS: logging.WARNING,
-    **dict.fromkeys(("client", "httpcore2", "httpx2", "mcp.client", "mcp.shared", "mcp_types"), logging.CRITICAL),
-}
-SELDOM_S = 1.0
-MAX_QUERY = 100
-MAX_NAME = 100
-MAX_SENTENCE = 1_000
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*).*$", re.IGNORECASE | re.DOTALL)
-EXCEPTION = structlog.processors.ExceptionRenderer()
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() else repr(text)
+
+
+def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
+    """The log that the settings name. The standard library's loggers (uvicorn's too) write to the same stream."""
+    out = stream or sys.stderr
+    level = logging.getLevelNamesMapping()[settings.log_level]
+    render = json_line if settings.log_format == "json" else colored_line if out.isatty() else console_line
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(LineFormatter(render))
+    logging.root.handlers[:] = [handler]
+    for name, lowest in LIBRARIES.items():
+        logging.getLogger(name).setLevel(max(level, lowest))
+    return Log(LogWriter(out), level, render)
+
+
+def flush(log: Log) -> None:
+    """Write the lines that wait: a worker that is ended by a signal runs no exit handlers."""
+    log.flush()
 
 
 class SilentTelemetry:
-    """Telemetry that says nothing."""
+    """Telemetry that records nothing."""
 
     def asked(self, question: Question, context: Context) -> None: ...
 
@@ -216,7 +241,7 @@ class SilentTelemetry:
 
 
 class NullSpan:
-    """A span that nobody looks at."""
+    """A span that records nothing."""
 
     __slots__ = ("context",)
 
@@ -231,33 +256,32 @@ class NullSpan:
     def set(self, name: str, value: Attribute) -> None: ...
 
 
-# What the end of a question says of its beginning, in the task that answers it.
-asking: ContextVar[Mapping[str, str]] = ContextVar("asking", default=MappingProxyType({}))
+# The question's hash (and text, if wanted), for the last line of the task that answers it.
+question_fields: ContextVar[Mapping[str, str]] = ContextVar("question_fields", default=MappingProxyType({}))
 
 
 class LoggedEvents(SilentTelemetry):
-    """Telemetry that writes what happens as log lines. Questions appear as hash and length, unless `queries` are
-    wanted; tokens never."""
+    """Telemetry as log lines. Questions appear as hash and length, with `queries` also as text; tokens never."""
 
-    def __init__(self, log: EventLogger, *, queries: bool = False, clock: Clock | None = None) -> None:
+    def __init__(self, log: Log, *, queries: bool = False, clock: Clock | None = None) -> None:
         self._log = log
         self._queries = queries
         self._clock = clock or SystemClock()
-        self._redis_gone = False
-        self._last: dict[str, float] = {}
+        self._redis_unreachable = False
+        self._last_written: dict[str, float] = {}
         self._left_out: Counter[str] = Counter()
 
     def asked(self, question: Question, context: Context) -> None:
-        told = {"query_hash": hashlib.blake2b(question.text.encode(errors="replace"), digest_size=8).hexdigest()}
+        fields = {"query_hash": hashlib.blake2b(question.text.encode(errors="replace"), digest_size=8).hexdigest()}
         if self._queries:
-            told["query"] = question.text[:MAX_QUERY]
-        asking.set(told)
+            fields["query"] = question.text[:MAX_QUERY]
+        question_fields.set(fields)
         self._log.info(
             "chat_request_started",
             **_ids(context),
             user_id=context.user_id,
             client=context.address,
-            **told,
+            **fields,
             query_length=len(question.text),
             sources=len(question.sources),
             model=question.model.path if question.model else None,
@@ -266,43 +290,43 @@ class LoggedEvents(SilentTelemetry):
     def happened(self, event: AnswerEvent, context: Context) -> None:
         if isinstance(event, Token):
             return
-        said = _ids(context)
+        ids = _ids(context)
         match event:
             case RetrievalStarted():
-                self._log.info("chat_retrieval_started", **said, sources=len(event.sources))
+                self._log.info("chat_retrieval_started", **ids, sources=len(event.sources))
                 for path in event.sources:
-                    self._log.info("data_source_query_started", **said, path=path)
+                    self._log.info("data_source_query_started", **ids, path=path)
             case SourceReplied(reply=reply):
                 write = self._log.info if reply.status is Status.SUCCESS else self._log.warning
                 write(
                     "data_source_query_completed",
-                    **said,
+                    **ids,
                     path=reply.path,
                     status=reply.status,
                     documents_count=len(reply.passages),
                     latency_ms=reply.latency_ms,
-                    # Our own words only: what stands behind the colon may be the upstream's.
+                    # After the colon the message may quote the upstream.
                     reason=reply.error.partition(":")[0] if reply.error else None,
                 )
             case RetrievalFinished():
                 found, took_ms = event.passages, event.time_ms
-                self._log.info("chat_retrieval_completed", **said, documents_count=found, latency_ms=took_ms)
+                self._log.info("chat_retrieval_completed", **ids, documents_count=found, latency_ms=took_ms)
             case GenerationStarted():
-                self._log.info("chat_generation_started", **said, model=event.model)
+                self._log.info("chat_generation_started", **ids, model=event.model)
             case Answered():
-                self._answered(event.answer, context, said)
+                self._answered(event.answer, context, ids)
             case Failed():
-                self._failed(event, context, said)
+                self._failed(event, context, ids)
 
-    def _answered(self, answer: Answer, context: Context, said: dict[str, str]) -> None:
+    def _answered(self, answer: Answer, context: Context, ids: dict[str, str]) -> None:
         if answer.model is not None and not answer.cached:
             took_ms = answer.timings.generation_ms
-            self._log.info("model_query_completed", **said, model=answer.model, status="success", latency_ms=took_ms)
+            self._log.info("model_query_completed", **ids, model=answer.model, status="success", latency_ms=took_ms)
         self._log.info(
             "chat_request_completed",
-            **said,
+            **ids,
             user_id=context.user_id,
-            **asking.get(),
+            **question_fields.get(),
             status="success",
             documents_count=sum(len(reply.passages) for reply in answer.replies),
             latency_ms=answer.timings.total_ms,
@@ -310,20 +334,20 @@ class LoggedEvents(SilentTelemetry):
             refused=answer.refused,
         )
 
-    def _failed(self, event: Failed, context: Context, said: dict[str, str]) -> None:
+    def _failed(self, event: Failed, context: Context, ids: dict[str, str]) -> None:
         if "model_path" in event.details:
             model, took_ms = event.details["model_path"], event.details.get("latency_ms")
-            # Our own words only: what stands behind the colon may be the model server's.
+            # After the colon the message may quote the model server.
             reason = event.message.removeprefix("Model generation failed: ").partition(":")[0]
             self._log.warning(
-                "model_query_completed", **said, model=model, status="error", latency_ms=took_ms, reason=reason
+                "model_query_completed", **ids, model=model, status="error", latency_ms=took_ms, reason=reason
             )
         write = self._log.info if event.code == "cancelled" else self._log.warning
         write(
             "chat_request_completed",
-            **said,
+            **ids,
             user_id=context.user_id,
-            **asking.get(),
+            **question_fields.get(),
             status="error",
             code=event.code,
             latency_ms=event.time_ms,
@@ -334,22 +358,22 @@ class LoggedEvents(SilentTelemetry):
 
     def noted(self, signal: Signal) -> None:
         match signal:
-            case RedisMoved(reachable=False) if not self._redis_gone:
-                self._redis_gone = True
+            case RedisMoved(reachable=False) if not self._redis_unreachable:
+                self._redis_unreachable = True
                 self._log.warning("redis_gone", reason=signal.reason)
-            case RedisMoved(reachable=True) if self._redis_gone:
-                self._redis_gone = False
+            case RedisMoved(reachable=True) if self._redis_unreachable:
+                self._redis_unreachable = False
                 self._log.info("redis_back")
             case BreakerMoved(state="open"):
                 self._log.warning("breaker_opened", upstream=label(signal.upstream))
             case BreakerMoved():
                 self._log.info(f"breaker_{signal.state}", upstream=label(signal.upstream))
             case Metered(admitted=False):
-                self._seldom(self._log.info, "rate_limited", surface=signal.surface, caller=label(signal.caller))
+                self._rate_limited(self._log.info, "rate_limited", surface=signal.surface, caller=label(signal.caller))
             case Rejected(code=Overloaded.code):
-                self._seldom(self._log.warning, "overloaded", surface=signal.surface)
+                self._rate_limited(self._log.warning, "overloaded", surface=signal.surface)
             case RedisSaidNo():
-                self._seldom(self._log.warning, "redis_refused", reason=signal.why)
+                self._rate_limited(self._log.warning, "redis_refused", reason=signal.why)
             case Compared():
                 session, step = label(signal.session_id), label(signal.plan_step_id)
                 write = self._log.info if signal.equal else self._log.warning
@@ -374,58 +398,23 @@ class LoggedEvents(SilentTelemetry):
         elif reason:
             self._log.warning("mcp_server_lost", server=server, reason=reason, **words)
 
-    def _seldom(self, write: Callable[..., object], event: str, **said: str) -> None:
-        """What comes in floods is one line a second, which says how many are not there."""
+    def _rate_limited(self, write: Callable[..., object], event: str, **fields: str) -> None:
+        """At most one line a second per event, with the number of lines left out."""
         now = self._clock.monotonic()
-        if event in self._last and now - self._last[event] < SELDOM_S:
+        if event in self._last_written and now - self._last_written[event] < RATE_LIMITED_EVERY_S:
             self._left_out[event] += 1
             return
-        self._last[event] = now
-        write(event, **said, left_out=self._left_out.pop(event, 0))
-
-
-def flush(log: Log) -> None:
-    """Write what still waits: a worker may be ended by a signal, and then nothing runs at its exit."""
-    writer_of(log).flush()
-
-
-def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
-    """The log that the settings ask for; the standard library's loggers (the server's among them) go the same way."""
-    out = stream or sys.stderr
-    level = logging.getLevelNamesMapping()[settings.log_level]
-    shared: list[Processor] = [stamped]
-    if settings.log_format == "json":
-        rendering: list[Processor] = [_json]
-    else:
-        # A plain traceback: a rich one shows the values of variables, and tokens are among them.
-        plain = structlog.dev.plain_traceback
-        rendering = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
-    handler = logging.StreamHandler(out)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering, _redacted],
-        )
-    )
-    logging.root.handlers[:] = [handler]
-    for name, lowest in LIBRARIES.items():
-        logging.getLogger(name).setLevel(max(level, lowest))
-    log: Log = structlog.wrap_logger(
-        LogWriter(out),
-        processors=[*shared, *rendering, _redacted],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        cache_logger_on_first_use=True,
-    )
-    return log
+        self._last_written[event] = now
+        write(event, **fields, left_out=self._left_out.pop(event, 0))
 
 
 def label(name: str) -> str:
-    """A name as it may stand in a log line or a label: short, printable, and of a URL no more than the host."""
-    return _printable(ADDRESS.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME])
+    """A name for a log line or a metric label: short, printable, and of a URL only the host."""
+    return _printable(URL.sub(r"\1", name[: 4 * MAX_NAME])[:MAX_NAME])
 
 
 def sentence(text: str) -> str:
-    """One line of a bounded length, whatever was quoted in it."""
+    """A quoted text in one line of bounded length."""
     return _printable(text if len(text) <= MAX_SENTENCE else text[: MAX_SENTENCE - 1] + "…")
 
 
@@ -435,15 +424,3 @@ def _printable(text: str) -> str:
 
 def _ids(context: Context) -> dict[str, str]:
     return {"correlation_id": context.correlation_id, "trace_id": context.trace_id}
-
-
-def _redacted(_log: WrappedLogger, _method: str, line: Any) -> str:
-    """Tracebacks and libraries' lines may quote an upstream. What is written for each question (`lines`) does not pass
-    here: it quotes only what has been redacted."""
-    return redaction.removed(line)
-
-
-def _json(log: WrappedLogger, method: str, event: EventDict) -> str:
-    if "exc_info" in event:
-        event = EXCEPTION(log, method, event)
-    return encode(event).decode()

@@ -1,4 +1,4 @@
-"""Labels of metrics: so many names have their own, however many strangers make up."""
+"""Prometheus metrics: their definitions, their update by events and signals, and their exposition."""
 
 import os
 import sys
@@ -55,8 +55,8 @@ OTHER = "other"
 
 
 class Children(dict[str, T], Generic[T]):
-    """What is kept for each name. Names come from strangers' requests, and each costs memory here and in Prometheus: so
-    many have their own, first come, and all others share one. Those known beforehand have theirs in any case."""
+    """Metrics by label. Labels can come from requests, and each costs memory, also in Prometheus: the first MAX_NAMES
+    get their own metric, all others share one. Known labels always have their own."""
 
     def __init__(self, make: Callable[[str], T], known: Iterable[str] = ()) -> None:
         super().__init__()
@@ -80,27 +80,26 @@ class Children(dict[str, T], Generic[T]):
 
 
 class AllWorkers(MultiProcessCollector):
-    """The sum over the files in which the workers count. What a worker that is gone has counted stays; how it stood
-    (a gauge) goes with it."""
+    """The sum over the files of all workers. The counters of a worker that has ended stay, its gauges do not."""
 
     def collect(self) -> Iterable[Metric]:
         folder = Path(self._path)
         for pid in {int(path.stem.rpartition("_")[2]) for path in folder.glob("gauge_live*.db")}:
             if not _runs(pid):
-                with suppress(FileNotFoundError):  # another worker was quicker
+                with suppress(FileNotFoundError):  # another worker has removed it
                     mark_process_dead(pid, self._path)  # type: ignore[no-untyped-call]
-        files = [str(path) for path in folder.glob("*.db") if _has_begun(path)]
+        files = [str(path) for path in folder.glob("*.db") if _has_data(path)]
         merged: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
         return merged
 
 
 def is_shared() -> bool:
-    """Whether the workers' counts are kept in files: `serve` sees to it where there are several."""
+    """Whether the metrics are in files shared by several workers, which `serve` configures."""
     return bool(values.ValueClass._multiprocess)
 
 
-def _has_begun(path: Path) -> bool:
-    """Not one that a worker is just about to write, nor one that was just taken away."""
+def _has_data(path: Path) -> bool:
+    """Whether the file exists and a worker has written to it."""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -108,7 +107,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    if sys.platform == "win32":  # there, asking in this way ends a process
+    if sys.platform == "win32":  # there, this call ends the process
         return True
     try:
         os.kill(pid, 0)
@@ -139,10 +138,10 @@ PART_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_000, 5_000, 10_000, 30_000,
 
 
 class Metrics:
-    """Is told what happens, and says it when asked. Each has a registry of its own."""
+    """The metrics of this process, in a registry of their own."""
 
     def __init__(self, settings: Settings) -> None:
-        # They would double what is read, and nobody asks for them.
+        # They would double the exposition.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._count_questions()
@@ -173,7 +172,7 @@ class Metrics:
         self.stages = Children(lambda stage: stages.labels(stage).observe, STAGES)
 
     def _count_stream(self) -> None:
-        """Spec 4's counters of its surface."""
+        """The counters of /rag/stream (spec 4)."""
         errors = self._counter("rag_stream_errors", "Requests to /rag/stream that failed.", "error_code")
         self._stream_requests = self._counter("rag_stream_requests", "Requests to /rag/stream.").inc
         self._stream_errors = Children(lambda code: errors.labels(code).inc, _codes() - {Cancelled.code})
@@ -233,12 +232,12 @@ class Metrics:
         self.spans_dropped = self._counter("anabranch_spans_dropped", "Spans that no collector got.").inc
         self._redis_refused = self._counter("anabranch_redis_refused", "Commands that Redis refused.").inc
         self._redis: Callable[[float], None] = lambda _: None
-        if redis:  # it is asked within a second, and counts as reachable until then
+        if redis:  # reachable until the first check, within a second
             self._redis = self._gauge("anabranch_redis_reachable", "1 if Redis answers.", "livemin").set
             self._redis(1)
 
     def _count_steps(self) -> None:
-        """Spec 2's steps, their subagents, and those who read along."""
+        """Planner steps (spec 2), their subagents and readers."""
         steps = self._counter("planner_steps", "Planner steps, by how they ended.", "status")
         step_ms = self._histogram("planner_step_latency_ms", "From a step's beginning to its end.", QUESTION_MS)
         parts = self._counter("planner_subagents", "Subagents' parts, by how they ended.", "subagent", "status")
@@ -313,7 +312,7 @@ class Metrics:
             case Metered():
                 self._metered[signal.surface][signal.admitted](1)
             case Rejected():
-                self._turned_away(signal)
+                self._request_rejected(signal)
             case BreakerMoved():
                 move, opened = self._breakers[signal.upstream]
                 move(BREAKER[signal.state])
@@ -325,14 +324,14 @@ class Metrics:
             case RedisMoved():
                 self._redis(signal.reachable)
             case _:
-                self._of_streams_and_servers(signal)
+                self._noted_of_streams_and_servers(signal)
 
-    def _of_streams_and_servers(
+    def _noted_of_streams_and_servers(
         self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost | ServerMoved
     ) -> None:
         match signal:
             case ServerMoved():
-                # Of one that is not wanted any more, nothing can be said: 0 would be a fault.
+                # NaN for a server that is not used any more: 0 would raise an alert.
                 wanted = signal.state not in ("idle", "disabled")
                 self._servers[signal.server](signal.state == "ready" if wanted else float("nan"))
             case Stepped():
@@ -353,7 +352,7 @@ class Metrics:
             case _:
                 assert_never(signal)
 
-    def _turned_away(self, signal: Rejected) -> None:
+    def _request_rejected(self, signal: Rejected) -> None:
         self._outcomes[signal.surface]["rejected"](1)
         self._rejected[signal.surface][signal.code](1)
         if signal.surface == RAG:
@@ -361,7 +360,7 @@ class Metrics:
             self._stream_errors[signal.code](1)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """What there is to read, of all workers, and its media type: as the reader accepts it, else as plain text."""
+        """The metrics of all workers and their media type, as the client accepts it, else plain text."""
         encode, media_type = choose_encoder(accept)
         registry = CollectorRegistry() if is_shared() else self._registry
         if registry is not self._registry:
@@ -379,7 +378,7 @@ class Metrics:
 
 
 def refusal(answer: Answer) -> str:
-    """Why an answer was refused: for want of ground, or by the model itself."""
+    """Why an answer was refused: no evidence, or the model itself."""
     return ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
 
 

@@ -123,7 +123,7 @@ async def test_a_source_that_keeps_failing_is_skipped_and_the_others_are_not(ser
     asked = await service.ask("docs", "status-500", "status-404")
     assert isinstance(asked.answer, Answer)
     assert [reply.status for reply in asked.answer.replies] == [Status.SUCCESS, Status.SKIPPED, Status.ERROR]
-    assert "left alone for" in (asked.answer.replies[1].error or "")
+    assert "circuit is open for" in (asked.answer.replies[1].error or "")
     assert [request.slug for request in service.space.requests].count("status-500") == 10
     moves = [signal for signal in service.telemetry.signals if isinstance(signal, BreakerMoved)]
     assert moves == [BreakerMoved(upstream="status-500", state="open")]
@@ -158,5 +158,5 @@ async def test_a_source_that_is_left_alone_is_an_error_in_chat_with_the_reason(s
             await server.chat(**request)
         (info,) = (await server.chat(**request))["retrieval_info"]
     assert (info["path"], info["status"]) == ("alice/status-500", "error")
-    assert info["error_message"].startswith("The source has failed too often lately and is left alone for ")
+    assert info["error_message"].startswith("The source has failed too often: its circuit is open for ")
     assert [asked.slug for asked in space.requests].count("status-500") == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from anabranch.domain.errors import ConfigurationError, UpstreamError
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 SCHEMES = ("http://", "https://")
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from anabranch.configuration.settings import PREFIX, load, unknown
 from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
 from anabranch.entrypoints.cli.options import config_option
 
@@ -72,6 +71,7 @@ def commands() -> None:
 def serve(host: str | None, port: int | None, workers: int | None, config: Path | None) -> None:
     """Run the HTTP server."""
     from anabranch.app.startup import check  # noqa: PLC0415
+    from anabranch.configuration.settings import PREFIX, load, unknown  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.telemetry.log import configured_log  # noqa: PLC0415
 

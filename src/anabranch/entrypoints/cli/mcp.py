@@ -16,6 +16,7 @@ from rich.text import Text
 
 from anabranch.app import Anabranch
 from anabranch.configuration.config_file import DEFAULT_FILE
+from anabranch.configuration.extras import require
 from anabranch.configuration.settings import PREFIX, Settings, load, taken
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import ServerHealth
@@ -52,6 +53,7 @@ def group(context: click.Context, print_config: bool, config: Path | None) -> No
     if print_config:
         _print_config(settings, config)
         return
+    require("mcp", "anabranch mcp")
     if sys.stdin.isatty():
         notes().print(
             "This is an MCP server on standard input and output; a client starts it. For the client's configuration: "

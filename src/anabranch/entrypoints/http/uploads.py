@@ -17,7 +17,7 @@ from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.knowledge_errors import Gone, RequestTimedOut, RequestTooLarge, body_of
 from anabranch.knowledge.model import NewDocument
-from anabranch.network.outbound import parse
+from anabranch.network.urls import parse
 
 T = TypeVar("T")
 
