@@ -9,7 +9,7 @@ from starlette.types import Scope
 from anabranch.app import Anabranch
 from anabranch.domain.errors import Unauthorized
 from anabranch.domain.model import Context
-from anabranch.entrypoints.http.run_stream import trace
+from anabranch.entrypoints.http.asgi import header
 from anabranch.knowledge.model import Caller
 
 Address = IPv4Address | IPv6Address
@@ -23,6 +23,10 @@ FORWARDING = frozenset(
 FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengine-")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+MAX_TRACESTATE = 512
+TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
+# A caller that was not asked for a token.
+ANYONE = Caller()
 NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch keys create)."
 
 
@@ -53,19 +57,21 @@ class Access:
             return (self._audience,)
         return _spelled(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
 
-    async def visitor(self, scope: Scope, owners: Collection[str]) -> tuple[Caller, Collection[str]]:
-        """Who asks what is published here, and which of these owners they may ask: a token of the hub is meant for one.
-        Whoever needs no token is a guest: what is published is asked on others' behalf, and a question that another
-        Anabranch on this machine passes on must not come with the operator's eyes."""
+    async def visitor(self, scope: Scope) -> Caller:
+        """Who asks what is published here. A caller without a token is a guest, even on this machine: published
+        endpoints are asked on behalf of others, and a question that another Anabranch forwards must not be answered
+        with the operator's permissions."""
         token = self._token(scope)
         if token is None:
-            return Caller(), owners
-        audiences = {*_spelled(owners), *((self._audience,) if self._audience else ())}
-        caller = await self._anabranch.identify(token, audiences)
-        meant = caller.audiences
-        if self._audience in meant:
-            return caller, owners
-        return caller, [owner for owner in owners if owner in meant or owner.lower() in meant]
+            return Caller()
+        owners = _spelled(await self._anabranch.publishing.owners())
+        return await self._anabranch.identify(token, {*owners, *((self._audience,) if self._audience else ())})
+
+    def owners(self, caller: Caller, owners: Collection[str]) -> Collection[str]:
+        """Which of these owners a visitor may ask: a token of the hub is issued for one."""
+        if not isinstance(caller, Identified) or self._audience in caller.audiences:
+            return owners
+        return [owner for owner in owners if owner in caller.audiences or owner.lower() in caller.audiences]
 
     def identity(self, caller: Caller) -> str:
         """Under what name streams are kept for a caller, and given to nobody else."""
@@ -75,9 +81,9 @@ class Access:
             return "operator"
         raise Unauthorized("Guests keep no streams: send a token that names its user.")
 
-    async def admit(self, scope: Scope) -> Caller | None:
+    async def admit(self, scope: Scope) -> Caller:
         """Who asks the chat surface, which is open unless the settings close every surface."""
-        return await self.caller(scope) if self._auth in ("api_key", "jwt") else None
+        return await self.caller(scope) if self._auth in ("api_key", "jwt") else ANYONE
 
     def address(self, scope: Scope) -> str | None:
         """The caller's address: the last one on the way here that no trusted proxy answers for."""
@@ -122,7 +128,7 @@ class Access:
         """Whether the caller may use what the operator has configured and pays for. Who came with a token may, unless
         as a guest. Who came without: always with `none`; with `auto`, somebody at this very machine: nobody behind a
         proxy, and no web page that a browser on it happens to show."""
-        if caller is not None:
+        if caller is not None and caller is not ANYONE:
             return caller.operator or caller.user is not None
         if self._auth != "auto":
             return self._auth == "none"
@@ -214,3 +220,11 @@ def _address(text: str) -> Address | None:
 
 def _values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def trace(scope: Scope) -> tuple[str | None, str | None]:
+    """`traceparent` and `tracestate`, if they are valid."""
+    traceparent, tracestate = header(scope, b"traceparent") or "", header(scope, b"tracestate") or ""
+    if TRACEPARENT.fullmatch(traceparent) is None:
+        return None, None
+    return traceparent, tracestate if tracestate.isprintable() and len(tracestate) <= MAX_TRACESTATE else None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts
 
 MAX_DEPTH = 20
+PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
 Who = Annotated[str, Meta(min_length=1, max_length=200)]
 Named = Annotated[list[Who], Meta(max_length=1_000)]
@@ -75,7 +76,7 @@ class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
 
 
 class NewCollection(KnowledgeWire, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    name: Annotated[str, Meta(min_length=1, max_length=100, extra_json_schema=PRINTABLE)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
 
@@ -114,6 +115,16 @@ class Feedback(KnowledgeWire, frozen=True, kw_only=True):
     query_id: Annotated[str, Meta(min_length=1, max_length=100)]
     rating: Literal["thumbs_up", "thumbs_down"]
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
+
+
+class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
+    """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
+
+    collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
+    files: Annotated[list[bytes], Meta(min_length=1, extra_json_schema={"items": {"type": "string", "format": "binary"}})]
+    metadata: Annotated[str, Meta(description="A JSON object")] = ""
+    permissions: Annotated[str, Meta(description="PermissionsForm as JSON")] = ""
+    settings: Annotated[str, Meta(description="ChunkingForm as JSON")] = ""
 
 
 class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
