@@ -16,7 +16,6 @@ from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.asgi import send_json
 from anabranch.entrypoints.http.knowledge_errors import body_of
-from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.entrypoints.http.uploads import arrival
 from anabranch.knowledge.model import Caller, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Chunking
@@ -51,9 +50,8 @@ class Resource:
 class KnowledgeSurface:
     """Every handler gets the request and who asks, and raises what is wrong."""
 
-    def __init__(self, anabranch: Anabranch, ledger: QueryLog) -> None:
+    def __init__(self, anabranch: Anabranch) -> None:
         self._anabranch = anabranch
-        self._ledger = ledger
         self._settings = anabranch.settings
         self._access = Access(anabranch)
 
@@ -103,7 +101,7 @@ class KnowledgeSurface:
     async def _stats(self, request: Request, caller: Caller) -> wire.CollectionStats:
         room = await self._room()
         found = await room.collection(caller, request.path_params["name"])
-        await self._ledger.settled()
+        await self._anabranch.query_log.settled()
         return wire.CollectionStats(
             document_count=found.documents,
             chunk_count=found.chunks,
@@ -181,7 +179,7 @@ class KnowledgeSurface:
         asked = msgspec.json.decode(await self._body(request), type=wire.Feedback)
         if self._settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
-        await self._ledger.settled()  # the question may have been answered just now
+        await self._anabranch.query_log.settled()  # the question may have been answered just now
         await (await self._room()).rate(caller, asked.query_id, asked.rating, asked.comment)
         return wire.FeedbackRecorded(recorded=True)
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from anabranch.app.questions import RAG_DIVERSITY, RAG_THRESHOLD, RAG_TOP_K
 from anabranch.entrypoints.http import rag_wire as wire
 from anabranch.entrypoints.http.openapi_streams import resumable
-from anabranch.entrypoints.http.rag import LONGEST, MMR_LAMBDA, MOST, THRESHOLD, TOP_K
+from anabranch.entrypoints.http.rag import LONGEST, MOST
 from anabranch.text.messages import LANGUAGES
 
 TYPES = [wire.RagRequest, wire.RagTokenFrame, wire.RagDoneFrame, wire.RagErrorFrame]
@@ -58,10 +59,10 @@ def refine(schemas: dict[str, Any]) -> None:
     properties = schemas["RagRequest"]["properties"]
     properties["query"].update(minLength=1, maxLength=LONGEST, pattern=r"\S")
     branches = [{"type": "integer", "minimum": 1, "maximum": MOST}, {"type": "null"}]
-    properties["top_k"] = {"anyOf": branches, "default": TOP_K}
+    properties["top_k"] = {"anyOf": branches, "default": RAG_TOP_K}
     tag = f"^({'|'.join(LANGUAGES)})([-_][A-Za-z0-9]{{1,8}})*$"
     properties["language"]["anyOf"][0]["pattern"] = tag
-    for name, default in (("threshold", THRESHOLD), ("mmr_lambda", MMR_LAMBDA)):
+    for name, default in (("threshold", RAG_THRESHOLD), ("mmr_lambda", RAG_DIVERSITY)):
         branches = [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]
         properties[name] = {"anyOf": branches, "default": default}
     schemas["RagEvent"] = {"anyOf": [_ref(kind.__name__) for kind in TYPES[1:]]}
