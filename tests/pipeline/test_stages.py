@@ -12,7 +12,18 @@ from syrupy.assertion import SnapshotAssertion
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, SourceReplied, Token, fold
-from anabranch.domain.model import Context, Endpoint, Ground, Message, Passage, Question, SourceReply, Status, Until
+from anabranch.domain.model import (
+    CHAT,
+    Context,
+    Endpoint,
+    Ground,
+    Message,
+    Passage,
+    Question,
+    SourceReply,
+    Status,
+    Until,
+)
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.guard import ground, refusal
@@ -39,7 +50,7 @@ def reply(*passages: Passage, path: str = "alice/docs", status: Status = Status.
 
 @given(st.lists(replied, max_size=5))
 def test_merge_for_chat_is_by_score_without_exact_duplicates(replies: list[SourceReply]) -> None:
-    merged = merge(replies, "chat")
+    merged = merge(replies, CHAT)
     everything = [p for r in replies for p in r.passages]
     assert [p.score for p in merged] == sorted((p.score for p in merged), reverse=True)
     assert len({p.text for p in merged}) == len(merged)
@@ -50,7 +61,7 @@ def test_merge_for_chat_is_by_score_without_exact_duplicates(replies: list[Sourc
 
 def test_equal_scores_keep_the_order_of_the_sources() -> None:
     first, second = passage("one"), passage("two", source="bob/faq")
-    assert merge([reply(first), reply(second)], "chat") == (first, second)
+    assert merge([reply(first), reply(second)], CHAT) == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,7 @@ def test_equal_scores_keep_the_order_of_the_sources() -> None:
     ],
 )
 def test_what_an_answer_can_stand_on(replies: list[SourceReply], expected: Ground) -> None:
-    basis = ground(replies, merge(replies, "chat"))
+    basis = ground(replies, merge(replies, CHAT))
     assert basis is expected
     assert refusal(basis, replies)
 

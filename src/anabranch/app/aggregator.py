@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from anabranch.app import questions
 from anabranch.app.mcp_servers import endpoint_of
 from anabranch.configuration.routing_rules import matching
 from anabranch.domain.contracts import Clock
@@ -30,7 +31,7 @@ from anabranch.domain.mcp import (
     ServerResult,
     TimedOut,
 )
-from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status, Until
+from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
 from anabranch.pipeline.run import Run
 
@@ -116,25 +117,17 @@ class Aggregator:
         return list(dict.fromkeys(chosen))
 
     def _question(self, query: AggregatorQuery, names: Sequence[str], config: Aggregation, now: float) -> Question:
-        limit = config.default_max_results if query.max_results is None else query.max_results
         configured = self._servers.configured
-        return Question(
-            text=query.query_text,
-            sources=tuple(endpoint_of(name) for name in names),
-            top_k=limit,
-            similarity_threshold=0.0,
-            until=Until.MERGE,
-            profile="aggregate",
-            ranking=Ranking(
-                weights=config.ranking_weights,
-                limit=limit,
-                threshold=config.dedup_threshold,
-                half_life_s=config.freshness_half_life_days * DAY_S,
-                now=now,
-                reputations={name: configured[name].reputation for name in names},
-            ),
-            patience_s=config.total_timeout_s,
+        ranking = Ranking(
+            weights=config.ranking_weights,
+            limit=config.default_max_results if query.max_results is None else query.max_results,
+            threshold=config.dedup_threshold,
+            half_life_s=config.freshness_half_life_days * DAY_S,
+            now=now,
+            reputations={name: configured[name].reputation for name in names},
         )
+        sources = tuple(endpoint_of(name) for name in names)
+        return questions.aggregate(query.query_text, sources, ranking, config.total_timeout_s)
 
     async def _answered(
         self, question: Question, context: Context, heard: Heard | None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.app.aggregator import Aggregator, Heard
+from anabranch.app.query_log import LogEntry
 from anabranch.app.wiring import Parts, parts
 from anabranch.configuration.settings import Settings, load
 from anabranch.domain.contracts import Answerer, Telemetry
@@ -42,7 +43,9 @@ class Anabranch:
         self.knowledge = parts.rooms
         self.publishing = parts.publishing
         self._answerer = parts.answerer
-        self._asking = parts.asking
+        self.questions = parts.questions
+        self.query_log = parts.query_log
+        self._surface = parts.surface
         self._servers = parts.servers
         self._aggregating = Aggregator(parts.servers, self._begun, parts.clock)
         self._policies = parts.policies
@@ -66,10 +69,14 @@ class Anabranch:
         indexing: bool = False,
         indexer_died: Callable[[int], None] = lambda _: None,
         streaming: bool = False,
+        surface: str = "library",
+        log_queries: bool = False,
     ) -> AsyncIterator["Anabranch"]:
         """An Anabranch from the environment and a configuration file, or from settings made by hand. With `indexing` it
         also takes in documents that wait, unless another process on this data folder does; `indexer_died` is told the
-        exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers."""
+        exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers. With
+        `log_queries` questions are recorded in the query log of the data folder, if there is one and
+        AGGREGATOR_QUERY_LOG_DAYS is not 0; `surface` is where those of `ask`, `stream` and `aggregate` come from."""
         settings = settings or load(file=Path(config) if config is not None else None)
         async with parts(
             settings,
@@ -78,6 +85,8 @@ class Anabranch:
             indexing=indexing,
             indexer_died=indexer_died,
             streaming=streaming,
+            surface=surface,
+            log_queries=log_queries,
         ) as made:
             opened = cls(settings, made)
             try:
@@ -103,7 +112,7 @@ class Anabranch:
         self,
         *,
         correlation_id: str | None = None,
-        surface: str = "library",
+        surface: str | None = None,
         address: str | None = None,
         user_id: str | None = None,
         groups: tuple[str, ...] = (),
@@ -117,7 +126,7 @@ class Anabranch:
         return Context(
             correlation_id=correlation_id or new_correlation_id(),
             deadline=self._clock.monotonic() + self.settings.total_timeout,
-            surface=surface,
+            surface=surface or self._surface,
             address=address,
             user_id=user_id,
             groups=groups,
@@ -140,8 +149,15 @@ class Anabranch:
         if code not in (RateLimited.code, Overloaded.code):
             self._telemetry.noted(Rejected(surface=surface, code=code))
 
-    async def begin(self, question: Question, context: Context, answerer: Answerer | None = None) -> StartedRun:
-        """Begin a Run for a caller whose questions are counted. Attach to it before the loop turns again."""
+    async def begin(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None = None,
+        entry: LogEntry | None = None,
+    ) -> StartedRun:
+        """Begin a Run for a caller whose questions are counted; `entry` is its place in the query log. Attach to it
+        before the loop turns again."""
         self._admit(question)
         place = self._place(context)
         try:
@@ -152,27 +168,41 @@ class Anabranch:
         if self.draining:  # it has begun meanwhile, and no longer waits for new Runs
             place.leave()
             raise ShuttingDown(CLOSING)
-        return StartedRun(self._started(question, context, answerer, place), allowance)
+        return StartedRun(self._started(question, context, answerer, entry, place), allowance)
 
     async def _begun(self, question: Question, context: Context) -> Run:
         return (await self.begin(question, context)).run
 
-    def start(self, question: Question, context: Context, answerer: Answerer | None = None) -> Run:
+    def start(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None = None,
+        entry: LogEntry | None = None,
+    ) -> Run:
         """Begin a Run. Attach to it (`listen`, `value`) before the loop turns again."""
         self._admit(question)
-        return self._started(question, context, answerer, self._place(context))
+        return self._started(question, context, answerer, entry, self._place(context))
 
     def _place(self, context: Context) -> AdmissionSlot:
         if self.draining:
             raise ShuttingDown(CLOSING)
         return self._policies.gate.enter(context.surface)
 
-    def _started(self, question: Question, context: Context, answerer: Answerer | None, place: AdmissionSlot) -> Run:
+    def _started(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None,
+        entry: LogEntry | None,
+        place: AdmissionSlot,
+    ) -> Run:
         def ended(run: Run) -> None:
             place.leave()
             self._forget(run)
 
-        run = Run(AdmittedAnswerer(answerer or self._answerer, place), question, context, self._telemetry, ended=ended)
+        logged = self.query_log.logged(answerer or self._answerer, entry)
+        run = Run(AdmittedAnswerer(logged, place), question, context, self._telemetry, ended=ended)
         self._runs.add(run)
         self._idle.clear()
         return run.start()
@@ -201,7 +231,7 @@ class Anabranch:
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
         `URL/slug`; without sources, every configured one and every collection is asked, but no MCP server."""
-        asked = await self._asking.question(question, sources, model, history, tokens, top_k, until)
+        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
         return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
 
     @asynccontextmanager
@@ -217,7 +247,7 @@ class Anabranch:
         until: Until = Until.GENERATE,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """The same, event by event as it happens. Leaving the block ends the question and everything it started."""
-        asked = await self._asking.question(question, sources, model, history, tokens, top_k, until)
+        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
         run = self.start(asked, self.context(tokens=tokens, operator=True))
         async with run.listen() as listener:
             yield aiter(listener)
@@ -262,13 +292,14 @@ class Anabranch:
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
         """Sources and MCP servers by the names that they have in the configuration."""
-        return self._asking.configured(names)
+        return self.questions.configured(names)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new question, give the running ones some time, then end the rest with an error they can show."""
         self.draining = True
         await asyncio.gather(self._drained(grace_s), self._streams.drain(grace_s))
         await self._streams.settled()
+        await self.query_log.settled()
 
     async def _drained(self, grace_s: float) -> None:
         try:
@@ -287,8 +318,4 @@ class Anabranch:
     @property
     def model(self) -> Endpoint:
         """Who writes when nobody is named."""
-        return self._asking.model
-
-    def rewrites(self, model: Endpoint) -> bool:
-        """Whether questions are put in other words before they are searched for: only a model that writes can."""
-        return self._asking.rewrites(model)
+        return self.questions.model

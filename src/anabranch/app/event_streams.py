@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.planner import Planner
 from anabranch.app.policies import Policies
@@ -35,7 +34,6 @@ if TYPE_CHECKING:  # most have no Redis
     from anabranch.redis.client import Redis
     from anabranch.redis.rpc import WorkerRpc
 
-TOP_K = 10
 MAX_REPLY_BYTES = 64 * 1024
 NOTICE_S = 10.0
 JSON = {"Content-Type": "application/json"}
@@ -77,7 +75,7 @@ async def event_streams(
     *,
     outbound: Outbound,
     rooms: KnowledgeOpener,
-    model: Endpoint,
+    documentation: Question,
     start: Callable[[Question, Context], Run],
     clock: Clock,
     telemetry: Telemetry,
@@ -85,15 +83,15 @@ async def event_streams(
     if not settings.streams_kept:
         yield EventStreams()
         return
-    documentation = DocumentationSubagent(
+    subagent = DocumentationSubagent(
         RunAnswerer(start),
         clock,
-        template=_template(settings, model),
+        template=documentation,
         max_top_k=settings.max_top_k,
         chosen=_chosen(rooms),
     )
     roster = SubagentRegistry(
-        documentation=documentation, outbound=outbound, clock=clock, enabled=settings.planner_subagents
+        documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
     )
     async with _stores(settings, policies.redis, clock) as kept, _breadcrumbs(settings, telemetry) as crumbs:
         coordinator = Coordinator(
@@ -245,23 +243,6 @@ async def _maintained(kept: StreamStores, planner: Planner) -> AsyncIterator[Non
 
 def _path(text: str) -> Path:
     return Path(text).expanduser()
-
-
-def _template(settings: Settings, model: Endpoint) -> Question:
-    """What a step's question to the collections is made from: the same as one to `/v1/query`."""
-    return Question(
-        text="",
-        sources=(COLLECTIONS,),
-        model=model,
-        top_k=min(TOP_K, settings.max_top_k),
-        similarity_threshold=0.0,
-        temperature=0.0,
-        profile="query",
-        refuse=True,
-        rewrite=settings.query_rewriting and model.kind != "extractive",
-        diversity=settings.mmr_lambda,
-        threshold=settings.guard_threshold,
-    )
 
 
 def _named(name: str) -> Endpoint:

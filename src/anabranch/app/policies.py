@@ -13,7 +13,6 @@ from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.pipeline.prompt import version_of
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
@@ -119,7 +118,7 @@ class Policies:
         return CachedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
 
     def _recipe(self, question: Question) -> Recipe:
-        return Recipe(prompt_version=version_of(question.profile), settings=self._recipe_settings)
+        return Recipe(prompt_version=question.profile.prompt_version, settings=self._recipe_settings)
 
 
 def _having_a_say(settings: Settings) -> tuple[str, ...]:

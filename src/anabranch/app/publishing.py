@@ -2,17 +2,14 @@
 
 import sqlite3
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.query_log import LogEntry
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
-from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Status, Timings, Usage, Value
-from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import collections, endpoints, queries
-from anabranch.knowledge.records.database import StoreFailed
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
+from anabranch.knowledge.records import collections, endpoints
 from anabranch.pipeline.emitting import told
 from anabranch.pipeline.generate import generate
 
@@ -31,6 +28,11 @@ class Publication(Value):
     @property
     def path(self) -> str:
         return f"{self.owner}/{self.slug}"
+
+    def log_entry(self, transaction: str | None) -> LogEntry:
+        """The record of a question to it, with the token that pays for the answer."""
+        collections = () if self.collection is None else (self.collection_key,)
+        return LogEntry(collections=collections, endpoint=self.path, transaction=transaction)
 
 
 class Publishing:
@@ -75,16 +77,13 @@ class Publishing:
             raise NotFound(f"Several owners publish {slug!r} ({names}): ask /api/v1/endpoints/OWNER/{slug}/query.")
         return found[0]
 
-    def answerer(self, publication: Publication, transaction: str | None) -> Answerer:
-        """Who answers for it. What was asked, and the token by which it is paid for, is on record before the answer is
-        given."""
+    def answerer(self, publication: Publication) -> Answerer:
+        """The Answerer of a published collection or model; its answers are never cached."""
         model = publication.model
         if model is None:
-            inner = self._pipeline
-        else:
-            timeout_s = self._settings.generation_timeout
-            inner = ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
-        return RecordedAnswerer(inner, publication, transaction, self._rooms, keep=self._settings.query_log_days > 0)
+            return self._pipeline
+        timeout_s = self._settings.generation_timeout
+        return ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
 
     async def _named(self, slug: str) -> Sequence[Publication]:
         models = [one for one in self._models if one.slug == slug]
@@ -137,51 +136,6 @@ class ModelRelay:
             usage=written.usage,
             finish_reason=written.finish_reason,
             model=self._path,
-        )
-
-
-class RecordedAnswerer:
-    """An Answerer whose answers stand in the query log before anybody has them. Without `keep` the log is switched off:
-    then only what was paid for is noted, and not what was asked."""
-
-    def __init__(
-        self, inner: Answerer, publication: Publication, transaction: str | None, rooms: KnowledgeOpener, *, keep: bool
-    ) -> None:
-        self._inner = inner
-        self._publication = publication
-        self._transaction = transaction
-        self._rooms = rooms
-        self._keep = keep
-
-    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
-        answer = await self._inner.answer(question, context, emit)
-        if all(reply.status is Status.SUCCESS for reply in answer.replies):
-            if self._transaction is not None:
-                await (await self._rooms()).record(self._asked(question, answer, context))
-            elif self._keep and self._rooms.exists:
-                with suppress(StoreFailed):  # a log that cannot be written costs nobody the answer
-                    await (await self._rooms()).record(self._asked(question, answer, context))
-        return answer
-
-    def _asked(self, question: Question, answer: Answer, context: Context) -> queries.QueryRecord:
-        one, usage = self._publication, answer.usage or Usage()
-        return queries.QueryRecord(
-            id=new_id(),
-            user=queries.asker(Caller.of(context)),
-            original=question.text if self._keep else "",
-            answer=answer.text if self._keep else "",
-            refused=False,
-            model=answer.model,
-            found=tuple(passage for reply in answer.replies for passage in reply.passages) if self._keep else (),
-            quotes=(),
-            collections=(one.collection_key,) if one.collection is not None else (),
-            top_k=question.top_k,
-            input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            retrieval_ms=answer.timings.retrieval_ms,
-            latency_ms=answer.timings.total_ms,
-            endpoint=one.path,
-            transaction_token=self._transaction,
         )
 
 

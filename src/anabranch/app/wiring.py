@@ -10,7 +10,8 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
-from anabranch.app.questions import QuestionBuilder
+from anabranch.app.query_log import QueryLog
+from anabranch.app.questions import Questions
 from anabranch.configuration.settings import Settings
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.contracts import Answerer, Clock, Directory, Generator, Outbound, Source, Telemetry
@@ -90,7 +91,9 @@ class Parts(NamedTuple):
     answerer: Answerer
     rooms: KnowledgeOpener
     publishing: Publishing
-    asking: QuestionBuilder
+    questions: Questions
+    query_log: QueryLog
+    surface: str
     policies: Policies
     hub_tokens: HubTokens
     streams: EventStreams
@@ -108,6 +111,8 @@ async def parts(
     indexing: bool,
     indexer_died: Callable[[int], None],
     streaming: bool,
+    surface: str,
+    log_queries: bool,
 ) -> AsyncIterator[Parts]:
     """All of them, wired to each other, and closed in good order; `start` begins a Run."""
     clock = SystemClock()
@@ -127,7 +132,7 @@ async def parts(
     )
     pipeline = build_pipeline(settings, directory, clock, telemetry)
     names = EndpointResolver(settings, rooms, HubClient(settings.syfthub_url, outbound), servers.endpoints)
-    asking = QuestionBuilder(settings, names)
+    questions = Questions(settings, names)
     async with AsyncExitStack() as leaving:
         for close in (outbound.close, policies.close, rooms.close, servers.close):
             leaving.push_async_callback(close)
@@ -137,7 +142,7 @@ async def parts(
             policies,
             outbound=outbound,
             rooms=rooms,
-            model=asking.model,
+            documentation=questions.documentation(),
             start=start,
             clock=clock,
             telemetry=telemetry,
@@ -147,7 +152,9 @@ async def parts(
             answerer=policies.remembered(pipeline, rooms),
             rooms=rooms,
             publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
-            asking=asking,
+            questions=questions,
+            query_log=QueryLog(rooms, telemetry, enabled=log_queries and settings.query_log_days > 0),
+            surface=surface,
             policies=policies,
             hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
             streams=kept,

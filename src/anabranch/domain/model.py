@@ -91,6 +91,25 @@ class Filters(Value):
     tags: tuple[str, ...] = ()
 
 
+class Profile(Value):
+    """How a kind of question is merged and put to a model. `name` identifies it in caches and logs. `merge` orders
+    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages. With
+    `timeout_fails` the question fails when every source times out."""
+
+    name: str
+    merge: Literal["similarity", "rank"]
+    prompt: Literal["documents", "numbered"]
+    prompt_version: str
+    timeout_fails: bool = False
+
+
+CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1")
+QUERY = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
+# Spec 4's surface is the only one that has an error for a search that took too long.
+RAG = Profile(name="rag", merge="rank", prompt="numbered", prompt_version="query-1", timeout_fails=True)
+AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-1")
+
+
 class Question(Value):
     """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found;
     `threshold` does so too when what was found is, on average, less similar than that. `rewrite` lets the model put the
@@ -109,7 +128,7 @@ class Question(Value):
     temperature: float = 0.7
     system_prompt: str | None = None
     until: Until = Until.GENERATE
-    profile: str = "chat"
+    profile: Profile = CHAT
     refuse: bool = False
     filters: Filters = Filters()
     rerank: bool = True

@@ -29,8 +29,6 @@ from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
 
 ABSTAINED = "abstained"
-# Spec 4's surface is alone in having an error for a search that took too long.
-RAG = "rag"
 # A question is put in other words only as long as there is time for the rest.
 REWRITE_SHARE = 0.2
 
@@ -79,7 +77,7 @@ class Pipeline:
             distinct=merged.distinct,
             compared=merged.complete,
         )
-        if question.profile == RAG and replies and all(reply.status is Status.TIMEOUT for reply in replies):
+        if question.profile.timeout_fails and replies and all(reply.status is Status.TIMEOUT for reply in replies):
             raise RetrievalTimedOut("None of the sources answered in time.")
         if question.until is Until.MERGE:
             return self._timed(answer, began, retrieval_ms)
@@ -128,8 +126,8 @@ class Pipeline:
     async def _composed(
         self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
     ) -> Prompt:
-        chat = question.profile == "chat"
-        budget = self._limits.context_tokens if chat else self._limits.query_context_tokens
+        documents = question.profile.prompt == "documents"
+        budget = self._limits.context_tokens if documents else self._limits.query_context_tokens
         with self._telemetry.span("prompt", context):
             return await compose(question, passages, basis, self._counter, budget)
 

@@ -2,22 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from anabranch.domain.events import AnswerEvent, SourceReplied
-from anabranch.domain.model import Passage, Question, SourceReply
+from anabranch.domain.model import Passage, Profile, Question, SourceReply
 from anabranch.domain.ranking import Ranking
 
 if TYPE_CHECKING:  # a stemmer comes with it, and numpy with the rest
     from anabranch.pipeline.scoring import Ranker
-
-Rank = Callable[[Sequence[SourceReply]], Sequence[Passage]]
-Distinct = Callable[[Sequence[Passage]], Sequence[Passage]]
 
 RRF_K = 60
 # What is left of a chunk besides what another one has said already must be worth reading.
@@ -29,13 +25,6 @@ MANY, LONG = 50, 50_000
 LEAST_S = 0.25
 # Threads of their own: whoever searches, embeds or counts needs the others.
 THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="merge")
-
-
-class MergeProfile(NamedTuple):
-    """How one surface merges: first `rank`, then `distinct` in rank order."""
-
-    rank: Rank
-    distinct: Distinct
 
 
 def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
@@ -100,18 +89,10 @@ def _cut(passage: Passage, start: int, end: int) -> Passage:
     return msgspec.structs.replace(passage, text=text, place=cut)
 
 
-PROFILES: Mapping[str, MergeProfile] = MappingProxyType(
-    {
-        "chat": MergeProfile(rank=by_similarity, distinct=exact_duplicates_once),
-        "query": MergeProfile(rank=by_rank, distinct=said_once),
-        "rag": MergeProfile(rank=by_rank, distinct=said_once),
-    }
-)
-
-
-def merge(replies: Iterable[SourceReply], profile: str) -> tuple[Passage, ...]:
-    chosen = PROFILES[profile]
-    return tuple(chosen.distinct(chosen.rank(tuple(replies))))
+def merge(replies: Sequence[SourceReply], profile: Profile) -> tuple[Passage, ...]:
+    if profile.merge == "similarity":
+        return tuple(exact_duplicates_once(by_similarity(replies)))
+    return tuple(said_once(by_rank(replies)))
 
 
 class Merged(NamedTuple):

@@ -7,8 +7,6 @@ import msgspec
 from anabranch.domain.contracts import TokenCounter
 from anabranch.domain.model import Ground, Message, Passage, Prompt, Question
 
-VERSION = "chat-1"
-
 SYSTEM = (
     "You answer from documents that you are given, and from nothing else. Whatever you state must be written in "
     "those documents; what you learned elsewhere, and what merely seems likely, has no place in your answer."
@@ -36,7 +34,6 @@ HOW TO CITE
 - Write no list of sources at the end: the reader is shown one anyway."""
 
 # Spec 5's budget: what is set aside for the instructions and for the answer, and when a cut passage is worth its place.
-QUERY_VERSION = "query-1"
 SYSTEM_TOKENS = 500
 ANSWER_TOKENS = 1_000
 WORTH_CUTTING = 100
@@ -65,16 +62,12 @@ INSTRUCTIONS = {
 }
 
 
-def version_of(profile: str) -> str:
-    """Which version of the prompt a surface's questions are put in."""
-    return VERSION if profile == "chat" else QUERY_VERSION
-
-
 async def compose(
     question: Question, passages: Sequence[Passage], ground: Ground, counter: TokenCounter, budget_tokens: int
 ) -> Prompt:
-    """For the chat surface as spec 1 has it; for every other, numbered passages within spec 5's budget."""
-    if question.profile != "chat":
+    """A prompt with documents (spec 1), or with numbered passages within spec 5's budget. If its wording changes, the
+    profile's `prompt_version` changes too."""
+    if question.profile.prompt == "numbered":
         return await _numbered(question, passages, counter, budget_tokens)
     blocks = [_block(passage) for passage in passages]
     kept = await _within(budget_tokens, blocks, counter)
@@ -97,7 +90,7 @@ async def compose(
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         passages=tuple(passages[index] for index in kept),
-        version=VERSION,
+        version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
     )
@@ -127,7 +120,7 @@ async def _numbered(
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         passages=tuple(kept),
-        version=QUERY_VERSION,
+        version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
     )

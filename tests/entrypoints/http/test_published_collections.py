@@ -350,8 +350,8 @@ async def test_where_nothing_is_kept_only_the_payment_is(seeded: Seeded) -> None
     async with Anabranch.open(settings=seeded.settings(query_log_days=0)) as anabranch:  # and nobody sweeps up
         canteen = await anabranch.publishing.find("canteen", None, ["alice"])
         for transaction in (None, "tx-only"):
-            answerer = anabranch.publishing.answerer(canteen, transaction)
-            assert (await anabranch.start(question, anabranch.context(), answerer).value()).passages
+            answerer, entry = anabranch.publishing.answerer(canteen), canteen.log_entry(transaction)
+            assert (await anabranch.start(question, anabranch.context(), answerer, entry).value()).passages
     assert logged(seeded.folder, "original", question.text) == []
     (row,) = seeded.queries("tx-only")
     assert (row["original"], row["answer"], row["endpoint"]) == ("", "", "alice/canteen")

@@ -37,7 +37,6 @@ from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.metrics import MetricsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface
-from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.entrypoints.http.rag import RagSurface
 from anabranch.entrypoints.http.rate_headers import EXPOSED
 from anabranch.entrypoints.http.resumable import StreamSurface
@@ -137,11 +136,10 @@ class Service:
             self._chat = ChatSurface(anabranch)
             self._endpoints = EndpointSurface(anabranch)
             self._planner = PlannerSurface(anabranch, self._closing, self._closed)
-            ledger = QueryLog(self._log)
-            query = Route("/v1/query", _Asgi(QuerySurface(anabranch, ledger)), methods=["POST"])
-            self._rag = RagSurface(anabranch, ledger)
+            query = Route("/v1/query", _Asgi(QuerySurface(anabranch)), methods=["POST"])
+            self._rag = RagSurface(anabranch)
             streams = Route("/v1/streams/{stream}", _Asgi(StreamSurface(anabranch, self._closing)), methods=["GET"])
-            routes = [*KnowledgeSurface(anabranch, ledger).routes(), query, streams]
+            routes = [*KnowledgeSurface(anabranch).routes(), query, streams]
             self._knowledge = KnowledgeDialect(Router(routes, redirect_slashes=False), self._log)
             await anabranch.warm()
             reloading = ConfigReload(self._settings, anabranch.reconfigure, self._log)
@@ -151,7 +149,6 @@ class Service:
             # The server waits for its connections only; what nobody listens to at the moment has its time, too.
             await (self._draining or anabranch.drain(0))
             await self._mcp.close()
-            await ledger.settled()
         flush(self._log)
 
     def _opened(self, telemetry: Telemetry) -> AbstractAsyncContextManager[Anabranch]:
@@ -160,6 +157,7 @@ class Service:
             telemetry=telemetry,
             indexing=True,
             streaming=True,
+            log_queries=True,
             indexer_died=lambda status: self._log.warning("indexer_died", status=status),
         )
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.configuration.settings import Settings
+from anabranch.app.questions import Options
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.domain.model import Allowance, Context, Endpoint, Question, Until
+from anabranch.domain.model import Allowance, Context, Endpoint, Question
 from anabranch.entrypoints.http import chat_wire as wire
 from anabranch.entrypoints.http import errors, rate_headers
 from anabranch.entrypoints.http.access import Access
@@ -19,8 +19,6 @@ from anabranch.entrypoints.http.errors import send_error
 from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
 from anabranch.entrypoints.http.run_stream import follow, whole
 from anabranch.pipeline.run import Run
-
-N = TypeVar("N", int, float)
 
 SURFACE = "chat"
 
@@ -79,7 +77,7 @@ class ChatSurface:
             if not body:
                 raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
-            question = _question(request, self._settings, lambda: self._access.vouched(scope, caller))
+            question = _question(request, self._anabranch, lambda: self._access.vouched(scope, caller))
             tokens, transactions = request.endpoint_tokens, request.transaction_tokens
             context = self._access.context(scope, caller, SURFACE, tokens=tokens, transactions=transactions)
             run, allowance = await self._anabranch.begin(question, context)
@@ -103,31 +101,28 @@ class ChatSurface:
         await send_error(send, error)
 
 
-def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:
-    references = request.data_sources or []
+def _question(request: wire.ChatRequest, anabranch: Anabranch, vouched: Callable[[], bool]) -> Question:
+    settings, references = anabranch.settings, request.data_sources or []
     named = any(reference is not None and not reference.url for reference in (request.model, *references))
     named_sources, named_models = (settings.sources, settings.models) if named and vouched() else ({}, {})
-    until = Until.MERGE if request.retrieval_only else Until.GENERATE
     model = _endpoint(request.model or wire.EndpointRef(), named_models)
-    if until is Until.GENERATE and not (model.url and model.slug):
+    if not request.retrieval_only and not (model.url and model.slug):
         raise InvalidQuestion(
             "model needs a url and a slug (or, for callers on this machine, the slug of a configured model), "
             "unless retrieval_only is true."
         )
-    defaults = Question(text="")
-    return Question(
-        text=request.prompt,
-        sources=tuple(_endpoint(reference, named_sources) for reference in references),
-        model=model if until is Until.GENERATE else None,
-        history=wire.history(request.messages),
-        top_k=_or(request.top_k, settings.default_top_k),
-        similarity_threshold=_or(request.similarity_threshold, defaults.similarity_threshold),
-        max_tokens=_or(request.max_tokens, defaults.max_tokens),
-        temperature=_or(request.temperature, defaults.temperature),
-        system_prompt=request.custom_system_prompt or None,
-        until=until,
-        diversity=settings.mmr_lambda,
-        threshold=settings.guard_threshold,
+    return anabranch.questions.chat(
+        request.prompt,
+        tuple(_endpoint(reference, named_sources) for reference in references),
+        None if request.retrieval_only else model,
+        wire.history(request.messages),
+        Options(
+            top_k=request.top_k,
+            similarity_threshold=request.similarity_threshold,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            system_prompt=request.custom_system_prompt or None,
+        ),
     )
 
 
@@ -144,7 +139,3 @@ def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint]) -> End
         kind=reference.kind,
         query=reference.query_override or None,
     )
-
-
-def _or(value: N | None, default: N) -> N:
-    return default if value is None else value

@@ -10,17 +10,17 @@ from starlette.types import Receive, Scope, Send
 from anabranch.app import Anabranch
 from anabranch.app.anabranch import StartedRun
 from anabranch.app.publishing import Publication
+from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status
 from anabranch.entrypoints.http import errors, rate_headers
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.asgi import Headers, TooLarge, header, read_body, send_json
 from anabranch.entrypoints.http.run_stream import follow, whole
 
 SURFACE = "endpoints"
-DEFAULT_THRESHOLD = 0.0
 LONGEST_QUESTION = 100_000
 AGAIN: Headers = [(b"retry-after", b"5")]
 MORE: dict[int, Headers] = {
@@ -116,21 +116,16 @@ class EndpointSurface:
     async def _begun(
         self, publication: Publication, asked: EndpointQuery, question: Question, context: Context
     ) -> StartedRun:
-        answerer = self._publishing.answerer(publication, asked.transaction_token or None)
-        return await self._anabranch.begin(question, context, answerer)
+        answerer = self._publishing.answerer(publication)
+        entry = publication.log_entry(asked.transaction_token or None)
+        return await self._anabranch.begin(question, context, answerer, entry)
 
     def _search(self, publication: Publication, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
         text = _last_question(spoken)
         if len(text) > LONGEST_QUESTION:
             raise InvalidQuestion(f"The question has {len(text):,} characters; at most {LONGEST_QUESTION:,} are read.")
-        threshold = asked.similarity_threshold
-        return Question(
-            text=text,
-            sources=(Endpoint(slug=publication.collection or "", kind="collection", operator=True),),
-            until=Until.MERGE,
-            profile="query",
-            top_k=min(asked.limit or self._settings.default_top_k, self._settings.max_top_k),
-            similarity_threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+        return self._anabranch.questions.published_search(
+            text, publication.collection or "", asked.limit, asked.similarity_threshold
         )
 
 
@@ -157,15 +152,9 @@ class Pieces:
 
 
 def _relayed(model: Endpoint, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
-    defaults = Question(text="")
-    return Question(
-        text=_last_question(spoken),
-        model=model,
-        history=tuple(Message(role=turn.role, content=turn.content) for turn in spoken),
-        top_k=1,
-        max_tokens=asked.max_tokens or defaults.max_tokens,
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-    )
+    messages = tuple(Message(role=turn.role, content=turn.content) for turn in spoken)
+    options = Options(max_tokens=asked.max_tokens, temperature=asked.temperature)
+    return relayed(_last_question(spoken), model, messages, options)
 
 
 def _last_question(spoken: list[EndpointMessage]) -> str:

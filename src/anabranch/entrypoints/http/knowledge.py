@@ -19,7 +19,6 @@ from anabranch.entrypoints.http.asgi import RequestTimedOut, RequestTooLarge, bo
 from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation
-from anabranch.entrypoints.http.query_log import QueryLog
 from anabranch.knowledge.model import Caller, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Chunking
 from anabranch.network.outbound import parse
@@ -55,9 +54,9 @@ class Upload(NamedTuple):
 class KnowledgeSurface:
     """The operations on collections and documents."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, query_log: QueryLog) -> None:
+    def __init__(self, anabranch: Anabranch, access: Access) -> None:
         self._knowledge = anabranch.knowledge
-        self._query_log = query_log
+        self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = access
 
@@ -157,7 +156,7 @@ class KnowledgeSurface:
     async def _stats(self, call: Call[None]) -> wire.CollectionStats:
         knowledge = await self._knowledge()
         found = await knowledge.collection(call.caller, call.params["name"])
-        await self._query_log.settled()
+        await self._anabranch.query_log.settled()
         return wire.CollectionStats(
             document_count=found.documents,
             chunk_count=found.chunks,
@@ -234,7 +233,7 @@ class KnowledgeSurface:
         asked = call.asked
         if self._settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
-        await self._query_log.settled()  # the question may have been answered just now
+        await self._anabranch.query_log.settled()  # the question may have been answered just now
         await (await self._knowledge()).rate(call.caller, asked.query_id, asked.rating, asked.comment)
         return wire.FeedbackRecorded(recorded=True)
 

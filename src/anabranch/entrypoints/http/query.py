@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.endpoint_resolver import COLLECTIONS
+from anabranch.app.endpoint_resolver import COLLECTIONS, EXTRACTIVE
+from anabranch.app.query_log import LogEntry
+from anabranch.app.questions import Options, SearchScope
 from anabranch.domain.errors import AnabranchError, Forbidden, InvalidQuestion
-from anabranch.domain.events import Answered, AnswerEvent
-from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message, Question
+from anabranch.domain.model import Allowance, Context, Endpoint, Filters, Ground, Message
 from anabranch.entrypoints.http import query_wire as wire
 from anabranch.entrypoints.http import rate_headers
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.asgi import header, send_json, wants_fresh
 from anabranch.entrypoints.http.knowledge_errors import InvalidKnowledgeQuery, body_of
-from anabranch.entrypoints.http.query_log import EXTRACTIVE, QueryLog, QueryLogEntry
 from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
 from anabranch.entrypoints.http.run_stream import follow, whole
 from anabranch.knowledge.model import Caller
@@ -27,12 +27,8 @@ from anabranch.pipeline.run import Run
 if TYPE_CHECKING:  # it brings numpy along
     from anabranch.knowledge.knowledge import Knowledge
 
-T = TypeVar("T")
-
 SURFACE = "query"
 LONGEST = 10_000
-TOP_K = 10
-MAX_TOKENS = 1_024
 TURNS = 5
 
 decode = msgspec.json.Decoder(wire.QueryRequest).decode
@@ -48,21 +44,19 @@ class Started(NamedTuple):
     run: Run
     allowance: Allowance | None
     form: wire.QueryForm
-    entry: QueryLogEntry
     context: Context
 
 
 class QuerySurface:
-    def __init__(self, anabranch: Anabranch, ledger: QueryLog) -> None:
+    def __init__(self, anabranch: Anabranch) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._access = Access(anabranch)
         self._resuming = Resuming(anabranch)
-        self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            run, allowance, form, entry, context = await self._started(scope, receive)
+            run, allowance, form, context = await self._started(scope, receive)
         except AnabranchError as error:
             self._anabranch.turned_away(SURFACE, error.code)
             raise
@@ -74,21 +68,16 @@ class QuerySurface:
             answer = await whole(run, receive)
             if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
                 raise SearchFailed(answer.replies[0].error or "The search failed.")
-            entry.write(answer)
             with suppress(TimeoutError):
                 await send_json(send, 200, form.response(answer), left)
             return
-
-        def frame(event: AnswerEvent) -> bytes:
-            if isinstance(event, Answered) and event.answer.ground is not Ground.ALL_FAILED:
-                entry.write(event.answer)
-            return form.frame(event)
-
         if preferred(scope):
             about = AnswerInfo(dialect="query", correlation_id=scope["correlation_id"])
-            await self._resuming.follow(run, scope, receive, send, frame, about=about, context=context, headers=left)
+            await self._resuming.follow(
+                run, scope, receive, send, form.frame, about=about, context=context, headers=left
+            )
         else:
-            await follow(run, receive, send, frame, self._settings, left)
+            await follow(run, receive, send, form.frame, self._settings, left)
 
     async def _started(self, scope: Scope, receive: Receive) -> Started:
         """Admission: what is wrong with a request is said before any 200."""
@@ -100,63 +89,35 @@ class QuerySurface:
         filters = wire.filters_of(asked.filters)
         room = await self._anabranch.knowledge()
         elsewhere = named(self._anabranch, self._access.vouched(scope, caller), asked.sources)
-        ours = bool(asked.collections) or not elsewhere
-        searched = await room.chosen(caller, asked.collections or None) if ours else []
-        if asked.collections:
-            filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in searched))
-        asked_of = (*((COLLECTIONS,) if ours else ()), *elsewhere)
-        history = await self._history(room, caller, asked.conversation_id)
-        question = self._question(asked, asked_of, filters, history, fresh=wants_fresh(scope))
-        query_id, conversation = new_id(), asked.conversation_id or new_id()
+        search, keys = await scope_of(room, caller, asked.collections, elsewhere, filters)
         settings = asked.settings or wire.QuerySettings()
+        options = Options(
+            top_k=settings.top_k,
+            max_tokens=settings.max_tokens,
+            rerank=settings.rerank is not False,
+            fresh=wants_fresh(scope),
+        )
+        history = await self._history(room, caller, asked.conversation_id)
+        question = self._anabranch.questions.query(asked.query, search, history, options)
+        conversation = asked.conversation_id or new_id()
+        entry = LogEntry(conversation=conversation, collections=keys)
         form = wire.QueryForm(
-            query_id=query_id,
+            query_id=entry.query_id,
             conversation_id=conversation,
             model=self._anabranch.model.path,
-            include_sources=_or(settings.include_sources, True),
+            include_sources=settings.include_sources is not False,
             response_format=settings.response_format or "text",
             elsewhere=bool(elsewhere),
         )
-        ledger = self._ledger if self._settings.query_log_days else None
-        entry = QueryLogEntry(ledger, room, caller, query_id, conversation, question, searched)
         context = self._access.context(scope, caller, SURFACE)
-        run, allowance = await self._anabranch.begin(question, context)
-        return Started(run, allowance, form, entry, context)
-
-    def _question(
-        self,
-        asked: wire.QueryRequest,
-        asked_of: tuple[Endpoint, ...],
-        filters: Filters,
-        history: tuple[Message, ...],
-        *,
-        fresh: bool,
-    ) -> Question:
-        model, settings = self._anabranch.model, asked.settings or wire.QuerySettings()
-        return Question(
-            text=asked.query,
-            sources=asked_of,
-            model=model,
-            history=history,
-            top_k=_or(settings.top_k, min(TOP_K, self._settings.max_top_k)),
-            similarity_threshold=0.0,
-            max_tokens=_or(settings.max_tokens, MAX_TOKENS),
-            temperature=0.0,
-            profile="query",
-            refuse=True,
-            filters=filters,
-            rerank=_or(settings.rerank, True),
-            rewrite=self._anabranch.rewrites(model) and COLLECTIONS in asked_of,
-            diversity=self._settings.mmr_lambda,
-            threshold=self._settings.guard_threshold,
-            fresh=fresh,
-        )
+        run, allowance = await self._anabranch.begin(question, context, entry=entry)
+        return Started(run, allowance, form, context)
 
     async def _history(self, room: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
-        if conversation is None or self._anabranch.model.kind == EXTRACTIVE:
+        if conversation is None or self._anabranch.model.kind == EXTRACTIVE.kind:
             return ()
-        await self._ledger.settled()  # the turn before may still be on its way
+        await self._anabranch.query_log.settled()  # the turn before may still be on its way
         turns = await room.turns(caller, conversation, TURNS)
         return tuple(
             message
@@ -177,5 +138,17 @@ def named(anabranch: Anabranch, vouched: bool, names: Sequence[str] | None) -> t
     return anabranch.configured(names)
 
 
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
+async def scope_of(
+    room: "Knowledge",
+    caller: Caller,
+    collections: Sequence[str] | None,
+    elsewhere: tuple[Endpoint, ...],
+    filters: Filters,
+) -> tuple[SearchScope, tuple[int, ...] | None]:
+    """What a request searches, and the keys of the collections that it names. Without sources and without collections,
+    every collection that the caller may see."""
+    if not collections:
+        return SearchScope(sources=elsewhere or (COLLECTIONS,), filters=filters), () if elsewhere else None
+    chosen = await room.chosen(caller, collections)
+    filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
+    return SearchScope(sources=(COLLECTIONS, *elsewhere), filters=filters), tuple(one.key for one in chosen)
