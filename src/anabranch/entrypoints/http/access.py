@@ -10,7 +10,7 @@ from anabranch.app import Anabranch
 from anabranch.domain.errors import Unauthorized
 from anabranch.domain.model import Context
 from anabranch.entrypoints.http.asgi import header
-from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Caller, Identified
 
 Address = IPv4Address | IPv6Address
 

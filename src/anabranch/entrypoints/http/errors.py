@@ -202,7 +202,8 @@ KNOWLEDGE = Dialect(
     render=_render_knowledge,
     error_type=KnowledgeError,
     descriptions={
-        status: _with_codes(status, description) for status, description in {**DESCRIPTIONS, 400: DESCRIPTIONS[422]}.items()
+        status: _with_codes(status, description)
+        for status, description in {**DESCRIPTIONS, 400: DESCRIPTIONS[422]}.items()
     },
     always=(400, 401, 404, 500, 503),
 )

@@ -193,7 +193,9 @@ class KnowledgeSurface:
         known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
             # A collection may have been deleted meanwhile, with its documents.
-            documents=[wire.document(one, known[one.collection], call.caller) for one in page if one.collection in known],
+            documents=[
+                wire.document(one, known[one.collection], call.caller) for one in page if one.collection in known
+            ],
             total=total,
             has_more=more,
             next=cursors.sealed(page[-1].key) if more else None,

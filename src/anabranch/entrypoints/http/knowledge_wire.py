@@ -121,7 +121,9 @@ class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
     """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
 
     collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
-    files: Annotated[list[bytes], Meta(min_length=1, extra_json_schema={"items": {"type": "string", "format": "binary"}})]
+    files: Annotated[
+        list[bytes], Meta(min_length=1, extra_json_schema={"items": {"type": "string", "format": "binary"}})
+    ]
     metadata: Annotated[str, Meta(description="A JSON object")] = ""
     permissions: Annotated[str, Meta(description="PermissionsForm as JSON")] = ""
     settings: Annotated[str, Meta(description="ChunkingForm as JSON")] = ""

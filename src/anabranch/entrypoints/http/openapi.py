@@ -112,7 +112,10 @@ def _operation(one: "Operation[Any]") -> Schema:
         "summary": one.summary,
         "parameters": [*_path_parameters(one), *one.parameters, CORRELATION, *([PREFER] if one.resumable else ())],
         "responses": {
-            **{str(status): _response(one, status, text) for status, text in (one.statuses or {200: one.summary}).items()},
+            **{
+                str(status): _response(one, status, text)
+                for status, text in (one.statuses or {200: one.summary}).items()
+            },
             **{str(status): {"description": one.dialect.descriptions[status], "content": error} for status in statuses},
         },
     }

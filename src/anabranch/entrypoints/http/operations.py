@@ -47,7 +47,7 @@ class Reply(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A stream of server-sent events, as OpenAPI describes it: the types of its data, by event name where it has one."""
+    """A stream of server-sent events, as OpenAPI describes it: the types of its data, by event name if it has one."""
 
     name: str
     description: str
@@ -84,7 +84,7 @@ class Call(Generic[T]):
 Handler = Callable[[Call[T]], Awaitable[msgspec.Struct | Reply | None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation(Generic[T]):
     """One row of the table. A handler returns a response, or None if it has sent one itself."""
 
@@ -205,7 +205,7 @@ class RequestLoop:
         except Exception as error:
             dialect = operation.dialect if operation is not None else _dialect_at(scope["path"])
             refusal = _as_refusal(error, dialect, identifier)
-            if begun or refusal is not error and isinstance(refusal, InternalError):
+            if begun or (refusal is not error and isinstance(refusal, InternalError)):
                 self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
             elif operation is not None and operation.surface is not None and not (call and call.started):
                 self._admission.turned_away(operation.surface, refusal.code)

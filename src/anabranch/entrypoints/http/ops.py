@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -33,9 +32,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class OpsSurface:
     """Operations that hold no data of callers. `others` are the operations of the other surfaces."""
 
-    def __init__(
-        self, anabranch: Anabranch, access: Access, metrics: Metrics, others: list[Operation[Any]]
-    ) -> None:
+    def __init__(self, anabranch: Anabranch, access: Access, metrics: Metrics, others: list[Operation[Any]]) -> None:
         self._anabranch = anabranch
         self._access = access
         self._metrics = metrics

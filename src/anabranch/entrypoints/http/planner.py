@@ -136,7 +136,10 @@ class PlannerSurface:
             at(
                 *("GET", f"{STEP}/stream", "follow_step", "Follow a step", self._stream),
                 stream=STREAM,
-                statuses={200: "The events after the cursor.", 204: "The step has ended, and the client has all of it."},
+                statuses={
+                    200: "The events after the cursor.",
+                    204: "The step has ended, and the client has all of it.",
+                },
                 parameters=CURSORS,
             ),
             at(

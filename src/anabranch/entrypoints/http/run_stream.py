@@ -1,5 +1,5 @@
-"""Sends the answer of a Run to a client: whole, as server-sent events, or as events that are recorded in the log and can
-be read again at /v1/streams."""
+"""Sends the answer of a Run to a client: whole, as server-sent events, or as events that are recorded in the log and
+can be read again at /v1/streams."""
 
 import asyncio
 import hashlib
@@ -73,8 +73,8 @@ Writers = Mapping[str, Callable[[AnswerInfo], Frame]]
 
 
 class AnswerStreams:
-    """Sends answers, recorded in the log where the client prefers it, and reads recorded ones again. `writers` render the
-    end of an answer whose worker has stopped, by dialect."""
+    """Sends answers, recorded in the log where the client prefers it, and reads recorded ones again. `writers` render
+    the end of an answer whose worker has stopped, by dialect."""
 
     def __init__(self, anabranch: Anabranch, access: Access, closing: ShutdownEvent, writers: Writers) -> None:
         self._anabranch = anabranch
@@ -205,8 +205,8 @@ async def follow(
     headers: Headers = (),
     listener: Listener | None = None,
 ) -> None:
-    """Sends every event as `frame` renders it; empty ones are not sent. A `listener` is needed if the event loop has turned
-    since the Run began."""
+    """Sends every event as `frame` renders it; empty ones are not sent. A `listener` is needed if the event loop has
+    turned since the Run began."""
     gone = asyncio.create_task(_stop_when_gone(receive, run))
     # A client that stops reading delays its Run, but not beyond the Run's own time limit.
     try:

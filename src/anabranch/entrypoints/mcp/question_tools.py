@@ -20,7 +20,7 @@ from anabranch.domain.model import (
     SourceReply,
     Status,
 )
-from anabranch.entrypoints.http.query_wire import sentence_by_sentence
+from anabranch.entrypoints.http.citations import sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
     AskResponse,
