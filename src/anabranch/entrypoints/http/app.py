@@ -53,6 +53,7 @@ class Service:
         self._draining: asyncio.Task[None] | None = None
         self._closing, self._closed = ShutdownEvent(), ShutdownEvent()
         self._lifespan = Router(lifespan=self._serving)
+        self.operations: list[Operation[Any]] = []
         self._open: ASGIApp | None = None
         self._holding_data: ASGIApp | None = None
 
@@ -72,8 +73,8 @@ class Service:
             self._anabranch = anabranch
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
-            table = self._operations(anabranch, access, metrics, mcp)
-            loop = RequestLoop(anabranch, table, self._settings.max_request_bytes, self._log)
+            self.operations = self._table(anabranch, access, metrics, mcp)
+            loop = RequestLoop(anabranch, self.operations, self._settings.max_request_bytes, self._log)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]
@@ -88,9 +89,7 @@ class Service:
             await mcp.close()
         flush(self._log)
 
-    def _operations(
-        self, anabranch: Anabranch, access: Access, metrics: Metrics, mcp: McpSurface
-    ) -> list[Operation[Any]]:
+    def _table(self, anabranch: Anabranch, access: Access, metrics: Metrics, mcp: McpSurface) -> list[Operation[Any]]:
         """The table of every address that the server answers."""
         writers: Writers = {"chat": lambda _: chat.frame, "rag": lost_rag, "query": lost_query}
         streams = AnswerStreams(anabranch, access, self._closing, writers)

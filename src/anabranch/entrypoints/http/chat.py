@@ -24,7 +24,7 @@ from anabranch.domain.events import (
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
-from anabranch.entrypoints.http.operations import Call, Operation, Reply, Stream
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
 
@@ -180,7 +180,7 @@ DIALECT = Dialect(
     always=(401, 422, 429, 500, 503),
     strict=False,
 )
-STREAM = Stream(
+STREAM = EventStream(
     "ChatEvent",
     "Server-sent events, in this order: `retrieval_start`; a `source_complete` for each source as it completes; "
     "`retrieval_complete`; `generation_start`; `token` for each part of the answer; and at the end exactly one `done` "

@@ -15,8 +15,8 @@ from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.asgi import header
-from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchFailed, status_of
-from anabranch.entrypoints.http.operations import Call, Operation, Stream
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnavailable, status_of
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.http.run_stream import follow, whole
 
 SURFACE = "endpoints"
@@ -63,7 +63,7 @@ DIALECT = Dialect(
     always=(401, 404, 422, 429, 500, 502, 503, 504),
     strict=False,
 )
-STREAM = Stream(
+STREAM = EventStream(
     "EndpointEvent",
     "A model with `stream`: server-sent events without a name, each a chunk of a chat completion as JSON, and at the "
     "end `[DONE]`.",
@@ -122,7 +122,7 @@ class EndpointSurface:
         if reply.status is Status.TIMEOUT:
             raise DeadlineExceeded("The search took too long.")
         if reply.status is not Status.SUCCESS:  # the reason is in the log: it may name our folders
-            raise SearchFailed("The collection cannot be searched at the moment.")
+            raise SearchUnavailable("The collection cannot be searched at the moment.")
         metadata = asked.include_metadata is not False
         return EndpointReply(summary=None, references=_references(publication, reply.passages, metadata=metadata))
 

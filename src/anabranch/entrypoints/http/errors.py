@@ -50,7 +50,7 @@ RETRY_AFTER_S = 5
 STREAM_RETRY_AFTER_S = 1
 
 
-class SearchFailed(AnabranchError):
+class SearchUnavailable(AnabranchError):
     """The collections could not be searched: the embedding model is not installed, or the store is unreachable."""
 
     code = "service_unavailable"
@@ -92,7 +92,7 @@ STATUSES: dict[type[AnabranchError], int] = {
     ShuttingDown: 503,
     EmbeddingFailed: 503,
     StoreFailed: 503,
-    SearchFailed: 503,
+    SearchUnavailable: 503,
     StreamUnavailable: 503,
     StreamsFull: 503,
     RetrievalTimedOut: 504,

@@ -12,7 +12,7 @@ from anabranch.domain.errors import Forbidden
 from anabranch.entrypoints.http.access import Access, is_local_name
 from anabranch.entrypoints.http.asgi import header
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, Operation, Stream
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
@@ -31,7 +31,7 @@ STATUSES = {
     406: "`Accept` must name `application/json` and `text/event-stream`.",
     415: "`Content-Type` must be `application/json`.",
 }
-STREAM = Stream("McpEvent", "A client that accepts only `text/event-stream` gets the response as an event.", ())
+STREAM = EventStream("McpEvent", "A client that accepts only `text/event-stream` gets the response as an event.", ())
 FOREIGN = "A web page of another origin may not call this; name its origin in CORS_ORIGINS if it should."
 
 

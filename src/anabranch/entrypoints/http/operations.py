@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     headers: Headers = (JSON,)
 
 
-class Stream(NamedTuple):
+class EventStream(NamedTuple):
     """A stream of server-sent events, as OpenAPI describes it: the types of its data, by event name if it has one."""
 
     name: str
@@ -103,7 +103,7 @@ class Operation(Generic[T]):
     media_type: str = "application/json"
     # Descriptions by status; the first is the usual one.
     statuses: Mapping[int, str] = field(default_factory=dict)
-    stream: Stream | None = None
+    stream: EventStream | None = None
     resumable: bool = False
     errors: tuple[int, ...] = ()
     parameters: tuple[dict[str, Any], ...] = ()

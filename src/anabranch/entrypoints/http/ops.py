@@ -72,7 +72,7 @@ class OpsSurface:
                 gives=(Health,),
                 statuses=ready,
             ),
-            at(path="/openapi.json", name="openapi", summary="This description", handler=self._describe),
+            at(path="/openapi.json", name="openapi", summary="This description", handler=self._describe, gives=(dict,)),
             at(
                 path="/metrics",
                 name="metrics",

@@ -19,7 +19,7 @@ from anabranch.entrypoints.http.asgi import JSON, PIECE_S, ClientGone, header, s
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.log_stream import (
     CLOSING,
-    GOODBYE_S,
+    TIMING,
     ReadTimeouts,
     ShutdownEvent,
     Tailed,
@@ -29,7 +29,7 @@ from anabranch.entrypoints.http.log_stream import (
     until_gone,
 )
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import WEBSOCKET, Call, Handler, Operation, Reply, Stream
+from anabranch.entrypoints.http.operations import WEBSOCKET, Call, EventStream, Handler, Operation, Reply
 from anabranch.entrypoints.http.step_chain import Arrivals, Chain, Place
 from anabranch.eventlog.reader import TooSlow
 from anabranch.knowledge.model import Caller
@@ -62,7 +62,7 @@ DIALECT = Dialect(
     head=False,
     path_schema=wire.ID_SCHEMA,
 )
-STREAM = Stream(
+STREAM = EventStream(
     "PlannerFrame",
     "Server-sent events. `planner_stream`: a batch of up to five events, with the last one's `sequence` as its `id`; "
     "`heartbeat`: nothing new, and the latest `sequence`; `reset`: the cursor is no longer valid, discard what was "
@@ -338,8 +338,8 @@ async def follow(
     await receive()
     try:
         await send({"type": "websocket.accept", "subprotocol": PROTOCOL if offered else None, "headers": []})
-        async with until_gone(receive, closing, "websocket.disconnect") as patience:
-            await _pump(reader, send, patience, heartbeat_s)
+        async with until_gone(receive, closing, "websocket.disconnect") as timeouts:
+            await _pump(reader, send, timeouts, heartbeat_s)
     except (TooSlow, StreamUnavailable):
         code = COME_BACK
     except NotFound:
@@ -349,19 +349,19 @@ async def follow(
     except OSError:
         return  # the client has disconnected
     with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(GOODBYE_S):
+        async with asyncio.timeout(TIMING.end_s):
             await send({"type": "websocket.close", "code": code, "reason": ""})
 
 
-async def _pump(reader: Tailed, send: Send, patience: ReadTimeouts, heartbeat_s: float) -> None:
+async def _pump(reader: Tailed, send: Send, timeouts: ReadTimeouts, heartbeat_s: float) -> None:
     frames = wire.Frames()
     while True:
         batch = await reader.next(heartbeat_s)
         if batch is None:
-            await patience.with_(send({"type": "websocket.send", "text": wire.heartbeat(reader.head).decode()}))
+            await timeouts.with_(send({"type": "websocket.send", "text": wire.heartbeat(reader.head).decode()}))
             continue
         for part in parts(batch):
             for message in frames.messages(part):
-                await patience.with_(send({"type": "websocket.send", "text": message.decode()}))
+                await timeouts.with_(send({"type": "websocket.send", "text": message.decode()}))
         if batch.ended:
             return

@@ -28,9 +28,9 @@ from anabranch.entrypoints.http.citations import (
     sources,
     statuses,
 )
-from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchFailed, knowledge_error
+from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
-from anabranch.entrypoints.http.operations import Call, Operation, Reply, Stream
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.identifiers import new_id
@@ -207,7 +207,7 @@ class QueryForm:
         )
 
 
-STREAM = Stream(
+STREAM = EventStream(
     "QueryEvent",
     "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
     "`include_sources` is false), and at the end `done`; on any failure, one `error`. Each event has one `data:` line "
@@ -283,7 +283,7 @@ class QuerySurface:
             return None
         answer = await whole(run, call.receive)
         if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
-            raise SearchFailed(answer.replies[0].error or "The search failed.")
+            raise SearchUnavailable(answer.replies[0].error or "The search failed.")
         return Reply(form.response(answer))
 
     async def _history(self, knowledge: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:

@@ -21,7 +21,7 @@ from anabranch.entrypoints.http.citations import CitationView, SourceStatus, Sou
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
 from anabranch.entrypoints.http.openapi import parameter
-from anabranch.entrypoints.http.operations import Call, Operation, Stream
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.http.query import QUERY_SCHEMA, FiltersForm, Sources, Text, filters_of, named, scope_of
 from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams
 from anabranch.knowledge.records.identifiers import new_id
@@ -220,7 +220,7 @@ DIALECT = Dialect(
     strict=False,
     invalid="{}",
 )
-STREAM = Stream(
+STREAM = EventStream(
     "RagEvent",
     "Server-sent events without a name, each with one `data:` line of JSON: `token` for each part of the answer, and "
     "at the end exactly one `done` or `error`. Without a passage to answer from, `done` has the `guardrail` "

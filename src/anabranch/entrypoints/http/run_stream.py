@@ -32,7 +32,7 @@ from anabranch.entrypoints.http.asgi import EVENT_STREAM, Headers, header, send_
 from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.log_stream import ShutdownEvent, tail
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Operation, Stream
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.eventlog.reader import Batch, StreamReader
 from anabranch.pipeline.run import Listener, Run
 
@@ -51,7 +51,7 @@ NOT_KEPT = "Streams are not kept here: several workers share no Redis."
 NOT_A_CURSOR = "The cursor is not valid: send the last `id` that was received, or none."
 STREAM_ID = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
 CURSOR = re.compile(r"[0-9]{1,20}", re.ASCII)
-STREAM = Stream(
+STREAM = EventStream(
     "ResumedEvent",
     "The events after the cursor, as they come, in the dialect of the question, each with its `id`. `event: reset` "
     "comes first if the cursor is not valid: then everything follows from the beginning. A comment line "
