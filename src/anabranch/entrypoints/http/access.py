@@ -1,4 +1,4 @@
-"""Who is calling, and from where."""
+"""Identifies callers, and finds the address that a request comes from."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,8 +14,8 @@ from anabranch.knowledge.model import Caller, Identified
 
 Address = IPv4Address | IPv6Address
 
-# What proxies add. One that adds nothing looks like a caller on this machine (unless it speaks HTTP/1.0, as older
-# proxies do to us): it must be told to add X-Forwarded-For, or be named in AGGREGATOR_TRUSTED_PROXIES.
+# Headers that proxies add. A proxy that adds none looks like a caller on this machine (unless it uses HTTP/1.0, as old
+# ones do): configure it to add X-Forwarded-For, or name it in AGGREGATOR_TRUSTED_PROXIES.
 FORWARDING = frozenset(
     b"forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cdn-loop cf-connecting-ip cf-ray "
     b"fastly-client-ip fly-client-ip x-amzn-trace-id x-azure-clientip".split()
@@ -31,7 +31,7 @@ NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch 
 
 
 class Access:
-    """What the settings say about callers. Forwarding headers count only from a trusted proxy."""
+    """Applies the settings about callers. Forwarding headers count only from a trusted proxy."""
 
     def __init__(self, anabranch: Anabranch) -> None:
         settings = anabranch.settings
@@ -41,30 +41,30 @@ class Access:
         self._proxies = settings.proxy_networks
 
     async def caller(self, scope: Scope) -> Caller:
-        """Who asks a surface that holds data. A token is always looked at, and a wrong one is refused even where none
-        is needed; without one, the operator is whoever is at this machine, or everybody with `none`."""
+        """The caller of a surface that holds data. A token is always checked, and a wrong one is refused even where
+        none is needed. Without one, a caller on this machine is the operator; with `none`, every caller is."""
         token = self._token(scope)
         if token is None:
             return Caller(operator=True)
-        audiences = await self._audiences() if _is_the_hubs(token) else ()
-        if _is_the_hubs(token) and not audiences:
+        audiences = await self._audiences() if _is_hub_token(token) else ()
+        if _is_hub_token(token) and not audiences:
             raise Unauthorized("Tokens of the hub are not taken here: AGGREGATOR_JWT_AUDIENCE is not set.")
         return await self._anabranch.identify(token, audiences)
 
     async def _audiences(self) -> Collection[str]:
-        """Whom a token must be meant for: as it is set, or, where nothing else is taken, whoever publishes here."""
+        """The audiences of a hub token: as configured, or with `jwt` the owners of what is published here."""
         if self._audience is not None:
             return (self._audience,)
-        return _spelled(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
+        return _both_cases(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
 
     async def visitor(self, scope: Scope) -> Caller:
-        """Who asks what is published here. A caller without a token is a guest, even on this machine: published
+        """The caller of a published endpoint. A caller without a token is a guest, even on this machine: published
         endpoints are asked on behalf of others, and a question that another Anabranch forwards must not be answered
         with the operator's permissions."""
         token = self._token(scope)
         if token is None:
             return Caller()
-        owners = _spelled(await self._anabranch.publishing.owners())
+        owners = _both_cases(await self._anabranch.publishing.owners())
         return await self._anabranch.identify(token, {*owners, *((self._audience,) if self._audience else ())})
 
     def owners(self, caller: Caller, owners: Collection[str]) -> Collection[str]:
@@ -74,7 +74,7 @@ class Access:
         return [owner for owner in owners if owner in caller.audiences or owner.lower() in caller.audiences]
 
     def identity(self, caller: Caller) -> str:
-        """Under what name streams are kept for a caller, and given to nobody else."""
+        """The name under which streams are kept for a caller, and for no other."""
         if caller.user is not None:
             return f"user:{caller.user}"
         if caller.operator:
@@ -82,11 +82,11 @@ class Access:
         raise Unauthorized("Guests keep no streams: send a token that names its user.")
 
     async def admit(self, scope: Scope) -> Caller:
-        """Who asks the chat surface, which is open unless the settings close every surface."""
+        """The caller of the chat surface, which is open unless the settings close every surface."""
         return await self.caller(scope) if self._auth in ("api_key", "jwt") else ANYONE
 
     def address(self, scope: Scope) -> str | None:
-        """The caller's address: the last one on the way here that no trusted proxy answers for."""
+        """The caller's address: the last hop that is not a trusted proxy."""
         client = scope.get("client")
         if client is None:
             return None
@@ -109,7 +109,7 @@ class Access:
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
     ) -> Context:
-        """What a question of this caller goes with."""
+        """The Context of a question of this caller."""
         traceparent, tracestate = trace(scope)
         return self._anabranch.context(
             correlation_id=scope["correlation_id"],
@@ -125,9 +125,9 @@ class Access:
         )
 
     def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
-        """Whether the caller may use what the operator has configured and pays for. Who came with a token may, unless
-        as a guest. Who came without: always with `none`; with `auto`, somebody at this very machine: nobody behind a
-        proxy, and no web page that a browser on it happens to show."""
+        """Whether the caller may use what the operator has configured and pays for. A caller with a token may, unless
+        it is a guest. Without a token: always with `none`; with `auto`, only on this machine, not through a proxy, and not
+        from a web page in a browser on it."""
         if caller is not None and caller is not ANYONE:
             return caller.operator or caller.user is not None
         if self._auth != "auto":
@@ -143,15 +143,15 @@ class Access:
         )
 
     def _token(self, scope: Scope) -> str | None:
-        """The token, if it is of the kind that the settings ask for; None for those who need none."""
+        """The token, if it is of the kind that the settings require; None for callers that need none."""
         token = bearer(scope)
         if token is None:
             if self.vouched(scope):
                 return None
             raise Unauthorized(NEEDS_A_KEY)
-        if self._auth == "jwt" and not _is_the_hubs(token):
+        if self._auth == "jwt" and not _is_hub_token(token):
             raise Unauthorized("This takes a token of the hub, not an API key.")
-        if self._auth == "api_key" and _is_the_hubs(token) and self._audience is None:
+        if self._auth == "api_key" and _is_hub_token(token) and self._audience is None:
             raise Unauthorized("This takes an API key, not a token of the hub.")
         return token
 
@@ -159,13 +159,13 @@ class Access:
         return any(address.version == network.version and address in network for network in self._proxies)
 
 
-def _spelled(owners: Collection[str]) -> set[str]:
-    """As they are, and in the small letters in which the hub writes audiences."""
+def _both_cases(owners: Collection[str]) -> set[str]:
+    """The names as they are, and in lower case, as the hub writes audiences."""
     return {*owners, *(owner.lower() for owner in owners)}
 
 
 def bearer(scope: Scope) -> str | None:
-    """The token that a request carries; two of them are none that can be trusted."""
+    """The token of a request; two Authorization headers are refused."""
     sent = _values(scope, b"authorization")
     if not sent:
         return None
@@ -175,14 +175,14 @@ def bearer(scope: Scope) -> str | None:
     return token.strip()
 
 
-def _is_the_hubs(token: str) -> bool:
+def _is_hub_token(token: str) -> bool:
     """A key of ours has no dots; a token of the hub has two."""
     return token.count(".") == 2
 
 
 def _is_of_this_site(scope: Scope) -> bool:
-    """Not sent by a web page of another site: not under a name that was made to point here, not across origins, and not
-    as an image or a form, for which a browser need not name the origin."""
+    """Whether no web page of another site sent this: not by DNS rebinding, not across origins, and not as an image or a
+    form, for which a browser need not send the origin."""
     hosts = _values(scope, b"host")
     return (
         len(hosts) == 1
@@ -209,7 +209,7 @@ def _hops(scope: Scope, peer: str) -> Iterator[str]:
 
 
 def _address(text: str) -> Address | None:
-    """An address as a proxy or a socket gives it, with or without a port, one of IPv4 in its own form."""
+    """An address as a proxy or a socket gives it, with or without a port; mapped IPv4 as IPv4."""
     found = HOP.fullmatch(text)
     try:
         address = ip_address((found[1] or found[2]) if found else text)

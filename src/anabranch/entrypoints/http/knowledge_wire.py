@@ -1,4 +1,4 @@
-"""What the surface of collections takes and sends, as spec 5 has it."""
+"""The types of spec 5's surface of collections and documents."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -39,11 +39,11 @@ Metadata = Annotated[
 
 
 class KnowledgeWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A form on the wire; fields that it does not know are passed over."""
+    """A type of spec 5's surface; unknown fields are ignored."""
 
 
 class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
-    """`public`: everybody who may ask at all; `private`: the owner; `restricted`: the owner and those named."""
+    """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
     allowed_users: Named = []
@@ -58,14 +58,14 @@ class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
-    """How documents are cut; sizes are in the embedder's tokens, and never more than its window."""
+    """How documents are chunked; sizes are in tokens of the embedder, at most its window."""
 
     chunking_strategy: Strategy | None = None
     chunk_size: Annotated[int, Meta(ge=32, le=100_000)] | None = None
     chunk_overlap: Annotated[int, Meta(ge=0, le=100_000)] | None = None
 
     def given(self) -> dict[str, Any]:
-        """The parts that were said, under the names of `Chunking`."""
+        """The fields that were set, under the names of `Chunking`."""
         said = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
         return {name: value for name, value in said.items() if value is not None}
 
@@ -88,7 +88,7 @@ class SourceForm(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
-    """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it."""
+    """A document to ingest. It replaces the one with the same `id` (or file name, or URL)."""
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
@@ -104,7 +104,7 @@ class IngestRequest(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
-    """What is given replaces what was there; what is left out stays."""
+    """Fields that are set replace the stored ones; others stay."""
 
     title: Title | None = None
     metadata: Metadata | None = None
@@ -135,8 +135,8 @@ class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
-    """`requested` is there where the embedder's window made the sizes smaller than what was asked for;
-    `default_permissions` where the caller owns the collection."""
+    """`requested` is set if the embedder's window made the sizes smaller than requested; `default_permissions` if the
+    caller owns the collection."""
 
     embedding_model: str
     chunking_strategy: Strategy
@@ -147,7 +147,7 @@ class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
-    """A collection, with the counts of what the caller can see of it."""
+    """A collection, with the counts of documents that the caller can see."""
 
     id: str
     name: str
@@ -164,7 +164,7 @@ class CollectionList(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
-    """Of what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
+    """Counts what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
 
     document_count: int
     chunk_count: int
@@ -191,7 +191,7 @@ class JobProgressView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
-    """One document of a job; `error` and `code` are there if it failed."""
+    """One document of a job; `error` and `code` are set if it failed."""
 
     id: str
     name: str
@@ -219,8 +219,8 @@ class DocumentSourceView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
-    """A document. `permissions` are shown to its owner; the content (or the part of it that was asked for, with its
-    character offsets) only where one document is asked for."""
+    """A document. `permissions` are sent to its owner; the content (or the requested part of it, with its character
+    offsets) only for a single document."""
 
     id: str
     collection_id: str
@@ -243,7 +243,7 @@ class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
-    """`total` counts what the caller can see; `next` goes into `after` for the next page."""
+    """`total` counts what the caller can see; `next` is the `after` of the next page."""
 
     documents: list[DocumentView]
     total: int

@@ -125,7 +125,7 @@ def identifier(value: str, what: str) -> str:
 
 
 def cursor(value: str, what: str) -> int:
-    """A cursor as it was sent: only what we have given out can be one."""
+    """A cursor: a sequence that this server has sent."""
     if CURSOR.fullmatch(value) is None or int(value) > LAST:
         raise InvalidQuestion(f"{what} must be a sequence that was received: a whole number from 0 to {LAST}.")
     return int(value)
@@ -210,7 +210,7 @@ def verdict(decided: object) -> Literal["allow", "warn", "block"]:
 
 
 def packed(value: Any, what: str) -> msgspec.Raw:
-    """A value as compact JSON: however it was written, it comes to one line, and is no deeper than all can read."""
+    """A value as compact JSON on one line, with limits on its size and nesting."""
     body = msgspec.json.encode(value)
     if len(body) > PAYLOAD_BYTES:
         raise RequestTooLarge(f"{what} is larger than {PAYLOAD_BYTES:,} bytes.", limit=PAYLOAD_BYTES)
@@ -250,12 +250,12 @@ def _trace(telemetry: TelemetryForm | None) -> Trace | None:
 
 
 EVENTS_A_FRAME = 5
-# Whatever else ended a step, it also ended the plan.
-GOES_ON = ("success", "partial_failure", "failed")
+# Any other final status also ends the plan.
+CONTINUING = ("success", "partial_failure", "failed")
 
 
 class StepAccepted(Value):
-    """A step, and where to follow it."""
+    """A step, and the addresses of its events."""
 
     session_id: str
     plan_step_id: str
@@ -274,7 +274,7 @@ class StepResult(Value):
 
 
 class StepAnswer(Value):
-    """A step's single answer, at its end: the latest result under each key, and how each subagent did."""
+    """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
     session_id: str
     plan_step_id: str
@@ -287,8 +287,8 @@ class StepAnswer(Value):
 
 
 class PushReceiptView(Value, omit_defaults=True):
-    """What became of something that was sent: `sequence` is its place in the stream, `reason` why it was ignored.
-    In a list, one that was refused has an `error` and its `message`."""
+    """The outcome of a push: `sequence` is its place in the stream, `reason` why it was ignored. In a list, a refused
+    push has an `error` and its `message`."""
 
     accepted: bool
     sequence: int = 0
@@ -303,7 +303,7 @@ class TakenList(Value):
 
 
 class Judged(Value, omit_defaults=True):
-    """The decision as it was applied, and how the step stands."""
+    """The decision that was applied, and the status of the step."""
 
     decision: Literal["allow", "warn", "block"]
     status: str
@@ -320,13 +320,13 @@ class StepStands(Value, omit_defaults=True):
 
 
 class PlannerEventView(StepRecord):
-    """An event as clients see it; what a client has under a type and a result key, a higher revision replaces."""
+    """An event as clients see it; a higher revision replaces the one with the same type and result key."""
 
     sequence: int
 
 
 class EventPage(Value):
-    """`next_cursor` is the `after` of the next page. With `reset`, the cursor meant nothing: it begins again."""
+    """`next_cursor` is the `after` of the next page. With `reset`, the cursor was not valid: events start again."""
 
     session_id: str
     plan_step_id: str
@@ -337,7 +337,7 @@ class EventPage(Value):
 
 
 class EventBatch(Value):
-    """What `planner_stream` carries: up to five events; `batch_sequence` counts from 1 on each connection."""
+    """The data of `planner_stream`: up to five events; `batch_sequence` counts from 1 on each connection."""
 
     batch_sequence: int
     events: list[PlannerEventView]
@@ -345,14 +345,14 @@ class EventBatch(Value):
 
 
 class Heartbeat(Value):
-    """Nothing is new; `sequence` is the latest there is."""
+    """No new events; `sequence` is the latest one."""
 
     sequence: int
     type: Literal["heartbeat"] = "heartbeat"
 
 
 class ResetView(Value):
-    """The cursor means nothing any more: what was read so far is void, and all of it follows."""
+    """The cursor is not valid: discard what was read so far, all events follow."""
 
     sequence: int
     epoch: int
@@ -398,7 +398,7 @@ def accepted(session_id: str, plan_step_id: str, page: Page, status: str) -> byt
 
 
 def answer(session_id: str, plan_step_id: str, entries: Iterable[SequencedEntry]) -> bytes:
-    """What the events of an ended step come to."""
+    """The single answer of an ended step, from its events."""
     results: dict[str, StepResult] = {}
     status, sequence, end = "", 0, EndPayload()
     for entry in entries:
@@ -429,9 +429,9 @@ def status_of(final: SequencedEntry) -> str:
 
 
 def next_step(final: SequencedEntry) -> str | None:
-    """Where the stream goes on after a step's last event."""
+    """The step that follows, as a step's last event names it."""
     said = _event_of(final.body).content
-    return _end_of(said.payload).next_step_id if said.status in GOES_ON else None
+    return _end_of(said.payload).next_step_id if said.status in CONTINUING else None
 
 
 def taken(receipt: Receipt) -> PushReceiptView:
@@ -441,7 +441,7 @@ def taken(receipt: Receipt) -> PushReceiptView:
 
 
 def page(session_id: str, plan_step_id: str, after: int, found: Page) -> Iterator[bytes]:
-    """A page of events, in pieces: those who read slowly hold no copy of all of it."""
+    """A page of events in pieces, so that a slow client holds no copy of all of it."""
     entries = found.entries
     head = msgspec.json.encode({"session_id": session_id, "plan_step_id": plan_step_id})
     yield b'%b,"events":[' % head[:-1]
