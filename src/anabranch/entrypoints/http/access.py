@@ -126,8 +126,8 @@ class Access:
 
     def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
         """Whether the caller may use what the operator has configured and pays for. A caller with a token may, unless
-        it is a guest. Without a token: always with `none`; with `auto`, only on this machine, not through a proxy, and not
-        from a web page in a browser on it."""
+        it is a guest. Without a token: always with `none`; with `auto`, only on this machine, not through a proxy, and
+        not from a web page in a browser on it."""
         if caller is not None and caller is not ANYONE:
             return caller.operator or caller.user is not None
         if self._auth != "auto":

@@ -1,7 +1,8 @@
 """The bytes of an HTTP exchange: reads a body within a cap, sends JSON and streamed bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -63,10 +64,6 @@ async def send_response(send: Send, status: int, body: bytes, headers: Headers =
     await send_body(send, body, more=False)
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    await send_response(send, status, body, [JSON, *headers])
-
-
 async def send_empty(send: Send, status: int, headers: Headers = ()) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [*headers]})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -89,3 +86,14 @@ def header(scope: Scope, name: bytes) -> str | None:
 def wants_fresh(scope: Scope) -> bool:
     """Whether the caller refuses a cached answer."""
     return "no-cache" in (header(scope, b"cache-control") or "").lower()
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested deeper than that."""
+    level = [value]
+    for _ in range(levels + 1):
+        containers = [one for one in level if isinstance(one, Mapping | list)]
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
+        if not level:
+            return False
+    return True

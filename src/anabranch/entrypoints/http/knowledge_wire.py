@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.entrypoints.http.asgi import is_deeper
 from anabranch.knowledge.model import (
     Caller,
     Collection,
@@ -261,18 +262,10 @@ class FeedbackRecorded(KnowledgeWire, frozen=True, kw_only=True):
 
 
 def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
-    """What is nested too deeply is not metadata: whoever walks through it later should not have to fear it."""
-    level: list[Any] = [metadata]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, Mapping | list)
-            for inner in (value.values() if isinstance(value, Mapping) else value)
-        ]
-        if not level:
-            return dict(metadata or {})
-    raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+    """The metadata, unless it is nested too deeply for those who read it later."""
+    if is_deeper(metadata, MAX_DEPTH - 1):
+        raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+    return dict(metadata or {})
 
 
 def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:

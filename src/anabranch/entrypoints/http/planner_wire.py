@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -13,7 +13,7 @@ from anabranch.domain.eventlog import LAST, Page, SequencedEntry, epoch
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Decision, Directive, Expected, Progress, Push, Receipt, Trace, verdict_of
-from anabranch.entrypoints.http.asgi import PIECE_BYTES, RequestTooLarge
+from anabranch.entrypoints.http.asgi import PIECE_BYTES, RequestTooLarge, is_deeper
 from anabranch.eventlog.reader import Batch
 from anabranch.planner.encoder import StepRecord, numbered
 
@@ -29,8 +29,6 @@ REVISIONS = 2**31 - 1
 PAYLOAD_BYTES = 512 * 1024
 CONTEXT_BYTES = 16 * 1024
 DEEPEST = 100
-STATUSES = get_args(SubagentStatus)
-RESULT = "subagent_result"
 # Neither empty, nor `.` or `..`, without control characters and line separators. (`$` alone would allow a newline.)
 ID = r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$(?!\n)"
 ID_SCHEMA = {
@@ -214,23 +212,9 @@ def packed(value: Any, what: str) -> msgspec.Raw:
     body = msgspec.json.encode(value)
     if len(body) > PAYLOAD_BYTES:
         raise RequestTooLarge(f"{what} is larger than {PAYLOAD_BYTES:,} bytes.", limit=PAYLOAD_BYTES)
-    if body.count(b"[") + body.count(b"{") > DEEPEST and _is_deeper(value, DEEPEST):
+    if body.count(b"[") + body.count(b"{") > DEEPEST and is_deeper(value, DEEPEST):
         raise InvalidQuestion(f"{what} is nested more than {DEEPEST} deep.")
     return msgspec.Raw(body)
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _legacy(answers: Mapping[str, Any] | None) -> Mapping[str, msgspec.Raw] | None:

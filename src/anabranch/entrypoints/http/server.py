@@ -23,26 +23,34 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 
-class Stall:
+class AbortsStalled(asyncio.Protocol):
     """Aborts a connection whose client does not read: closing it would wait until everything is sent. The limit is
     shorter than the one of the surfaces, so that they see a disconnect."""
 
-    within_s = 25.0
+    stall_s = 25.0
+    transport: asyncio.Transport
+    _stall_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_stall()
+        super().connection_lost(exc)
 
-    def begins(self, transport: asyncio.Transport) -> None:
-        self.is_over()
-        self._timer = asyncio.get_running_loop().call_later(self.within_s, transport.abort)
+    def pause_writing(self) -> None:
+        self._end_stall()
+        self._stall_timer = asyncio.get_running_loop().call_later(self.stall_s, self.transport.abort)
+        super().pause_writing()
 
-    def is_over(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
 
-class HeadCapped(HttpToolsProtocol):
+class HeadCapped(AbortsStalled, HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on the size and time of a request's head; the parser has none."""
 
     max_head_bytes = 64 * 1024
@@ -52,21 +60,11 @@ class HeadCapped(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._stall = Stall()
         self._head_begins()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
-        self._stall.is_over()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stall.is_over()
-        super().resume_writing()
 
     def on_message_begin(self) -> None:
         self._head_begins()
@@ -94,7 +92,7 @@ class HeadCapped(HttpToolsProtocol):
             self._head_timer = None
 
 
-class Socket(WebSocketsSansIOProtocol):
+class Socket(AbortsStalled, WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with limits: on what a client sends, and on the time that it does not read."""
 
     max_message_bytes = 64 * 1024
@@ -104,21 +102,8 @@ class Socket(WebSocketsSansIOProtocol):
     _heard_until = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._stall = Stall()
         self.logger = self.conn.logger = logging.getLogger(SOCKETS)
         super().connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stall.is_over()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stall.is_over()
-        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """The whole head comes first. If the handshake fails, the refusal is queued, and must be written here."""
