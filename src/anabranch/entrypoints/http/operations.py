@@ -156,10 +156,10 @@ class Router:
     def _at(self, scope: Scope) -> tuple[Mapping[str, Operation[Any]], Mapping[str, str]]:
         if (fixed := self._fixed.get(scope["path"])) is not None:
             return fixed, {}
-        segments = _segments(scope)
+        segments, empty_ids = _segments(scope), scope["path"].startswith(PLANNER_PATHS)
         for template, methods in self._templates.items():
             if len(template) == len(segments) and all(
-                given if wanted.startswith("{") else wanted == given
+                (given or empty_ids) if wanted.startswith("{") else wanted == given
                 for wanted, given in zip(template[1:], segments[1:], strict=True)
             ):
                 named = zip(template, segments, strict=True)
