@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from anabranch.app.aggregator import Aggregator
+from anabranch.app.runs import StartedRun
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.mcp import (
     AggregatedResponse,
@@ -56,9 +57,9 @@ class Bench:
             Configured(configured, aggregation or Aggregation()), self._begin, CLOCK, now=lambda: NOW
         )
 
-    async def _begin(self, question: Question, context: Context) -> Run:
+    async def _begin(self, question: Question, context: Context) -> StartedRun:
         self.asked.append(question)
-        return Run(self._pipeline, question, context, Recorder()).start()
+        return StartedRun(Run(self._pipeline, question, context, Recorder()).start(), None)
 
     async def ask(self, text: str = "refund policy", **query: Any) -> AggregatedResponse:
         context = Context(correlation_id="c-1", deadline=CLOCK.monotonic() + 60)

@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.app import questions
 from anabranch.app.mcp_servers import endpoint_of
+from anabranch.app.runs import StartedRun
 from anabranch.configuration.routing_rules import matching
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import DeadlineExceeded
@@ -33,7 +34,6 @@ from anabranch.domain.mcp import (
 )
 from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
-from anabranch.pipeline.run import Run
 
 # Told of each server as it is through: its reply, how many are, and of how many.
 Heard = Callable[[SourceReply, int, int], Awaitable[None]]
@@ -57,9 +57,9 @@ class Configured(Protocol):
 
 
 class Begin(Protocol):
-    """How a Run is begun for a caller."""
+    """Starts a Run that counts against its caller's rate limit."""
 
-    async def __call__(self, question: Question, context: Context) -> Run: ...
+    async def __call__(self, question: Question, context: Context) -> StartedRun: ...
 
 
 class Aggregator:
@@ -136,7 +136,7 @@ class Aggregator:
         began = self._clock.monotonic()
         there: dict[str, float] = {}
         total = len(question.sources)
-        run = await self._begin(question, context)
+        run, _ = await self._begin(question, context)
         try:
             async with run.listen() as listener:
                 async for event in listener:

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from anabranch.app.knowledge_opener import folder_of
+from anabranch.app.outbound import outbound_for
 from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
@@ -21,8 +23,6 @@ from anabranch.knowledge.parsed import Unprocessable
 from anabranch.knowledge.records import facts
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 from anabranch.telemetry.log import configured_log, flush
 
 FETCH_S = 60.0
@@ -34,12 +34,6 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
     """An indexer for the data folder. Whoever opens one holds the folder's lock."""
     folder = folder_of(settings)
     database = Database.open(folder)
-    outbound = AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        # Documents and embeddings come the same way; the parser has the documents' own limit.
-        max_reply_bytes=max(settings.max_document_bytes, settings.max_reply_bytes),
-    )
     sandbox = Sandbox(
         ParseLimits(
             max_bytes=settings.max_document_bytes,
@@ -48,22 +42,24 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
             timeout_s=settings.parse_timeout,
         )
     )
+    # Documents and embeddings come over one client; the parser has its own limit for documents.
+    max_reply_bytes = max(settings.max_document_bytes, settings.max_reply_bytes)
     try:
-        embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
-        database.reading(lambda db: facts.check_embedder(db, embedder.name))
-        ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(outbound))
-        writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
-        yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
+        async with outbound_for(settings, max_reply_bytes) as outbound:
+            embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
+            database.reading(lambda db: facts.check_embedder(db, embedder.name))
+            ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(outbound))
+            writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
+            yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
     finally:
         await sandbox.close()
-        await outbound.close()
         database.close()
 
 
 class Fetching:
     """Documents by their address, through the guard like everything that a request names."""
 
-    def __init__(self, outbound: AiohttpOutbound) -> None:
+    def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
 
     async def __call__(self, url: str) -> Fetched:

@@ -430,7 +430,7 @@ async def test_without_the_embedding_model(seeded: Seeded, tmp_path: Any) -> Non
 async def test_a_server_that_shuts_down_says_so(seeded: Seeded) -> None:
     async with node(seeded.settings()) as there:
         assert there.server.service._anabranch is not None
-        there.server.service._anabranch.draining = True
+        await there.server.service._anabranch.drain(0)
         reply = await there.ask("canteen")
     assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
     assert "shutting down" in reply.body["detail"]

@@ -8,9 +8,9 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.app.anabranch import StartedRun
 from anabranch.app.publishing import Publication
 from anabranch.app.questions import Options, relayed
+from anabranch.app.runs import StartedRun
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
