@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ async def test_a_data_folder_of_the_first_release_is_read_and_logged_into(space:
     connection = connect(tmp_path / NAME)
     for statement in MIGRATIONS[0].split(";\n\n"):
         connection.executescript(statement + ";")
-    old = ("old", "", None, "Before?", None, "[]", "null", 5, None, None, 1, 2, 3.0)
+    old = ("old", "", None, "Before?", None, "[]", "null", 5, None, None, 1, 2, time.time())
     connection.execute(f"INSERT INTO queries VALUES ({', '.join('?' * 13)})", old)
     connection.execute("PRAGMA user_version = 1")
     migrate(connection)

@@ -35,9 +35,9 @@ class Told:
 
 
 def by_task(system: str) -> str:
-    if system == stage.ALONE:
+    if system == stage.STANDALONE:
         return "How long may a customer return a bicycle?"
-    if system == stage.HOPED_FOR:
+    if system == stage.HYPOTHETICAL:
         return "A bicycle may be returned within thirty days."
     return '1. Until when can a bicycle be brought back?\n2) "What is the time limit for returns?"\n- Return period?'
 

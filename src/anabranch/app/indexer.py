@@ -1,4 +1,4 @@
-"""The indexer's process: settings on the first line of standard input, and the end of it is the end."""
+"""The indexer process: it reads its settings from the first line of standard input and stops when that closes."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ NICE = 5
 
 @asynccontextmanager
 async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
-    """An indexer for the data folder. Whoever opens one holds the folder's lock."""
+    """An indexer for the data folder; the caller holds the folder's lock."""
     folder = folder_of(settings)
     database = Database.open(folder)
     sandbox = Sandbox(
@@ -48,7 +48,7 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
         async with outbound_for(settings, max_reply_bytes) as outbound:
             embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
             database.reading(lambda db: facts.check_embedder(db, embedder.name))
-            ingestion = Ingestion(database, embedder, sandbox.parse, Fetching(outbound))
+            ingestion = Ingestion(database, embedder, sandbox.parse, DocumentFetcher(outbound))
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
     finally:
@@ -56,8 +56,8 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
         database.close()
 
 
-class Fetching:
-    """Documents by their address, through the guard like everything that a request names."""
+class DocumentFetcher:
+    """Fetches documents by URL, through the address guard."""
 
     def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
@@ -81,12 +81,12 @@ async def run(settings: Settings) -> None:
         work = asyncio.create_task(opened.run())
         loop = asyncio.get_running_loop()
 
-        def wait_for_the_end() -> None:
+        def stop_at_end_of_input() -> None:
             sys.stdin.buffer.read()
             with suppress(RuntimeError):  # the loop may be closed already
                 loop.call_soon_threadsafe(work.cancel)
 
-        threading.Thread(target=wait_for_the_end, daemon=True).start()
+        threading.Thread(target=stop_at_end_of_input, daemon=True).start()
         with suppress(asyncio.CancelledError):
             await work
 
@@ -95,7 +95,7 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     log = configured_log(settings)
     with suppress(OSError):
-        os.nice(NICE)  # questions go before documents
+        os.nice(NICE)  # questions have priority over indexing
     log.info("indexer_started", data_dir=settings.data_dir)
     try:
         asyncio.run(run(settings))

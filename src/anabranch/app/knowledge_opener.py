@@ -1,4 +1,4 @@
-"""The knowledge room, opened when it is first needed."""
+"""Opens the knowledge base of the data folder when it is first needed."""
 
 import asyncio
 import sys
@@ -27,8 +27,8 @@ INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 
 class KnowledgeOpener:
-    """Called, it gives the one Knowledge of this process. With `indexing`, it also sees to it that an indexer runs:
-    here, or in whichever other process has the data folder's lock."""
+    """Calling it returns the one Knowledge of this process. With `indexing` it also runs an indexer, unless another
+    process has the data folder's lock."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class KnowledgeOpener:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever kept here."""
+        """Whether the data folder has records."""
         return (folder_of(self._settings) / NAME).is_file()
 
     async def __call__(self) -> "Knowledge":
@@ -72,7 +72,7 @@ class KnowledgeOpener:
             self._open = None
 
     async def _opened(self) -> "Knowledge":
-        # numpy and what is built on it load here: a server that only forwards questions never needs them.
+        # numpy loads here: a server that only forwards questions never needs it.
         from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
         from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
         from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
@@ -100,15 +100,15 @@ class KnowledgeOpener:
 
 
 async def _warm(room: "Knowledge", embedder: Embedder) -> None:
-    """Load the model and the index now, so that nobody's first question waits for them. The model is asked itself: what
-    is remembered would not load it."""
+    """Load the model and the index now, so that the first question does not wait for them. The embedding cache is
+    bypassed: a hit would not load the model."""
     with suppress(AnabranchError):
         await embedder.embed(["warm up"])
         await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 
 def check(settings: Settings) -> None:
-    """Before the start: records that cannot be used are a sentence, not a server that fails later."""
+    """Raise ConfigurationError before the start if the records cannot be used."""
     folder = folder_of(settings)
     if not (folder / NAME).is_file():
         return

@@ -1,4 +1,4 @@
-"""What this node offers to others: published collections and models, by owner and slug."""
+"""Published collections and models: what other nodes can query here, by owner and slug."""
 
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -10,14 +10,14 @@ from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemet
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
 from anabranch.knowledge.records import collections, endpoints
-from anabranch.pipeline.emitting import told
+from anabranch.pipeline.emitting import observed
 from anabranch.pipeline.generate import generate
 
 FAILED = "Model generation failed"
 
 
 class Publication(Value):
-    """Either a collection (its id) or a model."""
+    """A published collection (its id) or a published model."""
 
     owner: str
     slug: str
@@ -57,7 +57,7 @@ class Publishing:
         ]
 
     async def owners(self) -> set[str]:
-        """Whoever publishes something here."""
+        """The owners that publish something here."""
         owners = {one.owner for one in self._models}
         if self._rooms.exists:
             room = await self._rooms()
@@ -65,9 +65,9 @@ class Publishing:
         return owners
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
-        """What is published under a slug by one owner, or by the only one of those who may be asked."""
-        asked = [owner] if owner else owners
-        found = [one for one in await self._named(slug) if one.owner in asked and one.owner in owners]
+        """The publication with this slug: that of `owner`, else of the only one of `owners` who has one."""
+        wanted = [owner] if owner else owners
+        found = [one for one in await self._named(slug) if one.owner in wanted and one.owner in owners]
         if not found:
             raise NotFound(f"There is no endpoint {slug!r} here.")
         if len({one.path for one in found}) < len(found):
@@ -94,7 +94,7 @@ class Publishing:
 
 
 class ModelRelay:
-    """A published model alone: it gets the messages as they were sent, and nothing is looked up for it."""
+    """An Answerer for a published model: it forwards the messages as they were sent, without retrieval."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class ModelRelay:
             version="as sent",
         )
         generator = self._directory.generator(self._model)
-        emit = told(emit, self._telemetry, context)
+        emit = observed(emit, self._telemetry, context)
         try:
             written = await generate(generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
         except GenerationFailed as error:
-            # Our own words only: those of the model's server may quote the key with which the operator asks it.
+            # Only our own message: the model server's may quote the operator's key.
             said = error.message.removeprefix(f"{FAILED}: ").partition(": ")[0].removesuffix(".")
             raise type(error)(f"{FAILED}: {said}.", model_path=self._path) from error
         return Answer(

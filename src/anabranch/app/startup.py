@@ -1,4 +1,4 @@
-"""Before a server starts: what cannot work is a sentence now, and not a server that fails later."""
+"""Checks before a server starts, and its telemetry."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,8 +34,8 @@ def check(settings: Settings, log: Log) -> None:
 
 @asynccontextmanager
 async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterator[CombinedTelemetry]:
-    """Telemetry for as long as the server lives. Traces leave by connections of their own: a collector that hangs must
-    not hold up anything else."""
+    """Telemetry for the life of the server. Traces have their own HTTP client: a collector that hangs delays nothing
+    else."""
     if settings.otlp_endpoint is None:
         yield CombinedTelemetry(log, metrics, settings)
         return

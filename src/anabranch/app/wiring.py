@@ -138,7 +138,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         names = EndpointResolver(settings, rooms, HubClient(settings.syfthub_url, outbound), servers.endpoints)
         questions = Questions(settings, names)
         query_log = QueryLog(rooms, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
-        runs = Runs(settings, policies.remembered(pipeline, rooms), policies, query_log, telemetry)
+        runs = Runs(settings, policies.cached(pipeline, rooms), policies, query_log, telemetry)
         policies.start()
         streams = EventStreams()
         if role.streaming:

@@ -1,4 +1,4 @@
-"""Which embedder and which reranker the settings ask for; heavy ones load when they are first used."""
+"""Constructs the configured embedder and reranker; local models load when they are first used."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anabranch.models.minilm import MiniLM
 
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def embedder_for(
@@ -39,7 +39,7 @@ def embedder_for(
 
 
 def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience | None = None) -> Reranker | None:
-    """None is the built-in late interaction."""
+    """The configured cross-encoder; None means the built-in late interaction."""
     if settings.reranker_path is None and settings.reranker_url is None:
         return None
     from anabranch.models.rerankers import OnnxCrossEncoder, RerankEndpoint  # noqa: PLC0415
@@ -59,19 +59,19 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
 
 
 def _timeout_s(settings: Settings, resilience: Resilience | None) -> float:
-    """Within a search, a server that hangs must show while there is still time to do without it."""
-    return PATIENCE_S if resilience is None else min(PATIENCE_S, settings.retrieval_timeout / 3)
+    """Within a search, a server that hangs must time out while there is still time to search without it."""
+    return TIMEOUT_S if resilience is None else min(TIMEOUT_S, settings.retrieval_timeout / 3)
 
 
 def _attempts(resilience: Resilience | None, role: Role, url: str, model: str | None) -> GuardedCalls | None:
-    """Where questions are answered, a server that keeps failing is left alone; the indexer waits for it."""
+    """Questions call the server through a circuit breaker; the indexer waits for it."""
     if resilience is None:
         return None
     return resilience.attempts(Endpoint(slug=model or role, url=url, kind="openai", operator=True), role)
 
 
 class LocalEmbedder:
-    """all-MiniLM-L6-v2, loaded with the first text; until then it is known by what it will be."""
+    """all-MiniLM-L6-v2, loaded with the first text."""
 
     name = "all-MiniLM-L6-v2"
     dimensions = 384

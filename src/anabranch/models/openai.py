@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's /v1/chat/completions."""
+"""Models behind OpenAI's /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator
 
@@ -38,7 +38,7 @@ class OpenAIModel:
 
 
 def completions_url(base: str) -> str:
-    """People configure the host, the host with /v1, or the whole address; all three work."""
+    """Accepts the host, the host with /v1, or the whole URL."""
     base = syft_wire.base(base)
     if base.endswith("/chat/completions"):
         return base

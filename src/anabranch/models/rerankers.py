@@ -25,7 +25,7 @@ Form = Literal["cohere", "tei"]
 MAX_PAIR_TOKENS = 512
 KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 PADS = ("[PAD]", "<pad>")
-# As many as servers of each form take in one call unless they are told otherwise.
+# The default batch limit of servers of each form.
 BATCH: dict[Form, int] = {"cohere": 100, "tei": 32}
 
 
@@ -71,8 +71,8 @@ class OnnxCrossEncoder:
 
 
 class RerankEndpoint:
-    """A Reranker behind an address that the operator configured, in the form of Cohere and Jina, or in that of Hugging
-    Face's text-embeddings-inference."""
+    """A Reranker on a configured server, in the format of Cohere and Jina, or of Hugging Face's
+    text-embeddings-inference."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class TeiResult(Value):
 
 
 def rerank_url(base: str, form: Form) -> str:
-    """People configure the host, the host with its version, or the whole address; all three work."""
+    """Accepts the host, the host with its version, or the whole URL."""
     base = syft_wire.base(base)
     if base.endswith("/rerank"):
         return base

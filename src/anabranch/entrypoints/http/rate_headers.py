@@ -2,7 +2,7 @@
 
 import math
 
-from anabranch.app.policies import TooOften
+from anabranch.app.policies import RateLimitExceeded
 from anabranch.domain.errors import AnabranchError, StreamUnavailable
 from anabranch.domain.model import Allowance
 from anabranch.entrypoints.http.asgi import Headers
@@ -36,4 +36,4 @@ def refused(error: AnabranchError, status: int) -> Headers:
         return ()
     usual = STREAM_RETRY_AFTER_S if isinstance(error, StreamUnavailable) else RETRY_AFTER_S
     again = (b"retry-after", str(error.details.get("retry_after_s", usual)).encode())
-    return [again, *left(error.allowance if isinstance(error, TooOften) else None)]
+    return [again, *left(error.allowance if isinstance(error, RateLimitExceeded) else None)]
