@@ -55,14 +55,14 @@ async def test_long_vectors_come_in_small_batches() -> None:
     assert [len(asked["input"]) for asked in server.asked] == [16, 20, 4]
 
 
-async def test_no_texts_no_call() -> None:
+async def test_embedding_no_texts_makes_no_call() -> None:
     async with served(good) as server:
         assert list(await embedder(server).embed([])) == []
     assert server.asked == []
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, ConnectionResetError()])
-async def test_what_may_pass_is_tried_again(fault: int | BaseException) -> None:
+async def test_transient_embedding_failures_are_retried(fault: int | BaseException) -> None:
     async with served(fault, fault, fault, good) as server:
         assert len(await embedder(server).embed(["a"])) == 1
     assert len(server.slept) == 3
@@ -78,7 +78,7 @@ async def test_a_server_that_stays_away_fails_after_three_retries() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413])
-async def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
+async def test_permanent_embedding_failures_are_not_retried(status: int) -> None:
     async with served(status) as server:
         with pytest.raises(EmbeddingFailed, match="No luck today") as failed:
             await embedder(server).embed(["a"])
@@ -87,7 +87,7 @@ async def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
     assert failed.value.details == {"upstream_status": status}
 
 
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_embedding_server_fails() -> None:
     async with served(good) as server:
         gone = OpenAIEmbeddings("http://127.0.0.1:9", "small", server.outbound, sleep=server.sleep)
         with pytest.raises(EmbeddingFailed, match="No connection"):
@@ -168,7 +168,7 @@ def test_tokens_are_about_what_models_count() -> None:
 
 
 @pytest.mark.parametrize("given", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h/v1/embeddings"])
-def test_an_address_may_be_given_in_part(given: str) -> None:
+def test_embedding_url_may_be_host_or_full_path(given: str) -> None:
     assert embeddings_url(given) == "http://h/v1/embeddings"
 
 
@@ -201,7 +201,7 @@ class Busy:
         yield await self.read()
 
 
-async def test_a_server_may_say_how_long_to_wait() -> None:
+async def test_retry_after_of_an_embedding_server_is_respected() -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -217,6 +217,6 @@ async def test_a_server_may_say_how_long_to_wait() -> None:
     assert slept == [7.0]
 
 
-def test_an_address_that_is_none() -> None:
+def test_an_invalid_embedding_url_is_refused() -> None:
     with pytest.raises(UpstreamError):
         embeddings_url("http://h/?q=1")
