@@ -73,6 +73,14 @@ class ModelServer:
             raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
 
 
+def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> str:
+    """The URL of an operation; `base` is the host, the host with its version, or the whole URL."""
+    base = syft_wire.base(base)
+    if base.endswith(operation):
+        return base
+    return f"{base}{operation}" if base.endswith(versions) else f"{base}/v1{operation}"
+
+
 def _wait_s(error: UpstreamError, attempt: int) -> float | None:
     """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
     if not error.trouble.may_pass:

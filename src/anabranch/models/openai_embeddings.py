@@ -1,6 +1,5 @@
 """Embedders behind OpenAI's /v1/embeddings."""
 
-import asyncio
 import re
 from collections.abc import Sequence
 
@@ -8,13 +7,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
 from anabranch.domain.model import Embedding, Value
-from anabranch.models.model_server import ModelServer, Sleep
+from anabranch.models.model_server import ModelServer
 from anabranch.models.replies import UNDECODABLE
-from anabranch.network import syft_wire
-from anabranch.policies.retries import GuardedCalls
 
 MAX_BATCH = 96
 # The dimensions are unknown before the first reply, and a reply must stay within its size limit.
@@ -40,24 +36,11 @@ class EmbeddingsReply(Value):
 class OpenAIEmbeddings:
     """An Embedder on a configured server. `dimensions` is 0 until the first reply; later replies must have the same."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        outbound: Outbound,
-        *,
-        api_key: str = "",
-        window: int = 8000,
-        timeout_s: float = 30.0,
-        sleep: Sleep = asyncio.sleep,
-        attempts: GuardedCalls | None = None,
-    ) -> None:
+    def __init__(self, server: ModelServer, model: str, window: int = 8000) -> None:
         self.name = model
         self.window = window
         self.dimensions = 0
-        self._server = ModelServer(
-            embeddings_url(url), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep, attempts=attempts
-        )
+        self._server = server
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         """An estimate, since the server's tokenizer is unknown: close to common vocabularies for English, too high
@@ -96,14 +79,6 @@ class OpenAIEmbeddings:
             )
         self.dimensions = vectors.shape[1]
         return [Embedding(vector=vector.tobytes()) for vector in vectors]
-
-
-def embeddings_url(base: str) -> str:
-    """Accepts the host, the host with /v1, or the whole URL."""
-    base = syft_wire.base(base)
-    if base.endswith("/embeddings"):
-        return base
-    return f"{base}/embeddings" if base.endswith("/v1") else f"{base}/v1/embeddings"
 
 
 def _vectors(body: bytes, count: int) -> npt.NDArray[np.float32]:
