@@ -29,7 +29,7 @@ class Anabranch:
         self.settings = settings
         self.planner = parts.streams.planner
         self.recordings = parts.streams.recordings
-        self.knowledge = parts.rooms
+        self.knowledge = parts.knowledge
         self.publishing = parts.publishing
         self.questions = parts.questions
         self.query_log = parts.query_log
@@ -60,8 +60,8 @@ class Anabranch:
         async with wired(settings, telemetry or SilentTelemetry(), role) as parts:
             opened = cls(settings, parts)
             try:
-                if indexing and parts.rooms.exists:
-                    await parts.rooms()
+                if indexing and parts.knowledge.exists:
+                    await parts.knowledge()
                 yield opened
             finally:
                 await opened.drain(grace_s=0)
@@ -72,8 +72,8 @@ class Anabranch:
             bearer = await self._parts.hub_tokens.verify(token, audiences)
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
         if self.knowledge.exists:
-            room = await self.knowledge()
-            key = await room.database.read(lambda db: keys.find(db, token))
+            knowledge = await self.knowledge()
+            key = await knowledge.database.read(lambda db: keys.find(db, token))
             if key is not None:
                 return Identified(user=key.user, groups=key.groups, operator=key.operator, audiences=tuple(audiences))
         raise Unauthorized("The API key is not known, or was revoked.")

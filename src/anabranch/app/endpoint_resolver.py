@@ -22,11 +22,15 @@ Name = str | Endpoint
 
 class EndpointResolver:
     def __init__(
-        self, settings: Settings, rooms: KnowledgeOpener, hub: HubClient, servers: Callable[[], Mapping[str, Endpoint]]
+        self,
+        settings: Settings,
+        knowledge: KnowledgeOpener,
+        hub: HubClient,
+        servers: Callable[[], Mapping[str, Endpoint]],
     ) -> None:
         self._settings = settings
         self._servers = servers
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._hub = hub
 
     @property
@@ -63,10 +67,10 @@ class EndpointResolver:
         return {**ours, **self._servers(), **self._settings.sources}
 
     async def _collections(self) -> list[str]:
-        if not self._rooms.exists:
+        if not self._knowledge.exists:
             return []
-        room = await self._rooms()
-        return [one.collection.name for one in await room.collections(Caller(operator=True))]
+        knowledge = await self._knowledge()
+        return [one.collection.name for one in await knowledge.collections(Caller(operator=True))]
 
     async def _resolved(self, name: Name, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]) -> Endpoint:
         """A configured name, `URL/slug` (trusted like a configured one), or `owner/slug` on the hub."""

@@ -36,13 +36,13 @@ class KnowledgeOpener:
         outbound: Outbound,
         *,
         indexing: bool,
-        remembered: Callable[[Embedder], Embedder] = lambda embedder: embedder,
+        cached: Callable[[Embedder], Embedder] = lambda embedder: embedder,
         resilience: Resilience | None = None,
         died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._outbound = outbound
-        self._remembered = remembered
+        self._cached = cached
         self._resilience = resilience
         self._indexing = indexing
         self._died = died
@@ -81,7 +81,7 @@ class KnowledgeOpener:
         folder = folder_of(self._settings)
         database = await asyncio.to_thread(Database.open, folder)
         inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
-        embedder = self._remembered(inner)
+        embedder = self._cached(inner)
         try:
             await database.read(lambda db: facts.check_embedder(db, embedder.name))
             reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
@@ -93,18 +93,18 @@ class KnowledgeOpener:
             greeting = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
         searcher = Searcher(database, reader, embedder, reranker)
-        room = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
-            self._warming = asyncio.create_task(_warm(room, inner))
-        return room
+            self._warming = asyncio.create_task(_warm(knowledge, inner))
+        return knowledge
 
 
-async def _warm(room: "Knowledge", embedder: Embedder) -> None:
+async def _warm(knowledge: "Knowledge", embedder: Embedder) -> None:
     """Load the model and the index now, so that the first question does not wait for them. The embedding cache is
     bypassed: a hit would not load the model."""
     with suppress(AnabranchError):
         await embedder.embed(["warm up"])
-        await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
+        await knowledge.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 
 def check(settings: Settings) -> None:

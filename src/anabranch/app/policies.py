@@ -89,15 +89,15 @@ class Policies:
             raise RateLimitExceeded(allowance)
         return allowance
 
-    def cached(self, inner: Answerer, rooms: KnowledgeOpener) -> Answerer:
+    def cached(self, inner: Answerer, knowledge: KnowledgeOpener) -> Answerer:
         """The Answerer with a cache, if the settings have one."""
         if not self._settings.answer_cache_ttl:
             return inner
 
         async def look(question: Question, context: Context) -> str | None:
-            if not rooms.exists or any(source.slug != EVERYTHING for source in question.sources):
+            if not knowledge.exists or any(source.slug != EVERYTHING for source in question.sources):
                 return None
-            return await (await rooms()).seen(question.filters, Caller.of(context))
+            return await (await knowledge()).seen(question.filters, Caller.of(context))
 
         return CachedAnswerer(
             inner,

@@ -39,14 +39,14 @@ class Publishing:
     def __init__(
         self,
         settings: Settings,
-        rooms: KnowledgeOpener,
+        knowledge: KnowledgeOpener,
         directory: Directory,
         pipeline: Answerer,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._directory = directory
         self._pipeline = pipeline
         self._clock = clock
@@ -59,9 +59,9 @@ class Publishing:
     async def owners(self) -> set[str]:
         """The owners that publish something here."""
         owners = {one.owner for one in self._models}
-        if self._rooms.exists:
-            room = await self._rooms()
-            owners |= {one.owner for one in await room.database.read(endpoints.listed)}
+        if self._knowledge.exists:
+            knowledge = await self._knowledge()
+            owners |= {one.owner for one in await knowledge.database.read(endpoints.listed)}
         return owners
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
@@ -87,10 +87,10 @@ class Publishing:
 
     async def _named(self, slug: str) -> Sequence[Publication]:
         models = [one for one in self._models if one.slug == slug]
-        if not self._rooms.exists:
+        if not self._knowledge.exists:
             return models
-        room = await self._rooms()
-        return [*models, *await room.database.read(lambda db: _collections(db, slug))]
+        knowledge = await self._knowledge()
+        return [*models, *await knowledge.database.read(lambda db: _collections(db, slug))]
 
 
 class ModelRelay:

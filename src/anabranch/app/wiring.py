@@ -102,7 +102,7 @@ class Parts(NamedTuple):
     questions: Questions
     aggregator: Aggregator
     query_log: QueryLog
-    rooms: KnowledgeOpener
+    knowledge: KnowledgeOpener
     publishing: Publishing
     hub_tokens: HubTokens
     streams: EventStreams
@@ -119,26 +119,26 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
     async with AsyncExitStack() as leaving:
         outbound = await leaving.enter_async_context(outbound_for(settings))
         leaving.push_async_callback(policies.close)
-        rooms = KnowledgeOpener(
+        knowledge = KnowledgeOpener(
             settings,
             outbound,
             indexing=role.indexing,
-            remembered=policies.embedder,
+            cached=policies.embedder,
             resilience=policies.resilience,
             died=role.indexer_died,
         )
-        leaving.push_async_callback(rooms.close)
+        leaving.push_async_callback(knowledge.close)
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
         directory = EndpointDirectory(
-            outbound, rooms, resilience, servers.source, model_streaming=settings.model_streaming_enabled
+            outbound, knowledge, resilience, servers.source, model_streaming=settings.model_streaming_enabled
         )
         pipeline = build_pipeline(settings, directory, clock, telemetry)
-        names = EndpointResolver(settings, rooms, HubClient(settings.syfthub_url, outbound), servers.endpoints)
+        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
         questions = Questions(settings, names)
-        query_log = QueryLog(rooms, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
-        runs = Runs(settings, policies.cached(pipeline, rooms), policies, query_log, telemetry)
+        query_log = QueryLog(knowledge, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
+        runs = Runs(settings, policies.cached(pipeline, knowledge), policies, query_log, telemetry)
         policies.start()
         streams = EventStreams()
         if role.streaming:
@@ -146,7 +146,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
                 settings,
                 policies,
                 outbound=outbound,
-                rooms=rooms,
+                rooms=knowledge,
                 documentation=questions.documentation(),
                 start=runs.start,
                 clock=clock,
@@ -158,8 +158,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             questions=questions,
             aggregator=Aggregator(servers, runs.begin, clock),
             query_log=query_log,
-            rooms=rooms,
-            publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
+            knowledge=knowledge,
+            publishing=Publishing(settings, knowledge, directory, pipeline, clock, telemetry),
             hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
             streams=streams,
             servers=servers,
