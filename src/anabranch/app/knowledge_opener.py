@@ -41,6 +41,7 @@ class KnowledgeOpener:
         died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._records = folder_of(settings) / NAME
         self._outbound = outbound
         self._cached = cached
         self._resilience = resilience
@@ -54,7 +55,7 @@ class KnowledgeOpener:
     @property
     def exists(self) -> bool:
         """Whether the data folder has records."""
-        return (folder_of(self._settings) / NAME).is_file()
+        return self._open is not None or self._records.is_file()
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:
