@@ -128,7 +128,9 @@ def guarded(
     serve: Serve, space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., AbstractAsyncContextManager[Server]]:
     """A server with no allowlist; the healthy source and the model are the operator's own, under their names."""
-    monkeypatch.setattr("anabranch.app.wiring.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES)))
+    monkeypatch.setattr(
+        "anabranch.app.outbound.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
+    )
     own = {
         "sources": {"docs": Endpoint(slug="docs", url=space.url, operator=True)},
         "models": {"scribe": Endpoint(slug="scribe", url=space.url, operator=True)},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.outbound import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.app.planner import Planner
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
@@ -21,8 +22,6 @@ from anabranch.domain.model import Answer, Context, Endpoint, Question
 from anabranch.eventlog.memory import MemoryLog, MemorySessions
 from anabranch.eventlog.reader import StreamReaders
 from anabranch.knowledge.model import Caller
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.run import Run
 from anabranch.planner.coordinator import Coordinator
 from anabranch.planner.traces import TelemetryContextStore
@@ -34,7 +33,6 @@ if TYPE_CHECKING:  # most have no Redis
     from anabranch.redis.client import Redis
     from anabranch.redis.rpc import WorkerRpc
 
-MAX_REPLY_BYTES = 64 * 1024
 NOTICE_S = 10.0
 JSON = {"Content-Type": "application/json"}
 TEND_EVERY_S = 5.0
@@ -214,8 +212,7 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
             from anabranch.telemetry.otlp_events import OtlpBreadcrumbs  # noqa: PLC0415  most have no collector
             from anabranch.telemetry.traces import headers  # noqa: PLC0415
 
-            outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
-            leaving.push_async_callback(outbound.close)
+            outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))
             given = headers(settings.otlp_headers) if settings.otlp_headers else {}
             logs = OtlpBreadcrumbs(outbound, settings.otlp_endpoint, given, telemetry)
             logs.start()

@@ -1,4 +1,4 @@
-"""What this node offers to others: published collections and models, by owner and slug."""
+"""Published collections and models: what other nodes can query here, by owner and slug."""
 
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -10,14 +10,14 @@ from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemet
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
 from anabranch.knowledge.records import collections, endpoints
-from anabranch.pipeline.emitting import told
+from anabranch.pipeline.emitting import observed
 from anabranch.pipeline.generate import generate
 
 FAILED = "Model generation failed"
 
 
 class Publication(Value):
-    """Either a collection (its id) or a model."""
+    """A published collection (its id) or a published model."""
 
     owner: str
     slug: str
@@ -39,14 +39,14 @@ class Publishing:
     def __init__(
         self,
         settings: Settings,
-        rooms: KnowledgeOpener,
+        knowledge: KnowledgeOpener,
         directory: Directory,
         pipeline: Answerer,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._directory = directory
         self._pipeline = pipeline
         self._clock = clock
@@ -57,17 +57,17 @@ class Publishing:
         ]
 
     async def owners(self) -> set[str]:
-        """Whoever publishes something here."""
+        """The owners that publish something here."""
         owners = {one.owner for one in self._models}
-        if self._rooms.exists:
-            room = await self._rooms()
-            owners |= {one.owner for one in await room.database.read(endpoints.listed)}
+        if self._knowledge.exists:
+            knowledge = await self._knowledge()
+            owners |= {one.owner for one in await knowledge.database.read(endpoints.listed)}
         return owners
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
-        """What is published under a slug by one owner, or by the only one of those who may be asked."""
-        asked = [owner] if owner else owners
-        found = [one for one in await self._named(slug) if one.owner in asked and one.owner in owners]
+        """The publication with this slug: that of `owner`, else of the only one of `owners` who has one."""
+        wanted = [owner] if owner else owners
+        found = [one for one in await self._named(slug) if one.owner in wanted and one.owner in owners]
         if not found:
             raise NotFound(f"There is no endpoint {slug!r} here.")
         if len({one.path for one in found}) < len(found):
@@ -87,14 +87,14 @@ class Publishing:
 
     async def _named(self, slug: str) -> Sequence[Publication]:
         models = [one for one in self._models if one.slug == slug]
-        if not self._rooms.exists:
+        if not self._knowledge.exists:
             return models
-        room = await self._rooms()
-        return [*models, *await room.database.read(lambda db: _collections(db, slug))]
+        knowledge = await self._knowledge()
+        return [*models, *await knowledge.database.read(lambda db: _collections(db, slug))]
 
 
 class ModelRelay:
-    """A published model alone: it gets the messages as they were sent, and nothing is looked up for it."""
+    """An Answerer for a published model: it forwards the messages as they were sent, without retrieval."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class ModelRelay:
             version="as sent",
         )
         generator = self._directory.generator(self._model)
-        emit = told(emit, self._telemetry, context)
+        emit = observed(emit, self._telemetry, context)
         try:
             written = await generate(generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
         except GenerationFailed as error:
-            # Our own words only: those of the model's server may quote the key with which the operator asks it.
+            # Only our own message: the model server's may quote the operator's key.
             said = error.message.removeprefix(f"{FAILED}: ").partition(": ")[0].removesuffix(".")
             raise type(error)(f"{FAILED}: {said}.", model_path=self._path) from error
         return Answer(

@@ -37,15 +37,15 @@ class QueryLog:
     """Writes records in the background, in the order in which the questions end, into the data folder if there is one.
     If it is not `enabled`, only payments are recorded, without the question and the answer."""
 
-    def __init__(self, rooms: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool) -> None:
+    def __init__(self, knowledge: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool) -> None:
         self.enabled = enabled
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._telemetry = telemetry
         self._writes: set[asyncio.Task[None]] = set()
 
     @property
     def active(self) -> bool:
-        return self.enabled and self._rooms.exists
+        return self.enabled and self._knowledge.exists
 
     def logged(self, inner: Answerer, entry: LogEntry | None) -> Answerer:
         """The Answerer, recorded where there is something to record it in."""
@@ -69,11 +69,11 @@ class QueryLog:
             await asyncio.wait(set(self._writes))
 
     async def record(self, record: queries.QueryRecord, question: Question, context: Context) -> None:
-        room = await self._rooms()
+        knowledge = await self._knowledge()
         if record.collections is None:
-            keys = () if record.answer is None else await _searched(room, question, Caller.of(context))
+            keys = () if record.answer is None else await _searched(knowledge, question, Caller.of(context))
             record = msgspec.structs.replace(record, collections=keys)
-        await room.record(record)
+        await knowledge.record(record)
 
 
 class Logged:
@@ -194,7 +194,7 @@ def _code(error: BaseException) -> str:
     return Cancelled.code if isinstance(error, asyncio.CancelledError) else InternalError.code
 
 
-async def _searched(room: "Knowledge", question: Question, caller: Caller) -> tuple[int, ...]:
+async def _searched(knowledge: "Knowledge", question: Question, caller: Caller) -> tuple[int, ...]:
     """The keys of the collections that a question went to."""
     names = [source.slug for source in question.sources if source.kind == "collection"]
     if EVERYTHING in names:
@@ -204,6 +204,6 @@ async def _searched(room: "Knowledge", question: Question, caller: Caller) -> tu
     else:
         return ()
     try:
-        return tuple(one.key for one in await room.chosen(caller, named))
+        return tuple(one.key for one in await knowledge.chosen(caller, named))
     except NotFound:  # deleted meanwhile
         return ()

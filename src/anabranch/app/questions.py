@@ -38,7 +38,7 @@ class SearchScope(Value):
 
 
 class Options(Value):
-    """What a request may set; None is the default of its use case."""
+    """What a request may set; None is the default of its use case, for `diversity` UNSET (None disables it)."""
 
     top_k: int | None = None
     similarity_threshold: float | None = None
@@ -47,6 +47,10 @@ class Options(Value):
     system_prompt: str | None = None
     rerank: bool = True
     fresh: bool = False
+    threshold: float | None = None
+    diversity: float | msgspec.UnsetType | None = msgspec.UNSET
+    language: str | None = None
+    answer_in: str | None = None
 
 
 class Questions:
@@ -91,28 +95,18 @@ class Questions:
         """Spec 5: an answer from the collections and from configured sources."""
         return self._from_collections(QUERY, text, scope, history, options, TOP_K)
 
-    def rag(
-        self,
-        text: str,
-        scope: SearchScope,
-        history: tuple[Message, ...],
-        options: Options,
-        *,
-        threshold: float | None,
-        diversity: float | msgspec.UnsetType | None,
-        language: str,
-        answer_in: str | None,
-    ) -> Question:
+    def rag(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
         """Spec 4: as `query`, with a guardrail and varied passages unless the request says otherwise."""
         question = self._from_collections(RAG, text, scope, history, options, RAG_TOP_K)
+        diversity = options.diversity
         if diversity is msgspec.UNSET:
             diversity = _or(question.diversity, RAG_DIVERSITY)
         return msgspec.structs.replace(
             question,
-            threshold=_or(threshold, _or(question.threshold, RAG_THRESHOLD)),
+            threshold=_or(options.threshold, _or(question.threshold, RAG_THRESHOLD)),
             diversity=diversity,
-            language=language,
-            answer_in=answer_in,
+            language=options.language,
+            answer_in=options.answer_in,
         )
 
     def published_search(self, text: str, collection: str, limit: int | None, threshold: float | None) -> Question:

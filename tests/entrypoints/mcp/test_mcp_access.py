@@ -147,10 +147,10 @@ async def test_a_client_that_goes_away_ends_its_run(shelf: Library, era: str) ->
 async def test_while_it_drains_no_call_is_taken(shelf: Library) -> None:
     anabranch = shelf.server.service._anabranch
     assert anabranch is not None
-    anabranch.draining = True
+    anabranch.runs.draining = True
     try:
         reply = await post(shelf)
     finally:
-        anabranch.draining = False
+        anabranch.runs.draining = False
     assert reply.status == 503
     assert reply.headers["Retry-After"]

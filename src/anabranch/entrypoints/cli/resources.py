@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
+from anabranch.app.outbound import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.models.factory import embedder_for
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
@@ -61,7 +60,7 @@ async def knowledge(
     settings: Settings, *, indexing: bool = False, died: Callable[[int], None] = lambda _: None
 ) -> "AsyncIterator[Knowledge]":
     """The room. With `indexing` there is somebody who takes documents in: this process's child, or another's."""
-    async with outbound(settings) as out:
+    async with outbound_for(settings) as out:
         rooms = KnowledgeOpener(settings, out, indexing=indexing, died=died)
         try:
             yield await rooms()
@@ -71,21 +70,8 @@ async def knowledge(
 
 @asynccontextmanager
 async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Embedder]:
-    async with outbound(settings) as out:
+    async with outbound_for(settings) as out:
         yield embedder_for(settings, out, threads=threads)
-
-
-@asynccontextmanager
-async def outbound(settings: Settings) -> AsyncIterator[AiohttpOutbound]:
-    out = AiohttpOutbound(
-        guard=AddressGuard(settings.allowed_networks),
-        allowed_origins=settings.allowed_origins,
-        max_reply_bytes=settings.max_reply_bytes,
-    )
-    try:
-        yield out
-    finally:
-        await out.close()
 
 
 @contextmanager

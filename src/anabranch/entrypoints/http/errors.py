@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from anabranch.app.policies import TooOften
+from anabranch.app.policies import RateLimitExceeded
 from anabranch.domain.errors import (
     AnabranchError,
     Cancelled,
@@ -220,7 +220,7 @@ def refusal_headers(error: AnabranchError, status: int) -> list[tuple[bytes, byt
     if status in (429, 503):
         usual = STREAM_RETRY_AFTER_S if isinstance(error, StreamUnavailable) else RETRY_AFTER_S
         headers.append((b"retry-after", str(error.details.get("retry_after_s", usual)).encode()))
-        headers.extend(rate_headers(error.allowance if isinstance(error, TooOften) else None))
+        headers.extend(rate_headers(error.allowance if isinstance(error, RateLimitExceeded) else None))
     return headers
 
 

@@ -277,11 +277,11 @@ class RagSurface:
                 max_tokens=asked.max_tokens or None,
                 rerank=asked.rerank,
                 fresh=wants_fresh(scope),
+                threshold=asked.threshold,
+                diversity=asked.mmr_lambda,
+                language=form.language,
+                answer_in=form.language if asked.language is not None else None,
             ),
-            threshold=asked.threshold,
-            diversity=asked.mmr_lambda,
-            language=form.language,
-            answer_in=form.language if asked.language is not None else None,
         )
         context = self._access.context(scope, call.caller, SURFACE)
         entry = LogEntry(query_id=form.query_id, conversation=new_id(), collections=keys)
