@@ -16,7 +16,7 @@ from rich.table import Table
 
 from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings, load
-from anabranch.domain.model import Filters, Passage, Query, SourceReply, Status
+from anabranch.domain.model import QUERY, Filters, Passage, Query, SourceReply, Status
 from anabranch.entrypoints.cli.resources import OPERATOR, knowledge
 from anabranch.knowledge.evaluate import read
 from anabranch.knowledge.knowledge import Knowledge
@@ -101,7 +101,7 @@ async def found(
     filters = Filters(collections=(collection,), tags=tags)
     query = Query(text=text, limit=TOP_K, similarity_threshold=0.0, filters=filters, diversity=weight)
     passages = tuple(await room.search(query, OPERATOR))
-    return merge([SourceReply(path=collection, status=Status.SUCCESS, passages=passages)], "query")
+    return merge([SourceReply(path=collection, status=Status.SUCCESS, passages=passages)], QUERY)
 
 
 def _without(question: int) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from anabranch.app.aggregator import Aggregator
+from anabranch.app.runs import StartedRun
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.mcp import (
     AggregatedResponse,
@@ -56,9 +57,9 @@ class Bench:
             Configured(configured, aggregation or Aggregation()), self._begin, CLOCK, now=lambda: NOW
         )
 
-    async def _begin(self, question: Question, context: Context) -> Run:
+    async def _begin(self, question: Question, context: Context) -> StartedRun:
         self.asked.append(question)
-        return Run(self._pipeline, question, context, Recorder()).start()
+        return StartedRun(Run(self._pipeline, question, context, Recorder()).start(), None)
 
     async def ask(self, text: str = "refund policy", **query: Any) -> AggregatedResponse:
         context = Context(correlation_id="c-1", deadline=CLOCK.monotonic() + 60)
@@ -108,19 +109,19 @@ RULES = (
         ("lunch", ["context7", "serena", "memory"]),
     ],
 )
-async def test_the_first_rule_that_matches_decides(text: str, asked: list[str]) -> None:
+async def test_aggregate_uses_the_first_matching_routing_rule(text: str, asked: list[str]) -> None:
     bench = three(Aggregation(server_rules=RULES))
     await bench.ask(text)
     assert bench.names() == asked
 
 
-async def test_without_a_rule_that_matches_all_are_asked_but_for_those_switched_off() -> None:
+async def test_aggregate_without_a_matching_rule_asks_all_enabled_servers() -> None:
     bench = three(Aggregation(server_rules=RULES[:1]), serena={"enabled": False})
     await bench.ask("lunch")
     assert bench.names() == ["context7", "memory"]
 
 
-async def test_rules_leave_out_what_is_switched_off() -> None:
+async def test_routing_rules_skip_disabled_servers() -> None:
     bench = three(Aggregation(server_rules=RULES), serena={"enabled": False})
     await bench.ask("lunch")
     assert bench.names() == ["context7", "memory"]
@@ -129,7 +130,7 @@ async def test_rules_leave_out_what_is_switched_off() -> None:
     assert refused.fields["field"] == "aggregator.serverRules[1].servers"
 
 
-async def test_servers_that_are_named_are_asked_whatever_the_rules_say_and_an_empty_list_is_all() -> None:
+async def test_named_servers_override_routing_rules_and_an_empty_list_is_all() -> None:
     bench = three(Aggregation(server_rules=RULES))
     await bench.ask("which function is it?", servers=("memory", "memory", "context7"))
     assert bench.names() == ["memory", "context7"]
@@ -151,7 +152,7 @@ async def test_servers_that_are_named_are_asked_whatever_the_rules_say_and_an_em
     ],
     ids=["empty", "blank", "long", "surrogate", "few", "many", "unknown", "off"],
 )
-async def test_what_is_wrong_with_a_query_is_said_before_anybody_is_asked(query: dict[str, Any], reason: str) -> None:
+async def test_an_invalid_aggregator_query_fails_before_any_server_is_asked(query: dict[str, Any], reason: str) -> None:
     refused = await three(serena={"enabled": False}).refused(**query)
     assert isinstance(refused, InvalidQuery)
     assert refused.fields["reason"] == reason
@@ -160,7 +161,7 @@ async def test_what_is_wrong_with_a_query_is_said_before_anybody_is_asked(query:
     assert len(shown) <= 200
 
 
-async def test_switched_off_or_without_servers_it_says_so() -> None:
+async def test_a_disabled_aggregator_or_no_servers_is_a_config_error() -> None:
     for bench, field in (
         (three(Aggregation(enabled=False)), "aggregator.enabled"),
         (Bench({}), "mcpServers"),
@@ -171,7 +172,7 @@ async def test_switched_off_or_without_servers_it_says_so() -> None:
         assert refused.fields["field"] == field
 
 
-async def test_the_response_tells_what_was_asked_and_what_came_of_it() -> None:
+async def test_aggregation_metadata_reports_every_server() -> None:
     refund = "Refunds are paid within thirty days of the purchase."
     bench = Bench(
         {
@@ -207,7 +208,7 @@ async def test_the_response_tells_what_was_asked_and_what_came_of_it() -> None:
     }
 
 
-async def test_parts_sum_to_scores_and_scores_fall() -> None:
+async def test_weighted_parts_sum_to_relevance_scores_in_rank_order() -> None:
     texts = [f"{'refund ' * n}policy {n} " + "word " * 40 * n for n in range(1, 40)]
     weights = Weights(keyword_match=3, freshness=1, server_reputation=0.5, length_penalty=7)
     response = await Bench({"a": found("a", *texts)}, Aggregation(ranking_weights=weights)).ask(max_results=100)
@@ -224,14 +225,14 @@ async def test_parts_sum_to_scores_and_scores_fall() -> None:
         assert 0 <= result.relevance_score <= 1
 
 
-async def test_no_more_results_than_asked_for_and_thirty_by_default() -> None:
+async def test_max_results_limits_aggregation_and_defaults_to_thirty() -> None:
     texts = [f"{n} " * 30 for n in range(60)]
     assert len((await Bench({"a": found("a", *texts)}).ask()).results) == 30
     response = await Bench({"a": found("a", *texts)}).ask(max_results=10)
     assert (len(response.results), response.metadata.total_results_dedup) == (10, 60)
 
 
-async def test_nothing_found_is_an_answer_and_nothing_but_failures_is_an_error() -> None:
+async def test_no_results_is_a_response_and_all_servers_failed_is_an_error() -> None:
     response = await Bench({"a": found("a"), "b": failed("b")}).ask()
     assert (response.results, response.metadata.server_diversity) == ((), 0.0)
     refused = await Bench({"a": failed("a"), "b": failed("b", Status.TIMEOUT, "late")}).refused()
@@ -242,7 +243,7 @@ async def test_nothing_found_is_an_answer_and_nothing_but_failures_is_an_error()
     assert refused.fields["limit_ms"] == 3000
 
 
-async def test_past_the_total_time_the_answer_is_what_is_there() -> None:
+async def test_total_timeout_returns_the_results_that_arrived() -> None:
     bench = Bench(
         {"quick": found("quick", "here"), "slow": found("slow", delay_s=30)}, Aggregation(total_timeout_s=0.1)
     )
@@ -254,7 +255,7 @@ async def test_past_the_total_time_the_answer_is_what_is_there() -> None:
     assert isinstance(await alone.refused(), TimedOut)
 
 
-async def test_each_server_is_heard_of_as_it_is_through() -> None:
+async def test_aggregate_reports_progress_per_server() -> None:
     bench = Bench({"slow": found("slow", "later", delay_s=0.05), "quick": found("quick", "now")})
     heard: list[tuple[str, int, int]] = []
 

@@ -89,7 +89,7 @@ async def found(near: Server, far: Node, token: str | None, slug: str = "canteen
         ("member", {NOON, ELEVEN}),
     ],
 )
-async def test_documents_for_whom_the_token_stands(
+async def test_federation_returns_documents_visible_to_the_token(
     near: Server, far: Node, hub: Hub, who: str, contents: set[str]
 ) -> None:
     hubs = {"guest": hub.token("alice"), "member": hub.token("alice", sub="17", username="carol")}
@@ -101,7 +101,7 @@ async def test_documents_for_whom_the_token_stands(
     assert (info["status"], info["documents_retrieved"]) == ("success", len(contents))
 
 
-async def test_what_is_refused_there_is_said_here(near: Server, far: Node, hub: Hub) -> None:
+async def test_federation_reports_the_remote_refusal(near: Server, far: Node, hub: Hub) -> None:
     for token, words in (
         (None, "needs an API key"),
         ("ab_wrong", "not known"),
@@ -115,7 +115,7 @@ async def test_what_is_refused_there_is_said_here(near: Server, far: Node, hub: 
     assert (info["status"], "no endpoint 'nothing' here" in info["error_message"]) == ("error", True)
 
 
-async def test_one_slug_of_two_owners(near: Server, far: Node, hub: Hub) -> None:
+async def test_federation_disambiguates_one_slug_of_two_owners(near: Server, far: Node, hub: Hub) -> None:
     key = far.secrets["bob"]
     (info,) = (await found(near, far, key, "docs"))["retrieval_info"]
     assert "alice, bob" in info["error_message"]
@@ -146,7 +146,7 @@ async def test_an_answer_by_a_model_that_is_published_too(near: Server, far: Nod
     assert all("transaction_token" not in request.body for request in library.requests)
 
 
-async def test_each_part_is_on_record_where_it_was_answered(near: Server, far: Node, seeded: Seeded) -> None:
+async def test_federation_records_each_query_on_its_node(near: Server, far: Node, seeded: Seeded) -> None:
     await near.chat(
         prompt=OPENING,
         data_sources=[at(far, "canteen", "alice")],
@@ -159,14 +159,14 @@ async def test_each_part_is_on_record_where_it_was_answered(near: Server, far: N
         assert (row["endpoint"], row["user"]) == (endpoint, user)
 
 
-async def test_words_that_break_lines_come_through(near: Server, far: Node) -> None:
+async def test_federation_preserves_unicode_line_separators(near: Server, far: Node) -> None:
     body = {"prompt": "?", "model": at(far, "plain", "mia"), "endpoint_tokens": {"mia": far.secrets["bob"]}}
     assert (await near.chat(**body))["response"] == "Plain\u2028 words."
     tokens = [event.data["content"] for event in await near.stream(**body) if event.name == "token"]
     assert "".join(tokens) == "Plain\u2028 words."
 
 
-async def test_the_models_failure_reaches_whoever_asked(near: Server, far: Node) -> None:
+async def test_federation_reports_a_failed_published_model(near: Server, far: Node) -> None:
     body = {"prompt": "?", "model": at(far, "nothing", "mia"), "endpoint_tokens": {"mia": far.secrets["bob"]}}
     status, answer, _ = await near.post("/api/v1/chat", body)
     assert status == 502
@@ -202,7 +202,7 @@ async def test_from_the_library_as_a_guest(far: Node, hub: Hub) -> None:
     assert [passage.text for passage in answer.passages] == [NOON]
 
 
-async def test_a_question_that_is_given_up_here_is_given_up_there(near: Server, far: Node, library: Space) -> None:
+async def test_cancelling_a_question_cancels_it_on_the_remote_node(near: Server, far: Node, library: Space) -> None:
     library.model("scribe", reply="Too late.", delay_s=60)
     try:
         body = {"prompt": "?", "model": at(far, "writer", "mia"), "endpoint_tokens": {"mia": far.secrets["bob"]}}
@@ -215,7 +215,7 @@ async def test_a_question_that_is_given_up_here_is_given_up_there(near: Server, 
         library.model("scribe", token="sk-far")
 
 
-async def test_a_node_asks_itself(near: Server, library: Space) -> None:
+async def test_a_node_can_be_its_own_source(near: Server, library: Space) -> None:
     """Nothing of that kind is published: it says so, and does not turn in circles."""
     library.source("docs", documents=[Document(title="Note", content="Streams rejoin.")])
     sources = [{"url": near.url, "slug": "docs"}, {"url": library.url, "slug": "docs"}]

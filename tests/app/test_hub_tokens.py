@@ -56,7 +56,7 @@ def encoded(part: Any) -> str:
 # --- whom a token stands for
 
 
-async def test_the_bearer(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_hub_token_identifies_its_bearer(hub: Hub, tokens: HubTokens) -> None:
     token = hub.token("alice", sub="17", role="user", groups=["staff", 7])
     bearer = await tokens.verify(token, ("bob", "alice"))
     assert (bearer.user, bearer.groups, bearer.audiences) == ("17", ("staff", "7"), ("alice",))
@@ -70,7 +70,7 @@ async def test_the_bearer(hub: Hub, tokens: HubTokens) -> None:
 @pytest.mark.parametrize(
     "claims", [{}, {"sub": "guest"}, {"sub": ""}, {"sub": "17", "role": "guest"}, {"sub": "guest", "username": "root"}]
 )
-async def test_a_guest_is_nobody(hub: Hub, tokens: HubTokens, claims: dict[str, Any]) -> None:
+async def test_a_guest_token_has_no_user(hub: Hub, tokens: HubTokens, claims: dict[str, Any]) -> None:
     bearer = await tokens.verify(hub.token("alice", **claims, groups=["staff"]), ("alice",))
     assert (bearer.user, bearer.groups) == (None, ())
 
@@ -88,14 +88,14 @@ async def test_a_stub_hub_signs_when_it_is_told_to() -> None:
 # --- which tokens are refused
 
 
-async def test_a_token_for_somebody_else(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_hub_token_for_another_audience_is_refused(hub: Hub, tokens: HubTokens) -> None:
     for audience in ("bob", "ALICE", "alice ", "alic", "alicee", ["bob"]):
         token = hub.sign({"aud": audience, "exp": time.time() + 60, "sub": "17"})
         await refused(tokens, token, "meant for somebody else")
     await refused(tokens, hub.token("alice"), "meant for somebody else", ())
 
 
-async def test_a_token_out_of_its_time(hub: Hub, tokens: HubTokens) -> None:
+async def test_an_expired_or_future_hub_token_is_refused(hub: Hub, tokens: HubTokens) -> None:
     await refused(tokens, hub.token("alice", sub="17", expires_s=-31), "expired")
     await refused(tokens, hub.token("alice", sub="17", nbf=time.time() + 60), "not valid yet")
     await refused(tokens, hub.token("alice", sub="17", iat=time.time() + 60), "not valid yet")
@@ -122,11 +122,11 @@ async def test_a_token_out_of_its_time(hub: Hub, tokens: HubTokens) -> None:
     ],
     ids=str,
 )
-async def test_claims_that_are_missing_or_odd(hub: Hub, tokens: HubTokens, claims: dict[str, Any]) -> None:
+async def test_missing_or_invalid_token_claims_are_refused(hub: Hub, tokens: HubTokens, claims: dict[str, Any]) -> None:
     await refused(tokens, hub.sign(claims), "token is")
 
 
-async def test_other_algorithms(hub: Hub, tokens: HubTokens) -> None:
+async def test_other_signature_algorithms_are_refused(hub: Hub, tokens: HubTokens) -> None:
     """Above all not `none`, and not HS256 with the public key for a secret. The hub need not be asked for that."""
     (public,) = hub.keys
     key = jwt.PyJWK(public).key
@@ -213,7 +213,7 @@ async def test_a_token_that_was_changed(hub: Hub, tokens: HubTokens) -> None:
     ],
     ids=lambda token: repr(token[:40]),
 )
-async def test_garbage(hub: Hub, tokens: HubTokens, token: str) -> None:
+async def test_a_malformed_token_is_refused(hub: Hub, tokens: HubTokens, token: str) -> None:
     await refused(tokens, token, "token is")
 
 
@@ -224,7 +224,7 @@ async def test_a_token_that_is_too_long(hub: Hub, tokens: HubTokens) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=60), min_size=3, max_size=3), st.text(max_size=40))
-def test_nothing_that_is_made_up_stands_for_anybody(parts: list[bytes], text: str) -> None:
+def test_forged_tokens_are_refused(parts: list[bytes], text: str) -> None:
     async def verify(token: str) -> None:
         outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=1)
         try:
@@ -239,7 +239,7 @@ def test_nothing_that_is_made_up_stands_for_anybody(parts: list[bytes], text: st
 # --- what the hub is asked
 
 
-async def test_keys_are_kept_for_their_time(hub: Hub, tokens: HubTokens, clock: ManualClock) -> None:
+async def test_hub_keys_are_cached_for_their_ttl(hub: Hub, tokens: HubTokens, clock: ManualClock) -> None:
     token = hub.token("alice", expires_s=10_000)
     for passed_s, asked in ((0, 1), (TTL_S, 1), (1, 2), (TTL_S, 2), (1, 3)):
         clock.advance(passed_s)
@@ -247,7 +247,7 @@ async def test_keys_are_kept_for_their_time(hub: Hub, tokens: HubTokens, clock: 
         assert hub.key_requests == asked
 
 
-async def test_a_key_that_the_hub_has_withdrawn_holds_until_then(
+async def test_a_withdrawn_hub_key_is_valid_until_the_cache_expires(
     hub: Hub, tokens: HubTokens, clock: ManualClock
 ) -> None:
     token = hub.token("alice")
@@ -259,7 +259,7 @@ async def test_a_key_that_the_hub_has_withdrawn_holds_until_then(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_a_new_key_is_found_at_once(hub: Hub, tokens: HubTokens, keep: bool) -> None:
+async def test_an_unknown_key_id_refreshes_the_hub_keys(hub: Hub, tokens: HubTokens, keep: bool) -> None:
     old = hub.token("alice")
     await tokens.verify(old, ("alice",))
     hub.rotate(keep=keep)
@@ -271,7 +271,7 @@ async def test_a_new_key_is_found_at_once(hub: Hub, tokens: HubTokens, keep: boo
         await refused(tokens, old, NOT_PUBLISHED)
 
 
-async def test_a_stranger_cannot_make_us_ask_all_the_time(hub: Hub, tokens: HubTokens, clock: ManualClock) -> None:
+async def test_unknown_key_ids_cannot_flood_the_hub(hub: Hub, tokens: HubTokens, clock: ManualClock) -> None:
     claims = {"aud": "alice", "exp": 2**33}
     await tokens.verify(hub.token("alice"), ("alice",))
     made_up = [hub.sign(claims, {"kid": f"made-up-{number}"}) for number in range(20)]
@@ -286,7 +286,7 @@ async def test_a_stranger_cannot_make_us_ask_all_the_time(hub: Hub, tokens: HubT
     assert hub.key_requests == 1 + 5 + 1
 
 
-async def test_those_who_come_at_once_ask_once(hub: Hub, tokens: HubTokens) -> None:
+async def test_concurrent_token_checks_share_one_key_request(hub: Hub, tokens: HubTokens) -> None:
     token = hub.token("alice")
     await asyncio.gather(*(tokens.verify(token, ("alice",)) for _ in range(20)))
     assert hub.key_requests == 1
@@ -299,7 +299,9 @@ async def test_those_who_come_at_once_ask_once(hub: Hub, tokens: HubTokens) -> N
         *(Failure.WRONG_SHAPE, Failure.REDIRECT, Failure.HUGE, Failure.INVALID_UTF8),
     ],
 )
-async def test_a_hub_that_is_away(hub: Hub, tokens: HubTokens, clock: ManualClock, failure: Failure) -> None:
+async def test_cached_hub_keys_survive_a_hub_outage(
+    hub: Hub, tokens: HubTokens, clock: ManualClock, failure: Failure
+) -> None:
     token = hub.token("alice", sub="17")
     hub.fails(failure)
     for _ in range(3):  # at first nobody gets in, and the hub is circuit is open for a while
@@ -320,7 +322,7 @@ async def test_a_hub_that_is_away(hub: Hub, tokens: HubTokens, clock: ManualCloc
     assert hub.key_requests == 4
 
 
-async def test_a_hub_that_is_not_there(clock: ManualClock) -> None:
+async def test_an_unreachable_hub_refuses_tokens(clock: ManualClock) -> None:
     async with Hub(signing=True) as hub:
         url, token = hub.url, hub.token("alice")
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=100_000)
@@ -328,7 +330,7 @@ async def test_a_hub_that_is_not_there(clock: ManualClock) -> None:
     await outbound.close()
 
 
-async def test_a_hub_that_does_not_answer_holds_nobody_up(
+async def test_a_hub_that_hangs_times_out(
     hub: Hub, tokens: HubTokens, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = hub.token("alice")
@@ -340,7 +342,7 @@ async def test_a_hub_that_does_not_answer_holds_nobody_up(
     assert hub.key_requests == 2
 
 
-async def test_keys_that_are_no_keys_are_passed_over(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_hub_keys_are_ignored(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Hub(signing=True) as hub:
         good = hub.keys[0]
         published = [

@@ -23,7 +23,7 @@ def urls(space: Space, *slugs: str) -> list[str]:
     return [f"{space.url}/{slug}" for slug in slugs]
 
 
-async def test_ask(ab: Anabranch, space: Space) -> None:
+async def test_ask_returns_a_cited_answer(ab: Anabranch, space: Space) -> None:
     answer = await ab.ask("Why?", sources=urls(space, "docs", "html"), model=f"{space.url}/scribe")
     assert answer.text
     assert [reply.status for reply in answer.replies] == ["success", "error"]
@@ -32,14 +32,14 @@ async def test_ask(ab: Anabranch, space: Space) -> None:
     assert words.rstrip(".") in answer.text
 
 
-async def test_stream(ab: Anabranch, space: Space) -> None:
+async def test_stream_yields_events_that_end_with_the_answer(ab: Anabranch, space: Space) -> None:
     async with ab.stream("Why?", sources=urls(space, "docs"), model=f"{space.url}/scribe") as events:
         heard = [event async for event in events]
     assert isinstance(heard[-1], Answered)
     assert "".join(event.text for event in heard if isinstance(event, Token)) == heard[-1].answer.text
 
 
-async def test_leaving_a_stream_ends_everything_behind_it(ab: Anabranch, space: Space) -> None:
+async def test_leaving_a_stream_cancels_upstream_calls(ab: Anabranch, space: Space) -> None:
     async with ab.stream("Why?", sources=urls(space, "docs"), model=f"{space.url}/hang") as events:
         async for event in events:
             if isinstance(event, GenerationStarted):
@@ -70,7 +70,7 @@ async def test_retrieval_only_and_history(ab: Anabranch, space: Space) -> None:
     assert space.requests[-1].body["messages"][1] == {"role": "user", "content": "Before."}
 
 
-async def test_two_sources_of_one_name_are_told_apart(ab: Anabranch, space: Space) -> None:
+async def test_two_sources_with_one_slug_are_disambiguated_by_host(ab: Anabranch, space: Space) -> None:
     async with Space(everything=True) as other:
         sources = [f"{space.url}/docs", f"{other.url}/docs"]
         answer = await ab.ask("Why?", sources=sources, until=Until.MERGE)
@@ -157,12 +157,14 @@ async def test_what_the_hub_names_is_guarded_like_any_other_address(space: Space
         ("Why?", ["alice/docs"], "hub at"),
     ],
 )
-async def test_wrong_use_is_one_sentence(ab: Anabranch, question: str, sources: list[str], says: str) -> None:
+async def test_invalid_arguments_of_ask_raise_one_sentence(
+    ab: Anabranch, question: str, sources: list[str], says: str
+) -> None:
     with pytest.raises(AnabranchError, match=says):
         await ab.ask(question, sources=sources, model=Endpoint(slug="m", url="http://x"))
 
 
-async def test_none_is_not_a_number_of_documents(ab: Anabranch, space: Space) -> None:
+async def test_top_k_of_zero_is_refused(ab: Anabranch, space: Space) -> None:
     with pytest.raises(AnabranchError, match="top_k is 0"):
         await ab.ask("Why?", sources=urls(space, "docs"), until=Until.MERGE, top_k=0)
 

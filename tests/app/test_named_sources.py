@@ -36,7 +36,7 @@ async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> A
         yield opened
 
 
-async def test_a_server_that_is_named_is_asked_alone(shelf: Library) -> None:
+async def test_a_named_mcp_server_is_the_only_source(shelf: Library) -> None:
     answer = await shelf.ask(QUESTION, sources=["notes"])
     assert answer["answer"].startswith("Refunds for printed books take 14 days.")
     [found] = answer["sources"]
@@ -65,7 +65,7 @@ async def test_one_that_fails_alone_is_an_error_and_all_of_several_a_refusal(she
     assert not answer["refused"]
 
 
-async def test_names_that_nobody_has_configured_are_refused(shelf: Library) -> None:
+async def test_unconfigured_source_names_are_refused(shelf: Library) -> None:
     reply = await shelf.call("POST", "/v1/query", {"query": QUESTION, "sources": ["nobody"]})
     assert reply.status == 400
     assert "notes, broken" in reply.body["message"]
@@ -80,7 +80,7 @@ async def test_only_the_operator_may_name_them(shelf: Library, path: str) -> Non
     assert (await shelf.call("POST", path, request, who="root")).status == 200
 
 
-async def test_the_rag_stream_asks_them_too(shelf: Library) -> None:
+async def test_rag_stream_accepts_named_sources(shelf: Library) -> None:
     url, body = f"{shelf.server.url}/rag/stream", {"query": QUESTION, "sources": ["notes"], "threshold": 0}
     async with shelf.server.session.post(url, json=body) as response:
         assert response.status == 200
@@ -91,7 +91,7 @@ async def test_the_rag_stream_asks_them_too(shelf: Library) -> None:
     assert "14 days" in "".join(frame["data"] for frame in frames if frame["type"] == "token")
 
 
-async def test_without_names_nothing_changes(shelf: Library) -> None:
+async def test_without_named_sources_only_collections_are_asked(shelf: Library) -> None:
     answer = await shelf.ask(QUESTION)
     assert "30 days" in answer["answer"]
     assert "source_status" not in answer

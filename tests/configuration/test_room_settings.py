@@ -19,6 +19,7 @@ from anabranch import Anabranch, AnabranchError, Question, Settings, Until
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.indexer import indexer
 from anabranch.domain.contracts import Embedder, Outbound
+from anabranch.domain.model import QUERY
 from anabranch.knowledge.model import Caller, NewDocument
 from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records import keys, queries
@@ -234,7 +235,7 @@ async def test_query_context_tokens_leaves_out_the_lowest(
             sources=(COLLECTIONS,),
             model=anabranch.model,
             similarity_threshold=0.0,
-            profile="query",
+            profile=QUERY,
         )
         answer = await anabranch.start(question, anabranch.context(operator=True)).value()
     prompt = space.requests[-1].body["messages"][-1]["content"]

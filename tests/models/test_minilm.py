@@ -121,7 +121,7 @@ async def test_the_order_is_kept_and_vectors_have_unit_length(minilm: MiniLM) ->
     assert np.abs(found - backwards[::-1]).max() < 1e-3
 
 
-async def test_texts_that_are_hardly_texts(minilm: MiniLM) -> None:
+async def test_embedding_empty_and_odd_texts(minilm: MiniLM) -> None:
     odd = [
         "",
         " \n\t",
@@ -188,7 +188,7 @@ async def test_the_loop_goes_on_and_a_cancelled_embedding_stops(minilm: MiniLM) 
             await work
 
 
-async def test_many_at_once(minilm: MiniLM) -> None:
+async def test_concurrent_embeddings(minilm: MiniLM) -> None:
     expected = await embedded(minilm, *VARIED)
     found = await asyncio.gather(*(embedded(minilm, *VARIED) for _ in range(4)))
     assert all(np.abs(each - expected).max() < 1e-5 for each in found)

@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from anabranch.domain.contracts import Reranker
 from anabranch.domain.errors import ConfigurationError, RerankFailed
 from anabranch.domain.model import Passage
+from anabranch.models.model_server import ModelServer
 from anabranch.models.rerankers import Form, OnnxCrossEncoder, RerankEndpoint, rerank_url
 from support.model_servers import Served, served
 
@@ -147,9 +148,9 @@ def by_length(asked: dict[str, Any]) -> object:
 
 
 def endpoint(server: Served, form: Form, timeout_s: float = 5.0) -> RerankEndpoint:
-    return RerankEndpoint(
-        server.url, server.outbound, form=form, model="rerank-1", api_key="key", timeout_s=timeout_s, sleep=server.sleep
-    )
+    url = rerank_url(server.url, form)
+    client = ModelServer(url, server.outbound, api_key="key", timeout_s=timeout_s, sleep=server.sleep)
+    return RerankEndpoint(client, form, "rerank-1")
 
 
 @pytest.mark.parametrize("form", FORMS)

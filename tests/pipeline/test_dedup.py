@@ -70,7 +70,7 @@ def near_the_edge(seed: int, threshold: float, longest: int, count: int) -> list
 
 @settings(max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from(THRESHOLDS) | st.floats(0, 1), st.sampled_from([12, 80, 400]))
-def test_it_keeps_what_the_plain_loop_keeps(seed: int, threshold: float, longest: int) -> None:
+def test_dedup_equals_the_pairwise_loop(seed: int, threshold: float, longest: int) -> None:
     texts = near_the_edge(seed, threshold, longest, count=45)
     assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
@@ -80,30 +80,30 @@ def test_it_keeps_what_the_plain_loop_keeps(seed: int, threshold: float, longest
 @example(["abcde", "abcdx"], 0.8)
 @example(["abcdefghij", "abcdefghix", "abcdefghi"], 0.9)
 @example(["a", "b"], 0.0)
-def test_any_texts_at_all(texts: list[str], threshold: float) -> None:
+def test_dedup_equals_the_pairwise_loop_for_any_texts(texts: list[str], threshold: float) -> None:
     assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.9, 0.55])
-def test_texts_as_long_as_results_are(threshold: float) -> None:
+def test_dedup_equals_the_pairwise_loop_for_long_texts(threshold: float) -> None:
     texts = near_the_edge(7, threshold, longest=2_000, count=90) + list(results(90, seed=3))
     assert list(Distinct(texts, threshold)) == plainly(texts, threshold)
 
 
-def test_the_same_similarity_as_the_threshold_is_not_above_it() -> None:
+def test_dedup_keeps_a_similarity_equal_to_the_threshold() -> None:
     assert similarity("abcde", "abcdx") == 0.8
     assert list(Distinct(["abcde", "abcdx"], 0.8)) == [0, 1]
     assert list(Distinct(["abcde", "abcdx"], 0.79)) == [0]
 
 
 @given(st.integers(1, 3_000), st.sampled_from(THRESHOLDS) | st.floats(0, 1))
-def test_rounding_decides_as_it_does_in_the_definition(length: int, threshold: float) -> None:
+def test_dedup_rounds_like_the_definition(length: int, threshold: float) -> None:
     bound = int(furthest(np.array([length]), threshold)[0])
     assert all((1 - distance / length > threshold) == (distance <= bound) for distance in range(length + 1))
 
 
 @given(st.integers(0, 2**32), st.integers(0, 60))
-def test_what_is_cheaper_to_compute_is_never_more_than_the_distance(seed: int, left_off: int) -> None:
+def test_dedup_lower_bounds_never_exceed_the_distance(seed: int, left_off: int) -> None:
     one, other, *_ = near_the_edge(seed, 0.7, longest=300, count=8)[-2:]
     distance = Levenshtein.distance(one, other)
     left, right = np.unpackbits(sketches([one, other]), axis=1).astype(bool)
@@ -112,7 +112,7 @@ def test_what_is_cheaper_to_compute_is_never_more_than_the_distance(seed: int, l
     assert Levenshtein.distance(one[: len(one) - left_off], other[: len(other) - left_off]) <= distance
 
 
-def test_the_first_ones_are_there_before_the_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dedup_yields_the_first_texts_before_reading_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def noted(texts: Sequence[str]) -> dedup.Sketches:
@@ -124,7 +124,7 @@ def test_the_first_ones_are_there_before_the_others_are_read(monkeypatch: pytest
     assert len(read) <= 96
 
 
-def test_once_the_budget_is_spent_only_the_same_text_is_left_out() -> None:
+def test_after_its_budget_dedup_drops_only_equal_texts() -> None:
     texts = list(results(200))
     texts += texts[:50]
     whole = list(Distinct(texts, 0.8))
@@ -135,7 +135,7 @@ def test_once_the_budget_is_spent_only_the_same_text_is_left_out() -> None:
     assert list(Distinct(texts, 0.8, budget=0)) == [n for n, text in enumerate(texts) if texts.index(text) == n]
 
 
-def test_it_says_whether_all_was_compared() -> None:
+def test_dedup_reports_whether_it_is_complete() -> None:
     texts = list(results(200))
     for bounds, complete in (({}, True), ({"budget": 4_000_000}, False), ({"until": time.monotonic()}, False)):
         found = Distinct(texts, 0.8, **bounds)
@@ -144,7 +144,7 @@ def test_it_says_whether_all_was_compared() -> None:
     assert Distinct(["a", "b"], 1.0).complete
 
 
-def test_hostile_texts_take_no_more_than_the_budget() -> None:
+def test_dedup_of_hostile_texts_stays_within_its_budget() -> None:
     """Each is just different enough from every other one, which takes longest to find out."""
     chance = random.Random(5)
     text = "".join(chance.choices("abcd", k=2_000))
@@ -154,7 +154,7 @@ def test_hostile_texts_take_no_more_than_the_budget() -> None:
     assert time.process_time() - started < 1.5
 
 
-def test_a_thousand_results_take_little_cpu() -> None:
+def test_dedup_of_a_thousand_results_is_fast() -> None:
     """Five times what it may take; the plain loop takes a hundred times as much."""
     texts = list(results(1_000))
     started = time.process_time()

@@ -34,26 +34,26 @@ def replies(answered: int, failed: int = 0) -> list[SourceReply]:
         ((0.999,), 1.0, Ground.WEAK),
     ],
 )
-def test_what_was_found_must_be_similar_enough_on_average(
+def test_guard_threshold_compares_the_mean_similarity(
     scores: tuple[float, ...], threshold: float | None, expected: Ground
 ) -> None:
     assert ground(replies(1), passages(*scores), threshold) is expected
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=BEST))
-def test_it_lies_between_the_plain_mean_and_the_best(scores: list[float]) -> None:
+def test_guard_similarity_lies_between_mean_and_best(scores: list[float]) -> None:
     found = similarity(passages(*scores))
     assert 0 <= found <= max(scores) + 1e-9
     assert found >= sum(scores) / len(scores) - 1e-9 or not sum(scores)
 
 
 @given(st.floats(0.01, 1), st.integers(1, 9))
-def test_of_equals_it_is_the_mean(score: float, count: int) -> None:
+def test_guard_similarity_of_equal_scores_is_their_mean(score: float, count: int) -> None:
     assert similarity(passages(*[score] * count)) == pytest.approx(score)
 
 
 @given(st.lists(st.floats(0.6, 1), min_size=BEST, max_size=9), st.lists(st.floats(0, 0.3), max_size=40), st.randoms())
-def test_sources_with_nothing_to_say_do_not_speak_against_the_one_that_has(
+def test_irrelevant_sources_do_not_lower_the_guard_similarity(
     good: list[float], beside: list[float], chance: random.Random
 ) -> None:
     mixed = [*good, *beside]
@@ -71,7 +71,7 @@ def test_sources_with_nothing_to_say_do_not_speak_against_the_one_that_has(
         (replies(2), Ground.NOTHING_FOUND),
     ],
 )
-def test_where_nothing_was_found_the_threshold_changes_nothing(asked: list[SourceReply], expected: Ground) -> None:
+def test_guard_threshold_without_passages_changes_nothing(asked: list[SourceReply], expected: Ground) -> None:
     assert ground(asked, [], 0.55) is ground(asked, []) is expected
 
 
@@ -101,11 +101,11 @@ def test_a_refusal_says_what_is_missing(missing: Ground, asked: list[SourceReply
 
 @pytest.mark.parametrize("missing", Ground)
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_there_are_words_for_every_case_in_every_language(missing: Ground, language: str) -> None:
+def test_refusals_exist_in_every_language(missing: Ground, language: str) -> None:
     assert refusal(missing, replies(1, 1), language)
 
 
-def test_the_reader_is_answered_in_german() -> None:
+def test_a_refusal_in_german() -> None:
     assert refusal(Ground.NOTHING_FOUND, replies(3, 1), "de-AT") == (
         "In 3 von 4 Quellen wurde nichts gefunden, was diese Frage beantwortet."
     )

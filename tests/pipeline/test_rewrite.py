@@ -35,14 +35,14 @@ class Told:
 
 
 def by_task(system: str) -> str:
-    if system == stage.ALONE:
+    if system == stage.STANDALONE:
         return "How long may a customer return a bicycle?"
-    if system == stage.HOPED_FOR:
+    if system == stage.HYPOTHETICAL:
         return "A bicycle may be returned within thirty days."
     return '1. Until when can a bicycle be brought back?\n2) "What is the time limit for returns?"\n- Return period?'
 
 
-async def test_variants_and_the_answer_that_one_hopes_for() -> None:
+async def test_rewrite_gives_variants_and_a_hypothetical_answer() -> None:
     told = await rewrite("How long may I return it?", [], Told(by_task), CONTEXT, 5)
     assert told.text == "How long may I return it?"
     assert told.variants == (
@@ -53,7 +53,7 @@ async def test_variants_and_the_answer_that_one_hopes_for() -> None:
     assert told.hypothetical == "A bicycle may be returned within thirty days."
 
 
-async def test_with_a_conversation_the_question_first_comes_to_stand_alone() -> None:
+async def test_rewrite_makes_a_follow_up_question_standalone() -> None:
     model = Told(by_task)
     history = [Message(role="user", content="Do you sell bicycles?"), Message(role="assistant", content="Yes.")]
     told = await rewrite("How long may I return it?", history, model, CONTEXT, 5)
@@ -62,13 +62,13 @@ async def test_with_a_conversation_the_question_first_comes_to_stand_alone() -> 
     assert all(told.text in prompt.messages[1].content for prompt in model.prompts[1:])
 
 
-async def test_a_slow_model_costs_its_share_and_no_more() -> None:
+async def test_rewrite_stops_at_its_time_budget() -> None:
     told = await rewrite("How long?", [], Told(by_task, delay_s=5), CONTEXT, 0.01)
     assert told == ("How long?", (), None)
 
 
 @pytest.mark.parametrize("said", ["", "   ", "no list at all", "\n\n1. \n2. \n"])
-async def test_what_is_said_badly_is_left_out(said: str) -> None:
+async def test_rewrite_ignores_malformed_variants(said: str) -> None:
     told = await rewrite("How long?", [], Told(lambda _: said), CONTEXT, 5)
     assert told.text == "How long?"
     assert told.variants == ()
@@ -82,7 +82,7 @@ async def test_a_model_that_fails_leaves_the_question_as_it_is() -> None:
     assert await rewrite("How long?", history, Told(fail), CONTEXT, 5) == ("How long?", (), None)
 
 
-async def test_sources_are_asked_with_the_other_words_and_the_answer_tells_them() -> None:
+async def test_sources_get_the_variants_and_the_answer_lists_them() -> None:
     asked: list[Query] = []
 
     def reply(query: Query, _: Context) -> SourceReply:

@@ -50,12 +50,12 @@ def counted(question: str, text: str) -> dict[str, int]:
 
 @settings(max_examples=300)
 @given(texts, texts)
-def test_no_word_of_the_question_is_missed(question: str, text: str) -> None:
+def test_keyword_match_finds_every_inflection(question: str, text: str) -> None:
     assert Terms(question).count(f"{text} {question}") == counted(question, f"{text} {question}")
 
 
 @pytest.mark.parametrize("word", IRREGULAR)
-def test_irregular_words_are_found_by_each_other(word: str) -> None:
+def test_keyword_match_finds_irregular_stems(word: str) -> None:
     everything = " ".join(IRREGULAR)
     assert Terms(word).count(everything) == counted(word, everything) != {}
 
@@ -120,7 +120,7 @@ def test_stop_words_count_only_where_there_is_nothing_else() -> None:
     assert len(Terms(" ".join(f"word{n}" for n in range(2_000))).stems) == MAX_TERMS
 
 
-def test_accents_fold_and_every_sign_is_a_word() -> None:
+def test_keyword_match_folds_accents_and_splits_ideographs() -> None:
     assert Terms("Écoles 水").count("ecole ÉCOLE 山水川 水abc abc水") == {"ecol": 2, "水": 3}
 
 
@@ -138,22 +138,22 @@ def test_accents_fold_and_every_sign_is_a_word() -> None:
         (-math.inf, NEUTRAL),
     ],
 )
-def test_half_as_fresh_after_a_half_life(date: float | None, freshness: float) -> None:
+def test_freshness_halves_after_a_half_life(date: float | None, freshness: float) -> None:
     assert parts("q", Ranking(now=NOW), passage("t", date=date))[0].freshness == freshness
 
 
-def test_reputation_is_its_sources_and_else_neutral() -> None:
+def test_reputation_comes_from_the_source_or_is_neutral() -> None:
     ranking = Ranking(reputations={"a": 0.9, "high": 7.0, "low": -1.0, "odd": math.nan})
     found = parts("q", ranking, *(passage(name, source=name) for name in ("a", "b", "high", "low", "odd")))
     assert [one.server_reputation for one in found] == [0.9, NEUTRAL, 1.0, 0.0, NEUTRAL]
 
 
-def test_only_long_texts_pay_for_their_length() -> None:
+def test_length_penalty_applies_to_long_texts_only() -> None:
     found = parts("q", Ranking(), *(passage("x" * length) for length in (0, 2_000, 4_000, 2_000_000)))
     assert [one.length_penalty for one in found] == [1.0, 1.0, 0.5, 0.001]
 
 
-def test_nothing_read_is_nothing_ranked() -> None:
+def test_ranking_without_results_is_empty() -> None:
     failed = SourceReply(path="a", status=Status.ERROR, error="It broke.")
     assert ranked("q", Ranking()) == ranked("q", Ranking(), failed) == ()
 

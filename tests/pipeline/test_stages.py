@@ -12,7 +12,18 @@ from syrupy.assertion import SnapshotAssertion
 from anabranch.domain.clock import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, SourceReplied, Token, fold
-from anabranch.domain.model import Context, Endpoint, Ground, Message, Passage, Question, SourceReply, Status, Until
+from anabranch.domain.model import (
+    CHAT,
+    Context,
+    Endpoint,
+    Ground,
+    Message,
+    Passage,
+    Question,
+    SourceReply,
+    Status,
+    Until,
+)
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.guard import ground, refusal
@@ -39,7 +50,7 @@ def reply(*passages: Passage, path: str = "alice/docs", status: Status = Status.
 
 @given(st.lists(replied, max_size=5))
 def test_merge_for_chat_is_by_score_without_exact_duplicates(replies: list[SourceReply]) -> None:
-    merged = merge(replies, "chat")
+    merged = merge(replies, CHAT)
     everything = [p for r in replies for p in r.passages]
     assert [p.score for p in merged] == sorted((p.score for p in merged), reverse=True)
     assert len({p.text for p in merged}) == len(merged)
@@ -50,7 +61,7 @@ def test_merge_for_chat_is_by_score_without_exact_duplicates(replies: list[Sourc
 
 def test_equal_scores_keep_the_order_of_the_sources() -> None:
     first, second = passage("one"), passage("two", source="bob/faq")
-    assert merge([reply(first), reply(second)], "chat") == (first, second)
+    assert merge([reply(first), reply(second)], CHAT) == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +73,8 @@ def test_equal_scores_keep_the_order_of_the_sources() -> None:
         ([reply(passage("x"))], Ground.DOCUMENTS),
     ],
 )
-def test_what_an_answer_can_stand_on(replies: list[SourceReply], expected: Ground) -> None:
-    basis = ground(replies, merge(replies, "chat"))
+def test_ground_of_an_answer_by_replies(replies: list[SourceReply], expected: Ground) -> None:
+    basis = ground(replies, merge(replies, CHAT))
     assert basis is expected
     assert refusal(basis, replies)
 
@@ -77,7 +88,7 @@ async def composed(
 
 # What is too weak to answer from never comes as far as a prompt.
 @pytest.mark.parametrize("basis", [basis for basis in Ground if basis is not Ground.WEAK])
-async def test_the_prompt(basis: Ground, snapshot: SnapshotAssertion) -> None:
+async def test_chat_prompt_snapshot(basis: Ground, snapshot: SnapshotAssertion) -> None:
     passages = [passage("Refunds take <30> days & more."), passage("Ask us.", "bob/faq", 0.5, "F & A")]
     question = Question(text="How long?", history=(Message(role="user", content="Hi"),))
     shown, _ = await composed(question, passages if basis is Ground.DOCUMENTS else [], basis)
@@ -92,7 +103,7 @@ def test_no_document_can_close_its_own_tag(contents: list[str]) -> None:
     assert shown.count("</documents>") == 1
 
 
-async def test_over_the_budget_the_lowest_go_first() -> None:
+async def test_prompt_budget_drops_the_lowest_documents() -> None:
     passages = [
         passage(f"{name} " + "word " * 200, score=1 - n / 10) for n, name in enumerate(["best", "good", "last"])
     ]
@@ -151,7 +162,7 @@ def test_the_best_of_a_sources_passages_is_cited() -> None:
 
 
 @pytest.mark.parametrize("answer", ["[mallory/x] [0] [2] [99999999999] [] [ ] [[1] x", "none", "a [b] c"])
-def test_marks_that_name_nothing_are_text(answer: str) -> None:
+def test_unknown_citation_marks_are_text(answer: str) -> None:
     assert {c.start for c in cite(answer, [passage("x")])} <= {answer.find("[1]")}
 
 
@@ -227,7 +238,7 @@ async def test_a_model_that_breaks_off_is_an_error_after_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("until", Until)
-async def test_without_ground_an_asker_who_wants_it_is_refused_in_words(until: Until) -> None:
+async def test_refuse_answers_with_a_refusal_when_nothing_was_found(until: Until) -> None:
     directory = FakeDirectory({"alice/docs": FakeSource(reply())}, {})
     asked, recorder = run(directory, Question(text="q", sources=(DOCS,), model=MODEL, refuse=True, until=until))
     answer = await asked.value()

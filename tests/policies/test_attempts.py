@@ -7,6 +7,7 @@ import pytest
 from anabranch.domain.errors import EmbeddingFailed
 from anabranch.domain.model import Endpoint
 from anabranch.domain.signals import BreakerMoved, Retried
+from anabranch.models.model_server import ModelServer
 from anabranch.models.openai_embeddings import OpenAIEmbeddings
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
@@ -26,7 +27,7 @@ async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         attempts = resilience.attempts(Endpoint(slug="vectors", url=url, kind="openai", operator=True), "embeddings")
-        embedder = OpenAIEmbeddings(url, "vectors", outbound, sleep=no_time, attempts=attempts)
+        embedder = OpenAIEmbeddings(ModelServer(url, outbound, sleep=no_time, attempts=attempts), "vectors")
         for _ in range(8):
             with pytest.raises(EmbeddingFailed, match="No connection could be made"):
                 await embedder.embed(["river"])

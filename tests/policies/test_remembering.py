@@ -10,6 +10,7 @@ from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import DeadlineExceeded, GenerationFailed
 from anabranch.domain.events import AnswerEvent, RetrievalStarted, SourceReplied, Token, fold, unfold
 from anabranch.domain.model import (
+    RAG,
     Answer,
     Citation,
     Context,
@@ -30,7 +31,7 @@ from anabranch.testing import ManualClock, Recorder
 
 MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", operator=True)
 SHELF = Endpoint(slug="collections", kind="collection", operator=True)
-QUESTION = Question(text="How long do refunds take?", sources=(SHELF,), model=MODEL, profile="rag", refuse=True)
+QUESTION = Question(text="How long do refunds take?", sources=(SHELF,), model=MODEL, profile=RAG, refuse=True)
 CONTEXT = Context(correlation_id="one", deadline=1e9, user_id="ada")
 
 

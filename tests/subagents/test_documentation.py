@@ -15,6 +15,7 @@ from anabranch.domain.contracts import Answerer, Emit
 from anabranch.domain.errors import DeadlineExceeded, GenerationFailed, InvalidQuestion, Trouble, UpstreamError
 from anabranch.domain.events import Token
 from anabranch.domain.model import (
+    QUERY,
     Answer,
     Context,
     Endpoint,
@@ -49,7 +50,7 @@ TEMPLATE = Question(
     model=Endpoint(slug="writer"),
     top_k=10,
     similarity_threshold=0.0,
-    profile="query",
+    profile=QUERY,
     refuse=True,
 )
 

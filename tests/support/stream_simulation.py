@@ -12,7 +12,9 @@ from anabranch.app.planner import Planner, StreamStores
 from anabranch.configuration.settings import Settings
 from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.steps import stream_of
+from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.log_stream import ShutdownEvent
+from anabranch.entrypoints.http.operations import RequestLoop
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
@@ -20,6 +22,7 @@ from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
 from anabranch.planner.sessions import MemorySessions
 from anabranch.planner.traces import TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
+from anabranch.telemetry.log import configured_log
 from anabranch.testing import Crumbs, Recorder
 from support.manual_time import TimelessLoop, run
 from support.simulation_stage import PATIENCE_S, House, ShakyLog, Troupe, Turnstile
@@ -102,7 +105,8 @@ class Simulation:
         )
         settings = Settings(heartbeat_interval=drawn.heartbeat_s)
         house = cast("Anabranch", House(settings, self.planner))
-        self.app = PlannerSurface(house, ShutdownEvent(), ShutdownEvent())
+        surface = PlannerSurface(house, Access(house), ShutdownEvent(), ShutdownEvent())
+        self.app = RequestLoop(house, surface.operations(), settings.max_request_bytes, configured_log(settings))
 
     async def _notify(self, url: str, body: bytes) -> None:
         self.figures["notices"] += 1

@@ -402,7 +402,7 @@ def broken_health(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Never:
         raise ZeroDivisionError("a detail that is nobody's business")
 
-    monkeypatch.setattr("anabranch.entrypoints.http.app._json", fail)
+    monkeypatch.setattr("anabranch.entrypoints.http.ops.OpsSurface._health", fail)
 
 
 @pytest.mark.usefixtures("broken_health")

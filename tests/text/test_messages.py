@@ -24,13 +24,13 @@ def test_every_language_says_everything_with_the_same_placeholders(language: str
 
 
 @pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "en"])
-def test_nothing_was_left_in_english(language: str) -> None:
+def test_messages_are_translated(language: str) -> None:
     assert not [key for key in KEYS if texts(language)[key] == texts("en")[key]]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("key", KEYS)
-def test_no_placeholder_is_left(key: str, language: str) -> None:
+def test_messages_fill_every_placeholder(key: str, language: str) -> None:
     values = {name: f"<{name}>" for name in PLACEHOLDER.findall(texts("en")[key])}
     said = message(key, language, **values)
     assert "{" not in said
@@ -48,7 +48,7 @@ def test_a_key_that_is_missing_is_a_mistake_of_ours() -> None:
         message("no_such_message", "de")
 
 
-def test_a_value_that_is_missing_costs_nobody_the_message() -> None:
+def test_a_missing_message_value_is_shown_as_a_question_mark() -> None:
     assert message("rate_limited", "en", key="x", language="y") == "Too many questions. Ask again in ? s."
 
 
@@ -116,7 +116,7 @@ def test_the_header_is_read_as_the_standard_has_it(header: str | None, language:
 
 
 @given(st.text(alphabet="dfeznrsh*;q=0.19,-_ \t\u00e9", max_size=60), st.none() | st.text(max_size=12))
-def test_whatever_comes_one_of_ours_goes_back(header: str, wanted: str | None) -> None:
+def test_any_accept_language_header_gives_a_supported_language(header: str, wanted: str | None) -> None:
     assert language_of(header, wanted) in LANGUAGES
 
 
@@ -134,7 +134,7 @@ def test_whatever_comes_one_of_ours_goes_back(header: str, wanted: str | None) -
     ],
     ids=range(8),
 )
-def test_a_hostile_header_costs_little(header: str) -> None:
+def test_a_hostile_accept_language_header_is_bounded(header: str) -> None:
     began = time.process_time()
     assert language_of(header, header) in LANGUAGES
     assert time.process_time() - began < 0.5

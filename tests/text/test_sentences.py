@@ -40,7 +40,7 @@ def read(text: str) -> list[str]:
     ],
     ids=lambda expected: expected[0][:20],
 )
-def test_sentences_are_found_as_a_reader_finds_them(expected: list[str]) -> None:
+def test_sentence_splitting_examples(expected: list[str]) -> None:
     joined = "".join(part + ("" if part[-1] in "。？！”" else " ") for part in expected).strip()
     assert read(joined) == expected
 
@@ -72,7 +72,7 @@ def test_lines_that_have_something_on_them() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("aB1 .!?…\"')(-\n\t\r。」’é\u0301 "), max_size=120), st.data())
-def test_nothing_visible_is_lost_and_nothing_is_said_twice(text: str, data: st.DataObject) -> None:
+def test_sentences_cover_all_visible_text_once(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     for split in (sentences, items, lines):
@@ -88,7 +88,7 @@ def test_nothing_visible_is_lost_and_nothing_is_said_twice(text: str, data: st.D
 @pytest.mark.parametrize(
     "piece", ["x. ", ". ", ".", "?!", "1. ", ")", ".)", "\n", "\n ", "- ", "\n- ", "a", "。", "a.b. "]
 )
-def test_no_text_takes_long(piece: str) -> None:
+def test_sentence_splitting_takes_linear_time(piece: str) -> None:
     text = piece * (400_000 // len(piece)) + "x"
     began = time.process_time()
     for split in (sentences, items, lines):

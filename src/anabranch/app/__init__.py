@@ -1,4 +1,4 @@
-"""The composition root: settings become a running Anabranch. Nothing else constructs."""
+"""The composition root and the use cases."""
 
 from anabranch.app.anabranch import Anabranch
 

@@ -1,4 +1,4 @@
-"""Spec 3's aggregator: which MCP servers a query goes to, and the response that their ranked results make."""
+"""Spec 3's aggregator: selects the MCP servers for a query and builds the response from their ranked results."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -7,7 +7,9 @@ from typing import Protocol
 
 import msgspec
 
+from anabranch.app import questions
 from anabranch.app.mcp_servers import endpoint_of
+from anabranch.app.runs import StartedRun
 from anabranch.configuration.aggregation import matching
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import DeadlineExceeded
@@ -30,15 +32,14 @@ from anabranch.domain.mcp import (
     ServerResult,
     TimedOut,
 )
-from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status, Until
+from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
-from anabranch.pipeline.run import Run
 
-# Told of each server as it is through: its reply, how many are, and of how many.
+# Called for each server's reply, with how many have replied, and of how many.
 Heard = Callable[[SourceReply, int, int], Awaitable[None]]
 
 DAY_S = 86_400.0
-# Sources have the total time; what they brought is ranked after it.
+# Servers have the total time-out; ranking comes after it.
 RANKING_S = 5.0
 SHOWN = 200
 MAX_REQUEST_ID = 200
@@ -46,7 +47,7 @@ NOTHING = Breakdown(keyword_match=0.0, freshness=0.0, server_reputation=0.0, len
 
 
 class Configured(Protocol):
-    """What is configured at the moment."""
+    """The current configuration, which a reload replaces."""
 
     @property
     def configured(self) -> Mapping[str, McpServer]: ...
@@ -56,9 +57,9 @@ class Configured(Protocol):
 
 
 class Begin(Protocol):
-    """How a Run is begun for a caller."""
+    """Starts a Run that counts against its caller's rate limit."""
 
-    async def __call__(self, question: Question, context: Context) -> Run: ...
+    async def __call__(self, question: Question, context: Context) -> StartedRun: ...
 
 
 class Aggregator:
@@ -75,8 +76,8 @@ class Aggregator:
     async def aggregate(
         self, query: AggregatorQuery, context: Context, heard: Heard | None = None
     ) -> AggregatedResponse:
-        """All that is wrong with the query or the configuration is one of spec 3's errors, before any server is asked;
-        so is it when no server gave an answer."""
+        """Raises one of spec 3's errors: before any server is asked if the query or the configuration is invalid, after
+        it if no server answered."""
         config = self._servers.aggregation
         if not config.enabled:
             raise _misconfigured("aggregator.enabled", "the aggregator is switched off")
@@ -86,14 +87,14 @@ class Aggregator:
         question = self._question(query, names, config, asked_at)
         ends = began + config.total_timeout_s + RANKING_S
         own = msgspec.structs.replace(context, deadline=min(ends, context.deadline))
-        answer, there = await self._answered(question, own, heard)
+        answer, replied_at = await self._answered(question, own, heard)
         elapsed_ms = round((self._clock.monotonic() - began) * 1000)
         _check_replies(answer.replies, elapsed_ms, config)
-        return _response(answer, query, config, there, context.correlation_id, asked_at, elapsed_ms)
+        return _response(answer, query, config, replied_at, context.correlation_id, asked_at, elapsed_ms)
 
     def _chosen(self, query: AggregatorQuery) -> Sequence[str]:
-        """By name, or else by the first rule that matches, or else all. What is switched off is left out, unless it was
-        asked for."""
+        """The servers that the query names, else those of the first matching rule, else all. Disabled servers are left
+        out; naming one is an error."""
         configured = self._servers.configured
         on = [name for name, server in configured.items() if server.enabled]
         if not on:
@@ -116,45 +117,37 @@ class Aggregator:
         return list(dict.fromkeys(chosen))
 
     def _question(self, query: AggregatorQuery, names: Sequence[str], config: Aggregation, now: float) -> Question:
-        limit = config.default_max_results if query.max_results is None else query.max_results
         configured = self._servers.configured
-        return Question(
-            text=query.query_text,
-            sources=tuple(endpoint_of(name) for name in names),
-            top_k=limit,
-            similarity_threshold=0.0,
-            until=Until.MERGE,
-            profile="aggregate",
-            ranking=Ranking(
-                weights=config.ranking_weights,
-                limit=limit,
-                threshold=config.dedup_threshold,
-                half_life_s=config.freshness_half_life_days * DAY_S,
-                now=now,
-                reputations={name: configured[name].reputation for name in names},
-            ),
-            patience_s=config.total_timeout_s,
+        ranking = Ranking(
+            weights=config.ranking_weights,
+            limit=config.default_max_results if query.max_results is None else query.max_results,
+            threshold=config.dedup_threshold,
+            half_life_s=config.freshness_half_life_days * DAY_S,
+            now=now,
+            reputations={name: configured[name].reputation for name in names},
         )
+        sources = tuple(endpoint_of(name) for name in names)
+        return questions.aggregate(query.query_text, sources, ranking, config.total_timeout_s)
 
     async def _answered(
         self, question: Question, context: Context, heard: Heard | None
     ) -> tuple[Answer, Mapping[str, float]]:
-        """The answer, and when each server's reply was there."""
+        """The answer, and when each server replied."""
         began = self._clock.monotonic()
-        there: dict[str, float] = {}
+        replied_at: dict[str, float] = {}
         total = len(question.sources)
-        run = await self._begin(question, context)
+        run, _ = await self._begin(question, context)
         try:
             async with run.listen() as listener:
                 async for event in listener:
                     if isinstance(event, SourceReplied):
-                        there[event.reply.path] = self._now()
+                        replied_at[event.reply.path] = self._now()
                         if heard is not None:
-                            await heard(event.reply, len(there), total)
-                return await run.value(), there
+                            await heard(event.reply, len(replied_at), total)
+                return await run.value(), replied_at
         except DeadlineExceeded:
             elapsed_s, limit_s = self._clock.monotonic() - began, context.deadline - began
-            raise (_late if not there else _overworked)(elapsed_s, limit_s) from None
+            raise (_no_reply_in_time if not replied_at else _ranking_too_slow)(elapsed_s, limit_s) from None
 
 
 def _check(query: AggregatorQuery) -> None:
@@ -174,11 +167,11 @@ def _check(query: AggregatorQuery) -> None:
 
 
 def _check_replies(replies: Sequence[SourceReply], elapsed_ms: int, config: Aggregation) -> None:
-    """With nothing but failures there is no answer; a server that has found nothing has answered."""
+    """Fails if every server failed; a server without results has succeeded."""
     if any(reply.status is Status.SUCCESS for reply in replies):
         return
     if all(reply.status is Status.TIMEOUT for reply in replies):
-        raise _late(elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
+        raise _no_reply_in_time(elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
     errors = [reply.error or reply.status.value for reply in replies]
     tried = ", ".join(f"{reply.path} ({error})" for reply, error in zip(replies, errors, strict=True))
     attempted = [reply.path for reply in replies]
@@ -189,7 +182,7 @@ def _response(
     answer: Answer,
     query: AggregatorQuery,
     config: Aggregation,
-    there: Mapping[str, float],
+    replied_at: Mapping[str, float],
     correlation_id: str,
     asked_at: float,
     elapsed_ms: int,
@@ -199,7 +192,7 @@ def _response(
     succeeded = sum(reply.status is Status.SUCCESS for reply in answer.replies)
     return AggregatedResponse(
         results=tuple(
-            _result(rank, passage, shares, replies[passage.source], there.get(passage.source, asked_at))
+            _result(rank, passage, shares, replies[passage.source], replied_at.get(passage.source, asked_at))
             for rank, passage in enumerate(answer.passages, 1)
         ),
         metadata=AggregationMetadata(
@@ -219,7 +212,7 @@ def _response(
     )
 
 
-def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, there: float) -> RankedResult:
+def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, replied_at: float) -> RankedResult:
     breakdown = passage.breakdown or NOTHING
     return RankedResult(
         rank=rank,
@@ -235,7 +228,7 @@ def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, th
                 date=None if passage.date is None else _iso(passage.date),
             ),
             response_time_ms=reply.latency_ms,
-            timestamp=_iso(there),
+            timestamp=_iso(replied_at),
         ),
     )
 
@@ -263,11 +256,11 @@ def _misconfigured(field: str, reason: str) -> ConfigError:
     return ConfigError(f"{field}: {reason}.", field=field, reason=reason)
 
 
-def _late(elapsed_s: float, limit_s: float) -> TimedOut:
+def _no_reply_in_time(elapsed_s: float, limit_s: float) -> TimedOut:
     return _timed_out(f"None of the servers answered within {limit_s:.3g} s.", elapsed_s, limit_s)
 
 
-def _overworked(elapsed_s: float, limit_s: float) -> TimedOut:
+def _ranking_too_slow(elapsed_s: float, limit_s: float) -> TimedOut:
     why = "there is too much to do here at the moment"
     return _timed_out(f"The results could not be put in order within {limit_s:.3g} s: {why}.", elapsed_s, limit_s)
 

@@ -1,4 +1,4 @@
-"""The file read again while the service runs: MCP servers and the `aggregator:` block change, the rest at a restart."""
+"""Reloads the configuration file: MCP servers and the `aggregator:` block apply at once, the rest at a restart."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,35 +8,35 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.telemetry.log import Log
 
-Take = Callable[[Mapping[str, McpServer], Aggregation], Awaitable[None]]
+Apply = Callable[[Mapping[str, McpServer], Aggregation], Awaitable[None]]
 
 
 class ConfigReload:
-    """Hands on what has changed. A file that is wrong changes nothing, and the log says why."""
+    """Applies what has changed. An invalid file changes nothing and is logged."""
 
-    def __init__(self, settings: Settings, take: Take, log: Log, read: Callable[[], Settings] = load) -> None:
+    def __init__(self, settings: Settings, apply: Apply, log: Log, read: Callable[[], Settings] = load) -> None:
         self._started = settings
         self._servers, self._aggregation = settings.mcp_servers, settings.aggregation
-        self._take = take
+        self._apply = apply
         self._log = log
         self._read = read
 
     async def again(self) -> None:
         try:
-            # Not on the loop: the file may be on another machine.
+            # In a thread: the file may be on a network share.
             found = await asyncio.to_thread(self._read)
             self._check(found)
-            await self._take(found.mcp_servers, found.aggregation)
+            await self._apply(found.mcp_servers, found.aggregation)
         except ConfigurationError as error:
             self._log.error("configuration_refused", reason=error.message)
         except Exception as error:  # noqa: BLE001  the task's boundary: the service goes on as it is
-            self._log.error("configuration_refused", reason="This is our own fault.", exc_info=error)
+            self._log.error("configuration_refused", reason="unexpected error", exc_info=error)
         else:
-            self._say(found)
+            self._log_changes(found)
             self._servers, self._aggregation = found.mcp_servers, found.aggregation
 
-    def _say(self, found: Settings) -> None:
-        """Names only: there are secrets in the rest."""
+    def _log_changes(self, found: Settings) -> None:
+        """Names only: values may be secrets."""
         before, after = self._servers, found.mcp_servers
         self._log.info(
             "configuration_reloaded",
@@ -44,19 +44,17 @@ class ConfigReload:
             removed=[name for name in before if name not in after],
             changed=[name for name in after if name in before and before[name] != after[name]],
             aggregator_changed=found.aggregation != self._aggregation,
-            restart_needed=_elsewhere(self._started, found),
+            restart_needed=_blocks_for_restart(self._started, found),
         )
 
     def _check(self, found: Settings) -> None:
         for name in found.mcp_servers:
             if name in self._started.sources:
-                raise ConfigurationError(
-                    f"mcpServers.{name}: a source that is being asked has this name; it is free after a restart."
-                )
+                raise ConfigurationError(f"mcpServers.{name}: a source has this name; it can be used after a restart.")
 
 
-def _elsewhere(before: Settings, after: Settings) -> list[str]:
-    """The blocks of the file that have changed and are read at the start only."""
+def _blocks_for_restart(before: Settings, after: Settings) -> list[str]:
+    """The changed blocks of the file that are read at the start only."""
     changed = {name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)}
     blocks = {
         "settings": changed.difference(BLOCKS),

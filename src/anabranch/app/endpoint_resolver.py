@@ -1,4 +1,4 @@
-"""What the names in a question mean: configured sources and models, collections, endpoints on the hub or by address."""
+"""Resolves names to endpoints: configured sources and models, collections, endpoints on the hub or by URL."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.network.hub import HubClient
 from anabranch.network.urls import parse
 
-# The model that needs no service: it answers in the documents' own sentences.
+# The model that needs no service: it quotes sentences of the documents.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
 COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
 
@@ -22,33 +22,37 @@ Name = str | Endpoint
 
 class EndpointResolver:
     def __init__(
-        self, settings: Settings, rooms: KnowledgeOpener, hub: HubClient, servers: Callable[[], Mapping[str, Endpoint]]
+        self,
+        settings: Settings,
+        knowledge: KnowledgeOpener,
+        hub: HubClient,
+        servers: Callable[[], Mapping[str, Endpoint]],
     ) -> None:
         self._settings = settings
         self._servers = servers
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._hub = hub
 
     @property
     def model(self) -> Endpoint:
-        """Who writes when nobody is named."""
+        """The model that answers when a request names none."""
         return self._settings.default_model or EXTRACTIVE
 
     async def sources(self, names: Sequence[Name] | None, tokens: Mapping[str, str]) -> tuple[Endpoint, ...]:
-        """Those that are named; without any, every configured one and every collection."""
+        """The named sources; without names, every configured source and every collection."""
         if names is None:
             found = [*self._settings.sources.values(), *([COLLECTIONS] if await self._collections() else [])]
         else:
             found = [await self._resolved(name, await self._known(name), tokens) for name in names]
-        return _told_apart(found)
+        return _disambiguated(found)
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
-        """Sources and MCP servers by the operator's names for them, and by no other."""
+        """Sources and MCP servers by the names that they have in the configuration."""
         known = {**self._servers(), **self._settings.sources}
         if missing := [name for name in names if name not in known]:
-            there = ", ".join(known) or "none"
-            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {there}.")
-        return _told_apart([known[name] for name in dict.fromkeys(names)])
+            names_known = ", ".join(known) or "none"
+            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {names_known}.")
+        return _disambiguated([known[name] for name in dict.fromkeys(names)])
 
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
@@ -56,20 +60,20 @@ class EndpointResolver:
         return await self._resolved(name, {EXTRACTIVE.slug: EXTRACTIVE, **self._settings.models}, tokens)
 
     async def _known(self, name: Name) -> Mapping[str, Endpoint]:
-        """What a name can mean without asking the hub: what is configured, and a collection."""
+        """What a name can mean without the hub: configured sources, MCP servers, collections."""
         if not isinstance(name, str) or name in self._settings.sources:
             return self._settings.sources
         ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
         return {**ours, **self._servers(), **self._settings.sources}
 
     async def _collections(self) -> list[str]:
-        if not self._rooms.exists:
+        if not self._knowledge.exists:
             return []
-        room = await self._rooms()
-        return [one.collection.name for one in await room.collections(Caller(operator=True))]
+        knowledge = await self._knowledge()
+        return [one.collection.name for one in await knowledge.collections(Caller(operator=True))]
 
     async def _resolved(self, name: Name, configured: Mapping[str, Endpoint], tokens: Mapping[str, str]) -> Endpoint:
-        """A configured name, `URL/slug` (the person who types it vouches for it), or `owner/slug` on the hub."""
+        """A configured name, `URL/slug` (trusted like a configured one), or `owner/slug` on the hub."""
         if isinstance(name, Endpoint):
             return name
         if name in configured:
@@ -92,8 +96,8 @@ class EndpointResolver:
         raise InvalidQuestion(f"{name!r} is neither a configured name ({names}), nor owner/slug, nor URL/slug.")
 
 
-def _told_apart(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Where two without an owner have the same slug, their hosts tell them apart in answers and citations."""
+def _disambiguated(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Endpoints without an owner that share a slug get their host as owner, for answers and citations."""
     count = Counter(endpoint.path for endpoint in endpoints)
     return tuple(
         msgspec.structs.replace(endpoint, owner=endpoint.url.partition("://")[2])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.outbound import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
@@ -24,8 +24,6 @@ from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReaders
 from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.knowledge.model import Caller
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.run import Run
 from anabranch.planner.coordinator import Coordinator
 from anabranch.planner.services import PlannerServices, PlannerTime, PlannerTiming, StepLimits
@@ -37,9 +35,6 @@ from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile, No
 
 if TYPE_CHECKING:  # most have no Redis
     from anabranch.redis.client import Redis
-
-TOP_K = 10
-MAX_REPLY_BYTES = 64 * 1024
 
 
 class EventStreams:
@@ -79,7 +74,7 @@ async def event_streams(
     *,
     outbound: Outbound,
     rooms: KnowledgeOpener,
-    model: Endpoint,
+    documentation: Question,
     start: Callable[[Question, Context], Run],
     clock: Clock,
     telemetry: Telemetry,
@@ -89,15 +84,15 @@ async def event_streams(
     if not settings.streams_kept:
         yield EventStreams()
         return
-    documentation = DocumentationSubagent(
+    subagent = DocumentationSubagent(
         RunAnswerer(start),
         clock,
-        template=_template(settings, model),
+        template=documentation,
         max_top_k=settings.max_top_k,
         chosen=_chosen(rooms),
     )
     roster = SubagentRegistry(
-        documentation=documentation, outbound=outbound, clock=clock, enabled=settings.planner_subagents
+        documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
     )
     stores, breadcrumbs = _stores(settings, policies.redis, clock, timing), _breadcrumbs(settings, telemetry)
     async with stores as (kept, tend), breadcrumbs as crumbs:
@@ -205,8 +200,7 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
         if settings.analytics_otlp and settings.otlp_endpoint is not None:
             from anabranch.telemetry.otlp import OtlpBreadcrumbs, headers  # noqa: PLC0415  most have no collector
 
-            outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
-            leaving.push_async_callback(outbound.close)
+            outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))
             given = headers(settings.otlp_headers) if settings.otlp_headers else {}
             logs = OtlpBreadcrumbs(outbound, settings.otlp_endpoint, given, telemetry)
             logs.start()
@@ -234,23 +228,6 @@ async def _tended(tend: Callable[[], None], planner: Planner, every_s: float) ->
 
 def _path(text: str) -> Path:
     return Path(text).expanduser()
-
-
-def _template(settings: Settings, model: Endpoint) -> Question:
-    """The template of a step's question to the collections, with the settings of `/v1/query`."""
-    return Question(
-        text="",
-        sources=(COLLECTIONS,),
-        model=model,
-        top_k=min(TOP_K, settings.max_top_k),
-        similarity_threshold=0.0,
-        temperature=0.0,
-        profile="query",
-        refuse=True,
-        rewrite=settings.query_rewriting and model.kind != "extractive",
-        diversity=settings.mmr_lambda,
-        threshold=settings.guard_threshold,
-    )
 
 
 def _named(name: str) -> Endpoint:

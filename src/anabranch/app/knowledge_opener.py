@@ -1,4 +1,4 @@
-"""The knowledge room, opened when it is first needed."""
+"""Opens the knowledge base of the data folder when it is first needed."""
 
 import asyncio
 import sys
@@ -28,8 +28,8 @@ INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 
 class KnowledgeOpener:
-    """Called, it gives the one Knowledge of this process. With `indexing`, it also sees to it that an indexer runs:
-    here, or in whichever other process has the data folder's lock."""
+    """Calling it returns the one Knowledge of this process. With `indexing` it also runs an indexer, unless another
+    process has the data folder's lock."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class KnowledgeOpener:
         outbound: Outbound,
         *,
         indexing: bool,
-        remembered: Callable[[Embedder], Embedder] = lambda embedder: embedder,
+        cached: Callable[[Embedder], Embedder] = lambda embedder: embedder,
         resilience: Resilience | None = None,
         died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._records = folder_of(settings) / NAME
         self._outbound = outbound
-        self._remembered = remembered
+        self._cached = cached
         self._resilience = resilience
         self._indexing = indexing
         self._died = died
@@ -54,8 +55,8 @@ class KnowledgeOpener:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever kept here."""
-        return (folder_of(self._settings) / NAME).is_file()
+        """Whether the data folder has records."""
+        return self._open is not None or self._records.is_file()
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:
@@ -73,7 +74,7 @@ class KnowledgeOpener:
             self._open = None
 
     async def _opened(self) -> "Knowledge":
-        # numpy and what is built on it load here: a server that only forwards questions never needs them.
+        # numpy loads here: a server that only forwards questions never needs it.
         from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
         from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
         from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
@@ -82,7 +83,7 @@ class KnowledgeOpener:
         folder = folder_of(self._settings)
         database = await asyncio.to_thread(Database.open, folder)
         inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
-        embedder = self._remembered(inner)
+        embedder = self._cached(inner)
         try:
             await database.read(lambda db: embeddings.check_embedder(db, embedder.name))
             reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
@@ -94,22 +95,22 @@ class KnowledgeOpener:
             greeting = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
         searcher = Searcher(database, reader, embedder, reranker)
-        room = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
-            self._warming = asyncio.create_task(_warm(room, inner))
-        return room
+            self._warming = asyncio.create_task(_warm(knowledge, inner))
+        return knowledge
 
 
-async def _warm(room: "Knowledge", embedder: Embedder) -> None:
-    """Load the model and the index now, so that nobody's first question waits for them. The model is asked itself: what
-    is remembered would not load it."""
+async def _warm(knowledge: "Knowledge", embedder: Embedder) -> None:
+    """Load the model and the index now, so that the first question does not wait for them. The embedding cache is
+    bypassed: a hit would not load the model."""
     with suppress(AnabranchError):
         await embedder.embed(["warm up"])
-        await room.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
+        await knowledge.search(Query(text="warm up", limit=1, similarity_threshold=0), Caller(operator=True))
 
 
 def check(settings: Settings) -> None:
-    """Before the start: records that cannot be used are a sentence, not a server that fails later."""
+    """Raise ConfigurationError before the start if the records cannot be used."""
     folder = folder_of(settings)
     if not (folder / NAME).is_file():
         return

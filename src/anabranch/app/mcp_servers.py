@@ -1,4 +1,4 @@
-"""The MCP servers that are configured now, and what reaches them."""
+"""The configured MCP servers and the pool of connections to them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from anabranch.domain.model import Endpoint
 from anabranch.network import redaction
 from anabranch.policies.resilience import Resilience
 
-if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
+if TYPE_CHECKING:  # it loads the MCP SDK, which takes half a second
     from anabranch.sources.mcp.pool import Pool
 
 POOL = "anabranch.sources.mcp.pool"
 
 
 class McpServers:
-    """Nothing is loaded and nothing connected before a server is asked, or `warm` is called."""
+    """The MCP SDK is loaded and servers are connected to with the first query, or with `warm`."""
 
     def __init__(
         self, settings: Settings, *, outbound: Outbound, resilience: Resilience, clock: Clock, telemetry: Telemetry
@@ -38,21 +38,21 @@ class McpServers:
         self._keep_secrets()
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """Those that are switched on, as what a question names."""
+        """The enabled servers as endpoints, by name."""
         return {name: endpoint_of(name) for name, server in self.configured.items() if server.enabled}
 
     def source(self, endpoint: Endpoint) -> Source:
         return self._opened().source(endpoint.slug)
 
     async def warm(self) -> None:
-        """Begin to connect to all of them, and to those that are configured later."""
+        """Connect to all servers, and to those that are configured later."""
         self._is_warm = True
         if self.configured:
             await asyncio.to_thread(import_module, POOL)
             self._opened().warm()
 
     async def update(self, configured: Mapping[str, McpServer], aggregation: Aggregation) -> None:
-        """From now on these. Calls that are under way go on as they began."""
+        """Replace the configuration. Running calls keep theirs."""
         if configured:
             await asyncio.to_thread(import_module, POOL)
         self.configured, self.aggregation = configured, aggregation
@@ -72,7 +72,7 @@ class McpServers:
         )
 
     async def settled(self) -> None:
-        """Until each has become ready, or has failed once."""
+        """Wait until each server is ready, or has failed once."""
         if self._pool is not None:
             await self._pool.settled()
 

@@ -1,4 +1,4 @@
-"""What stands around the river: the gate, the limits, the caches, and the Redis in which workers share them."""
+"""Admission, rate limits, caches and circuit breakers, in memory or shared by workers through Redis."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,6 @@ from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.pipeline.prompt import version_of
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from anabranch.policies.shared_breakers import SharedBreakers
     from anabranch.redis.client import Redis
 
-# A request may wait for Redis three times: once for the limiter, which is waited for in full, and for two caches.
+# A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
 CACHE_SHARE = 0.25
 LONGEST_USER = 200
 ADDRESS_BLOCK = 64
@@ -50,14 +49,14 @@ class Policies:
             self.cache = TieredCache(near, self._far)
             self._limiter = RedisLimiter(self.redis, local, limit, window_s)
         self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
-        self._recipe_settings = _having_a_say(settings)
+        self._recipe_settings = _answer_settings(settings)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = _shared(self.redis, self.resilience, clock)
         self._tending: asyncio.Task[None] | None = None
         self.gate = AdmissionGate(settings.max_running, settings.max_waiting, telemetry)
 
     def start(self) -> None:
-        """What goes on beside the questions."""
+        """Start the background tasks."""
         self._tending = asyncio.create_task(self._tend())
         if self._breakers is not None:
             self._breakers.start()
@@ -87,18 +86,18 @@ class Policies:
         self._telemetry.noted(Metered(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
         if allowance.wait_s:
             self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
-            raise TooOften(allowance)
+            raise RateLimitExceeded(allowance)
         return allowance
 
-    def remembered(self, inner: Answerer, rooms: KnowledgeOpener) -> Answerer:
-        """The Answerer, with its answers kept for a while."""
+    def cached(self, inner: Answerer, knowledge: KnowledgeOpener) -> Answerer:
+        """The Answerer with a cache, if the settings have one."""
         if not self._settings.answer_cache_ttl:
             return inner
 
         async def look(question: Question, context: Context) -> str | None:
-            if not rooms.exists or any(source.slug != EVERYTHING for source in question.sources):
+            if not knowledge.exists or any(source.slug != EVERYTHING for source in question.sources):
                 return None
-            return await (await rooms()).seen(question.filters, Caller.of(context))
+            return await (await knowledge()).seen(question.filters, Caller.of(context))
 
         return CachedAnswerer(
             inner,
@@ -111,7 +110,7 @@ class Policies:
         )
 
     def embedder(self, inner: Embedder) -> Embedder:
-        """The Embedder, with the vectors of questions kept for a while."""
+        """The Embedder with a cache of question vectors, if the settings have one."""
         ttl_s = self._settings.embedding_cache_ttl
         if not ttl_s:
             return inner
@@ -119,11 +118,11 @@ class Policies:
         return CachedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
 
     def _recipe(self, question: Question) -> Recipe:
-        return Recipe(prompt_version=version_of(question.profile), settings=self._recipe_settings)
+        return Recipe(prompt_version=question.profile.prompt_version, settings=self._recipe_settings)
 
 
-def _having_a_say(settings: Settings) -> tuple[str, ...]:
-    """What shapes answers besides the question: another release, another embedder or reranker answers anew."""
+def _answer_settings(settings: Settings) -> tuple[str, ...]:
+    """The settings in the key of the answer cache: another release, embedder or reranker invalidates it."""
     chosen = (
         version("anabranch"),
         settings.query_context_tokens,
@@ -137,7 +136,7 @@ def _having_a_say(settings: Settings) -> tuple[str, ...]:
 
 
 def _shared(redis: "Redis | None", resilience: Resilience, clock: Clock) -> "SharedBreakers | None":
-    """Workers that share a Redis tell each other which upstreams fail."""
+    """Shared circuit breaker states, if there is a Redis."""
     if redis is None:
         return None
     from anabranch.policies.shared_breakers import SharedBreakers  # noqa: PLC0415  most have no Redis
@@ -153,8 +152,8 @@ def _redis(settings: Settings, clock: Clock, telemetry: Telemetry) -> "Redis | N
     return Redis(settings.redis_url, timeout_s=settings.redis_timeout, clock=clock, telemetry=telemetry)
 
 
-class TooOften(RateLimited):
-    """Says when to ask again, in whole seconds, rounded up."""
+class RateLimitExceeded(RateLimited):
+    """RateLimited, with the time to wait in whole seconds, rounded up."""
 
     def __init__(self, allowance: Allowance) -> None:
         self.allowance = allowance
@@ -166,8 +165,7 @@ class TooOften(RateLimited):
 
 
 def bucket_of(context: Context) -> str | None:
-    """Whose questions are counted together: those of a user, or else those that come from an address. Of IPv6 a block
-    counts as one, since whoever has an address there has all of them."""
+    """The rate limit's key: the user, or else the address; of IPv6 the /64 block, all of which one client can have."""
     surface = f"rl:{context.surface}"
     user = context.user_id
     if user is not None:

@@ -1,25 +1,21 @@
-"""What this node offers to others: published collections and models, by owner and slug."""
+"""Published collections and models: what other nodes can query here, by owner and slug."""
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.query_log import LogEntry
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
-from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Status, Timings, Usage, Value
-from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import queries
-from anabranch.knowledge.records.database import StoreFailed
-from anabranch.knowledge.records.identifiers import new_id
-from anabranch.pipeline.emitting import told
+from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
+from anabranch.pipeline.emitting import observed
 from anabranch.pipeline.generate import generate
 
 FAILED = "Model generation failed"
 
 
 class Publication(Value):
-    """Either a collection (its id) or a model."""
+    """A published collection (its id) or a published model."""
 
     owner: str
     slug: str
@@ -31,19 +27,24 @@ class Publication(Value):
     def path(self) -> str:
         return f"{self.owner}/{self.slug}"
 
+    def log_entry(self, transaction: str | None) -> LogEntry:
+        """The record of a question to it, with the token that pays for the answer."""
+        collections = () if self.collection is None else (self.collection_key,)
+        return LogEntry(collections=collections, endpoint=self.path, transaction=transaction)
+
 
 class Publishing:
     def __init__(
         self,
         settings: Settings,
-        rooms: KnowledgeOpener,
+        knowledge: KnowledgeOpener,
         directory: Directory,
         pipeline: Answerer,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
-        self._rooms = rooms
+        self._knowledge = knowledge
         self._directory = directory
         self._pipeline = pipeline
         self._clock = clock
@@ -54,17 +55,17 @@ class Publishing:
         ]
 
     async def owners(self) -> set[str]:
-        """Whoever publishes something here."""
+        """The owners that publish something here."""
         owners = {one.owner for one in self._models}
-        if self._rooms.exists:
-            room = await self._rooms()
-            owners |= {endpoint.owner for endpoint, _ in await room.published()}
+        if self._knowledge.exists:
+            knowledge = await self._knowledge()
+            owners |= {endpoint.owner for endpoint, _ in await knowledge.published()}
         return owners
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
-        """What is published under a slug by one owner, or by the only one of those who may be asked."""
-        asked = [owner] if owner else owners
-        found = [one for one in await self._named(slug) if one.owner in asked and one.owner in owners]
+        """The publication with this slug: that of `owner`, else of the only one of `owners` who has one."""
+        wanted = [owner] if owner else owners
+        found = [one for one in await self._named(slug) if one.owner in wanted and one.owner in owners]
         if not found:
             raise NotFound(f"There is no endpoint {slug!r} here.")
         if len({one.path for one in found}) < len(found):
@@ -74,31 +75,28 @@ class Publishing:
             raise NotFound(f"Several owners publish {slug!r} ({names}): ask /api/v1/endpoints/OWNER/{slug}/query.")
         return found[0]
 
-    def answerer(self, publication: Publication, transaction: str | None) -> Answerer:
-        """Who answers for it. What was asked, and the token by which it is paid for, is on record before the answer is
-        given."""
+    def answerer(self, publication: Publication) -> Answerer:
+        """The Answerer of a published collection or model; its answers are never cached."""
         model = publication.model
         if model is None:
-            inner = self._pipeline
-        else:
-            timeout_s = self._settings.generation_timeout
-            inner = ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
-        return RecordedAnswerer(inner, publication, transaction, self._rooms, keep=self._settings.query_log_days > 0)
+            return self._pipeline
+        timeout_s = self._settings.generation_timeout
+        return ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
 
     async def _named(self, slug: str) -> Sequence[Publication]:
         models = [one for one in self._models if one.slug == slug]
-        if not self._rooms.exists:
+        if not self._knowledge.exists:
             return models
-        room = await self._rooms()
+        knowledge = await self._knowledge()
         published = [
             Publication(owner=endpoint.owner, slug=slug, collection=found.id, collection_key=found.key)
-            for endpoint, found in await room.published(slug)
+            for endpoint, found in await knowledge.published(slug)
         ]
         return [*models, *published]
 
 
 class ModelRelay:
-    """A published model alone: it gets the messages as they were sent, and nothing is looked up for it."""
+    """An Answerer for a published model: it forwards the messages as they were sent, without retrieval."""
 
     def __init__(
         self,
@@ -126,11 +124,11 @@ class ModelRelay:
             version="as sent",
         )
         generator = self._directory.generator(self._model)
-        emit = told(emit, self._telemetry, context)
+        emit = observed(emit, self._telemetry, context)
         try:
             written = await generate(generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
         except GenerationFailed as error:
-            # Our own words only: those of the model's server may quote the key with which the operator asks it.
+            # Only our own message: the model server's may quote the operator's key.
             said = error.message.removeprefix(f"{FAILED}: ").partition(": ")[0].removesuffix(".")
             raise type(error)(f"{FAILED}: {said}.", model_path=self._path) from error
         return Answer(
@@ -140,49 +138,4 @@ class ModelRelay:
             usage=written.usage,
             finish_reason=written.finish_reason,
             model=self._path,
-        )
-
-
-class RecordedAnswerer:
-    """An Answerer whose answers stand in the query log before anybody has them. Without `keep` the log is switched off:
-    then only what was paid for is noted, and not what was asked."""
-
-    def __init__(
-        self, inner: Answerer, publication: Publication, transaction: str | None, rooms: KnowledgeOpener, *, keep: bool
-    ) -> None:
-        self._inner = inner
-        self._publication = publication
-        self._transaction = transaction
-        self._rooms = rooms
-        self._keep = keep
-
-    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
-        answer = await self._inner.answer(question, context, emit)
-        if all(reply.status is Status.SUCCESS for reply in answer.replies):
-            if self._transaction is not None:
-                await (await self._rooms()).record(self._asked(question, answer, context))
-            elif self._keep and self._rooms.exists:
-                with suppress(StoreFailed):  # a log that cannot be written costs nobody the answer
-                    await (await self._rooms()).record(self._asked(question, answer, context))
-        return answer
-
-    def _asked(self, question: Question, answer: Answer, context: Context) -> queries.QueryRecord:
-        one, usage = self._publication, answer.usage or Usage()
-        return queries.QueryRecord(
-            id=new_id(),
-            user=queries.asker(Caller.of(context)),
-            original=question.text if self._keep else "",
-            answer=answer.text if self._keep else "",
-            refused=False,
-            model=answer.model,
-            found=tuple(passage for reply in answer.replies for passage in reply.passages) if self._keep else (),
-            quotes=(),
-            collections=(one.collection_key,) if one.collection is not None else (),
-            top_k=question.top_k,
-            input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            retrieval_ms=answer.timings.retrieval_ms,
-            latency_ms=answer.timings.total_ms,
-            endpoint=one.path,
-            transaction_token=self._transaction,
         )

@@ -1,30 +1,151 @@
-"""From what a person asks, and of whom, to a Question."""
+"""Builds every Question: one method per use case, from values that an entrypoint has validated."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from anabranch.app.endpoint_resolver import EndpointResolver
+import msgspec
+
+from anabranch.app.endpoint_resolver import COLLECTIONS, EndpointResolver
 from anabranch.configuration.settings import Settings
-from anabranch.domain.model import Endpoint, Message, Question, Until
+from anabranch.domain.model import (
+    AGGREGATE,
+    QUERY,
+    RAG,
+    Endpoint,
+    Filters,
+    Message,
+    Profile,
+    Question,
+    Until,
+    Value,
+)
+from anabranch.domain.ranking import Ranking
+
+T = TypeVar("T")
+
+TOP_K, RAG_TOP_K = 10, 5
+# Spec 4's defaults, where neither the request nor the settings set a value.
+RAG_THRESHOLD = 0.55
+RAG_DIVERSITY = 0.5
+DEFAULTS = Question(text="")
 
 
-class QuestionBuilder:
+class SearchScope(Value):
+    """What a question to the collections searches: `sources` by endpoint, the collections narrowed by `filters`."""
+
+    sources: tuple[Endpoint, ...] = (COLLECTIONS,)
+    filters: Filters = Filters()
+
+
+class Options(Value):
+    """What a request may set; None is the default of its use case, for `diversity` UNSET (None disables it)."""
+
+    top_k: int | None = None
+    similarity_threshold: float | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    system_prompt: str | None = None
+    rerank: bool = True
+    fresh: bool = False
+    threshold: float | None = None
+    diversity: float | msgspec.UnsetType | None = msgspec.UNSET
+    language: str | None = None
+    answer_in: str | None = None
+
+
+class Questions:
     def __init__(self, settings: Settings, names: EndpointResolver) -> None:
         self._settings = settings
         self._names = names
 
     @property
     def model(self) -> Endpoint:
+        """The model that answers when a request names none."""
         return self._names.model
 
-    def rewrites(self, model: Endpoint) -> bool:
-        return self._settings.query_rewriting and model.kind != "extractive"
-
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
+        """Sources and MCP servers by the names that they have in the configuration."""
         return self._names.configured(names)
 
-    async def question(
+    def chat(
         self,
-        question: str,
+        text: str,
+        sources: tuple[Endpoint, ...],
+        model: Endpoint | None,
+        history: tuple[Message, ...],
+        options: Options,
+    ) -> Question:
+        """Spec 1: sources and model as the caller names them; without a model, only retrieval."""
+        return Question(
+            text=text,
+            sources=sources,
+            model=model,
+            history=history,
+            top_k=_or(options.top_k, self._settings.default_top_k),
+            similarity_threshold=_or(options.similarity_threshold, DEFAULTS.similarity_threshold),
+            max_tokens=_or(options.max_tokens, DEFAULTS.max_tokens),
+            temperature=_or(options.temperature, DEFAULTS.temperature),
+            system_prompt=options.system_prompt,
+            until=Until.GENERATE if model is not None else Until.MERGE,
+            diversity=self._settings.mmr_lambda,
+            threshold=self._settings.guard_threshold,
+        )
+
+    def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
+        """Spec 5: an answer from the collections and from configured sources."""
+        return self._from_collections(QUERY, text, scope, history, options, TOP_K)
+
+    def rag(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
+        """Spec 4: as `query`, with a guardrail and varied passages unless the request says otherwise."""
+        question = self._from_collections(RAG, text, scope, history, options, RAG_TOP_K)
+        diversity = options.diversity
+        if diversity is msgspec.UNSET:
+            diversity = _or(question.diversity, RAG_DIVERSITY)
+        return msgspec.structs.replace(
+            question,
+            threshold=_or(options.threshold, _or(question.threshold, RAG_THRESHOLD)),
+            diversity=diversity,
+            language=options.language,
+            answer_in=options.answer_in,
+        )
+
+    def published_search(self, text: str, collection: str, limit: int | None, threshold: float | None) -> Question:
+        """A published collection, searched for another node."""
+        return Question(
+            text=text,
+            sources=(Endpoint(slug=collection, kind="collection", operator=True),),
+            until=Until.MERGE,
+            profile=QUERY,
+            top_k=min(limit or self._settings.default_top_k, self._settings.max_top_k),
+            similarity_threshold=_or(threshold, 0.0),
+        )
+
+    def search_tool(self, text: str, filters: Filters, limit: int) -> Question:
+        """The MCP tool `search`: passages of collections, no answer."""
+        return Question(
+            text=text,
+            sources=(COLLECTIONS,),
+            top_k=limit,
+            similarity_threshold=0.0,
+            until=Until.MERGE,
+            profile=QUERY,
+            filters=filters,
+            diversity=self._settings.mmr_lambda,
+        )
+
+    def ask_tool(self, text: str, scope: SearchScope, top_k: int) -> Question:
+        """The MCP tool `ask`."""
+        spaces = any(one.kind == "space" for one in scope.sources)
+        options = Options(top_k=top_k, similarity_threshold=DEFAULTS.similarity_threshold if spaces else None)
+        return self._from_collections(QUERY, text, scope, (), options, TOP_K)
+
+    def documentation(self) -> Question:
+        """The template of the documentation subagent's questions: those of `query`, without a text."""
+        return self._from_collections(QUERY, "", SearchScope(), (), Options(), TOP_K)
+
+    async def library(
+        self,
+        text: str,
         sources: Sequence[str | Endpoint] | None,
         model: str | Endpoint | None,
         history: Sequence[Message],
@@ -32,20 +153,82 @@ class QuestionBuilder:
         top_k: int | None,
         until: Until,
     ) -> Question:
-        known = tokens or {}
-        chosen = await self._names.sources(sources, known)
-        writer = await self._names.writer(model, known)
+        """`Anabranch.ask` and `anabranch ask`: sources and model by any name that the resolver knows."""
+        chosen = await self._names.sources(sources, tokens or {})
+        writer = await self._names.writer(model, tokens or {})
         return Question(
-            text=question,
+            text=text,
             sources=chosen,
             model=writer,
             history=tuple(history),
-            top_k=self._settings.default_top_k if top_k is None else top_k,
-            # Among our own, the ranking decides; what others hold to be worth sending is up to a threshold.
+            top_k=_or(top_k, self._settings.default_top_k),
+            # Collections are ranked here; what other sources return must pass a threshold.
             similarity_threshold=0.0 if chosen and all(one.kind == "collection" for one in chosen) else 0.5,
             until=until,
             refuse=True,
-            rewrite=self.rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
+            rewrite=self._rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
         )
+
+    def _from_collections(
+        self,
+        profile: Profile,
+        text: str,
+        scope: SearchScope,
+        history: tuple[Message, ...],
+        options: Options,
+        default_top_k: int,
+    ) -> Question:
+        return Question(
+            text=text,
+            sources=scope.sources,
+            model=self.model,
+            history=history,
+            top_k=_or(options.top_k, min(default_top_k, self._settings.max_top_k)),
+            similarity_threshold=_or(options.similarity_threshold, 0.0),
+            max_tokens=_or(options.max_tokens, DEFAULTS.max_tokens),
+            temperature=0.0,
+            profile=profile,
+            refuse=True,
+            filters=scope.filters,
+            rerank=options.rerank,
+            rewrite=self._rewrites(self.model) and COLLECTIONS in scope.sources,
+            diversity=self._settings.mmr_lambda,
+            threshold=self._settings.guard_threshold,
+            fresh=options.fresh,
+        )
+
+    def _rewrites(self, model: Endpoint) -> bool:
+        """Whether a question is rewritten before the search: an extractive model cannot."""
+        return self._settings.query_rewriting and model.kind != "extractive"
+
+
+def relayed(text: str, model: Endpoint, messages: tuple[Message, ...], options: Options) -> Question:
+    """A published model: it gets the messages as they were sent, without retrieval."""
+    return Question(
+        text=text,
+        model=model,
+        history=messages,
+        top_k=1,
+        max_tokens=options.max_tokens or DEFAULTS.max_tokens,
+        temperature=_or(options.temperature, DEFAULTS.temperature),
+    )
+
+
+def aggregate(text: str, sources: tuple[Endpoint, ...], ranking: Ranking, timeout_s: float) -> Question:
+    """Spec 3: results of MCP servers, ranked and deduplicated."""
+    return Question(
+        text=text,
+        sources=sources,
+        top_k=ranking.limit,
+        similarity_threshold=0.0,
+        until=Until.MERGE,
+        profile=AGGREGATE,
+        ranking=ranking,
+        patience_s=timeout_s,
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

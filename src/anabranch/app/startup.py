@@ -1,12 +1,11 @@
-"""Before a server starts: what cannot work is a sentence now, and not a server that fails later."""
+"""Checks before a server starts, and its telemetry."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anabranch.app import knowledge_opener
+from anabranch.app.outbound import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 from anabranch.telemetry.combined import CombinedTelemetry
 from anabranch.telemetry.log import Log
 from anabranch.telemetry.metrics import Metrics
@@ -39,7 +38,7 @@ def check(settings: Settings, log: Log) -> None:
 
 
 def announce(settings: Settings, log: Log) -> None:
-    """Once the server has started: who may have private addresses asked."""
+    """Log who may use the private addresses on the allow-list."""
     if settings.endpoint_allowlist_public and settings.endpoint_allowlist:
         log.warning(
             "private_addresses_allowed", addresses=settings.endpoint_allowlist, to="everybody", hint=TO_EVERYBODY
@@ -48,23 +47,19 @@ def announce(settings: Settings, log: Log) -> None:
         log.info("private_addresses_allowed", addresses=settings.endpoint_allowlist, to="the operator, keys and tokens")
 
 
-MAX_REPLY_BYTES = 64 * 1024
-
-
 @asynccontextmanager
 async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterator[CombinedTelemetry]:
-    """Telemetry for as long as the server lives. Traces leave by connections of their own: a collector that hangs must
-    not hold up anything else."""
+    """Telemetry for the life of the server. Traces have their own HTTP client: a collector that hangs delays nothing
+    else."""
     if settings.otlp_endpoint is None:
         yield CombinedTelemetry(log, metrics, settings)
         return
     from anabranch.telemetry.otlp import Traces  # noqa: PLC0415  most have no collector
 
-    outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=MAX_REPLY_BYTES)
-    traces = Traces(settings, outbound, log, metrics.spans_dropped)
-    await traces.start()
-    try:
-        yield CombinedTelemetry(log, metrics, settings, traces)
-    finally:
-        await traces.close()
-        await outbound.close()
+    async with outbound_for(settings, COLLECTOR_REPLY_BYTES) as outbound:
+        traces = Traces(settings, outbound, log, metrics.spans_dropped)
+        await traces.start()
+        try:
+            yield CombinedTelemetry(log, metrics, settings, traces)
+        finally:
+            await traces.close()

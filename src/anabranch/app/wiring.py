@@ -1,28 +1,30 @@
-"""The river itself, as the settings want it."""
+"""The composition root: constructs every part of a running Anabranch from its settings."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
+from anabranch.app.aggregator import Aggregator
 from anabranch.app.endpoint_resolver import EndpointResolver
 from anabranch.app.event_streams import EventStreams, event_streams
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
-from anabranch.app.outbound import outbound
+from anabranch.app.outbound import outbound_for
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
-from anabranch.app.questions import QuestionBuilder
+from anabranch.app.query_log import QueryLog
+from anabranch.app.questions import Questions
 from anabranch.app.revocations import Revocations
+from anabranch.app.runs import Runs
 from anabranch.configuration.settings import Settings
 from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Answerer, Clock, Directory, Generator, Outbound, Source, Telemetry
-from anabranch.domain.model import Context, Endpoint, Question
+from anabranch.domain.contracts import Clock, Directory, Generator, Outbound, Source, Telemetry
+from anabranch.domain.model import Endpoint
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
 from anabranch.network.hub import HubClient
 from anabranch.network.hub_tokens import HubTokens
 from anabranch.pipeline.answer import Limits, Pipeline
-from anabranch.pipeline.run import Run
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.collection import CollectionSource
 from anabranch.sources.space import SpaceSource
@@ -86,79 +88,92 @@ class EndpointDirectory:
                 assert_never(endpoint.kind)
 
 
+class Role(NamedTuple):
+    """What a process does with its Anabranch besides answering; the arguments of `Anabranch.open`."""
+
+    indexing: bool
+    indexer_died: Callable[[int], None]
+    streaming: bool
+    surface: str
+    log_queries: bool
+    keys_every_s: float
+
+
 class Parts(NamedTuple):
-    answerer: Answerer
-    rooms: KnowledgeOpener
+    runs: Runs
+    questions: Questions
+    aggregator: Aggregator
+    query_log: QueryLog
+    knowledge: KnowledgeOpener
     publishing: Publishing
-    asking: QuestionBuilder
-    policies: Policies
     hub_tokens: HubTokens
     revocations: Revocations
     streams: EventStreams
     servers: McpServers
     clock: Clock
-    telemetry: Telemetry
+    surface: str
 
 
 @asynccontextmanager
-async def parts(
-    settings: Settings,
-    telemetry: Telemetry,
-    *,
-    start: Callable[[Question, Context], Run],
-    indexing: bool,
-    indexer_died: Callable[[int], None],
-    streaming: bool,
-    keys_every_s: float,
-) -> AsyncIterator[Parts]:
-    """All of them, wired to each other, and closed in good order; `start` begins a Run."""
+async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIterator[Parts]:
+    """All parts, connected to each other, and closed in reverse order."""
     clock = SystemClock()
     policies = Policies(settings, clock, telemetry)
-    async with outbound(settings) as out, AsyncExitStack() as leaving:
-        rooms = KnowledgeOpener(
+    async with AsyncExitStack() as leaving:
+        outbound = await leaving.enter_async_context(outbound_for(settings))
+        leaving.push_async_callback(policies.close)
+        knowledge = KnowledgeOpener(
             settings,
-            out,
-            indexing=indexing,
-            remembered=policies.embedder,
+            outbound,
+            indexing=role.indexing,
+            cached=policies.embedder,
             resilience=policies.resilience,
-            died=indexer_died,
+            died=role.indexer_died,
         )
-        servers = McpServers(settings, outbound=out, resilience=policies.resilience, clock=clock, telemetry=telemetry)
+        leaving.push_async_callback(knowledge.close)
+        resilience = policies.resilience
+        servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
+        leaving.push_async_callback(servers.close)
         directory = EndpointDirectory(
-            out, rooms, policies.resilience, servers.source, model_streaming=settings.model_streaming_enabled
+            outbound, knowledge, resilience, servers.source, model_streaming=settings.model_streaming_enabled
         )
         pipeline = build_pipeline(settings, directory, clock, telemetry)
-        names = EndpointResolver(settings, rooms, HubClient(settings.syfthub_url, out), servers.endpoints)
-        asking = QuestionBuilder(settings, names)
-        revocations = Revocations(lambda: _valid_keys(rooms), every_s=keys_every_s)
-        for close in (policies.close, rooms.close, servers.close, revocations.close):
-            leaving.push_async_callback(close)
+        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
+        questions = Questions(settings, names)
+        query_log = QueryLog(knowledge, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
+        revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.keys_every_s)
+        leaving.push_async_callback(revocations.close)
+        answerer = policies.cached(pipeline, knowledge)
+        runs = Runs(settings, answerer, policies, query_log, revocations, telemetry)
         policies.start()
-        keeping = event_streams(
-            settings,
-            policies,
-            outbound=out,
-            rooms=rooms,
-            model=asking.model,
-            start=start,
-            clock=clock,
-            telemetry=telemetry,
-        )
-        kept = await leaving.enter_async_context(keeping) if streaming else EventStreams()
+        streams = EventStreams()
+        if role.streaming:
+            kept = event_streams(
+                settings,
+                policies,
+                outbound=outbound,
+                rooms=knowledge,
+                documentation=questions.documentation(),
+                start=runs.start,
+                clock=clock,
+                telemetry=telemetry,
+            )
+            streams = await leaving.enter_async_context(kept)
         yield Parts(
-            answerer=policies.remembered(pipeline, rooms),
-            rooms=rooms,
-            publishing=Publishing(settings, rooms, directory, pipeline, clock, telemetry),
-            asking=asking,
-            policies=policies,
-            hub_tokens=HubTokens(settings.syfthub_url, out, clock, settings.syfthub_jwks_cache_ttl),
+            runs=runs,
+            questions=questions,
+            aggregator=Aggregator(servers, runs.begin, clock),
+            query_log=query_log,
+            knowledge=knowledge,
+            publishing=Publishing(settings, knowledge, directory, pipeline, clock, telemetry),
+            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
             revocations=revocations,
-            streams=kept,
+            streams=streams,
             servers=servers,
             clock=clock,
-            telemetry=telemetry,
+            surface=role.surface,
         )
 
 
-async def _valid_keys(rooms: KnowledgeOpener) -> set[str]:
-    return await (await rooms()).valid_keys()
+async def _valid_keys(knowledge: KnowledgeOpener) -> set[str]:
+    return await (await knowledge()).valid_keys()

@@ -1,1 +1,1 @@
-"""The words of the system: values, events, errors and contracts, with no framework behind them."""
+"""Values, events, errors and contracts; no framework, and nothing of ours is imported."""

@@ -1,4 +1,4 @@
-"""What the rooms promise each other."""
+"""The contracts between packages."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -27,19 +27,19 @@ Emit = Callable[[AnswerEvent], Awaitable[None]]
 
 
 class Answerer(Protocol):
-    """Takes a question down the river, emitting what happens, and returns the answer that the events fold to."""
+    """Answers a question: emits events, and returns the answer that they fold to."""
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer: ...
 
 
 class Source(Protocol):
-    """Where passages come from. An expected failure is data in the reply, never an exception."""
+    """Returns passages for a query. An expected failure is data in the reply, never an exception."""
 
     async def search(self, query: Query, context: Context) -> SourceReply: ...
 
 
 class Generator(Protocol):
-    """Who writes. Always a stream: one that cannot stream yields one delta. A failure is a GenerationFailed."""
+    """A language model. It always streams: one that cannot yields one delta. A failure is a GenerationFailed."""
 
     def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]: ...
 
@@ -55,13 +55,13 @@ class Subagent(Protocol):
 
 
 class Subagents(Protocol):
-    """Who does what. None is one that is switched off."""
+    """Finds the implementation of a subagent; None if it is disabled."""
 
     def find(self, expected: Expected) -> Subagent | None: ...
 
 
 class Turns(Protocol):
-    """A breaker, as those see it who ask before they call: a turn of 0 is a refusal."""
+    """A circuit breaker for callers that ask before they call: a turn of 0 is a refusal."""
 
     def enter(self) -> int: ...
 
@@ -69,13 +69,13 @@ class Turns(Protocol):
 
 
 class Breadcrumbs(Protocol):
-    """Where breadcrumbs go. It never slows or fails what it is told of."""
+    """A sink for breadcrumbs. It never delays or fails its caller."""
 
     def drop(self, crumb: Breadcrumb) -> None: ...
 
 
 class Embedder(Protocol):
-    """Texts to vectors of one length. `window` is how many tokens of a text it takes in."""
+    """Embeds texts as vectors of one length. `window` is the number of tokens that it reads of a text."""
 
     @property
     def name(self) -> str: ...
@@ -87,31 +87,31 @@ class Embedder(Protocol):
     def window(self) -> int: ...
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
-        """Where each token of the text begins and ends, in characters."""
+        """The start and end of each token, in characters."""
         ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]: ...
 
 
 class Reranker(Protocol):
-    """A score for each passage, in their order; higher is better."""
+    """Scores passages for a query, in their order; higher is better."""
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]: ...
 
 
 class EventLog(Protocol):
-    """What happened on streams, each in one order, written by one owner at a time. Where a stream is not, that is
-    NotFound; where the log cannot be reached, StreamUnavailable."""
+    """Streams of ordered entries, each written by one owner at a time. Raises NotFound for an unknown stream, and
+    StreamUnavailable if the log cannot be reached."""
 
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
-        """Begin a stream: the token with which its owner appends. Conflict if there is one of that name. `identity` is
-        who may read it, `about` whatever its readers should know."""
+        """Create a stream and return the token with which its owner appends. Conflict if the name is taken. `identity`
+        may read it; `about` is metadata for its readers."""
         ...
 
     async def append(self, stream: str, token: str, entries: Sequence[Entry]) -> Sequence[int]:
-        """Write all of these, in order, and hold the lease for its time again (also with no entries). The sequence of
-        each, or 0 for one that changes nothing: its revision is not above the last under its key. LeaseLost if the
-        stream has another owner, or has ended; StreamFull if they have no room, and then none is written."""
+        """Append all entries, in order, and renew the lease (also without entries). Returns the sequence of each, or 0
+        for one that changes nothing: its revision is not above the last under its key. LeaseLost if the stream has
+        another owner, or has ended; StreamFull if there is no room, and then none is written."""
         ...
 
     async def read(self, stream: str, after: int, limit: int) -> Page: ...
@@ -119,26 +119,26 @@ class EventLog(Protocol):
     def watch(self, stream: str) -> AbstractAsyncContextManager["Watch"]: ...
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
-        """End a stream whose owner has let its lease run out; False if it has not, or if the stream has ended."""
+        """End a stream whose owner's lease has expired; False if it has not, or if the stream has ended."""
         ...
 
 
 class Watch(Protocol):
-    """One who waits for news of a stream."""
+    """Waits for new entries of a stream."""
 
     async def changed(self) -> None:
-        """Come back when there may be something new since the last time (or since the watch began)."""
+        """Return when there may be new entries since the last call (or since the watch began)."""
         ...
 
 
 class Sessions(Protocol):
-    """Whose a planner's session is: the first one to name it holds it until `ttl_s` after it was last claimed."""
+    """Ownership of planner sessions: the first identity to claim one owns it until `ttl_s` after its last claim."""
 
     async def claim(self, session: str, identity: str, ttl_s: float) -> bool: ...
 
 
 class Cache(Protocol):
-    """Bytes for a while. A cache that fails is a miss."""
+    """Bytes with a time to live. A failure of the cache is a miss."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -146,29 +146,29 @@ class Cache(Protocol):
 
 
 class Limiter(Protocol):
-    """Never more than the limit in any window, however many ask at once."""
+    """A rate limit that holds in any window, also for concurrent callers."""
 
     async def admit(self, key: str) -> Allowance: ...
 
 
 class Directory(Protocol):
-    """Turns the endpoints that a question names into what can be asked."""
+    """Turns endpoints into sources and models."""
 
     def source(self, endpoint: Endpoint) -> Source: ...
 
     def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
-        """Not `retried` is for what the question can do without: it must not use up what the answer may need."""
+        """Without `retried` for optional calls, which must not use up the retry budget of the answer."""
         ...
 
 
 class TokenCounter(Protocol):
-    """How much of a model's window each text takes; it must not hold up the event loop."""
+    """Counts the tokens of texts without blocking the event loop."""
 
     async def count(self, texts: Sequence[str]) -> Sequence[int]: ...
 
 
 class Span(Protocol):
-    """A piece of work that is being timed; `context` is the one to go on with inside it."""
+    """A trace span; `context` is the context for work inside it."""
 
     @property
     def context(self) -> Context: ...
@@ -177,7 +177,7 @@ class Span(Protocol):
 
 
 class Telemetry(Protocol):
-    """Is told what happens; it never slows or fails what it watches."""
+    """Receives events, errors and signals; it never delays or fails its caller."""
 
     def asked(self, question: Question, context: Context) -> None: ...
 
@@ -195,7 +195,7 @@ class Clock(Protocol):
 
 
 class Exchange(Protocol):
-    """An upstream's reply: its head is here, its body comes as it is read, within the caps."""
+    """An upstream's reply: its head has arrived, its body is read on demand, within the size limits."""
 
     @property
     def status(self) -> int: ...
@@ -204,21 +204,21 @@ class Exchange(Protocol):
     def content_type(self) -> str: ...
 
     def header(self, name: str) -> str:
-        """What that header says, empty if there is none."""
+        """The value of a header; empty if there is none."""
         ...
 
     async def read(self) -> bytes: ...
 
     def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
-        """`endless` is for a stream that is listened to for as long as it lasts: the caps are not for the whole of it,
-        and whoever takes it apart caps the parts."""
+        """`endless` is for long-lived streams: the size limit does not apply to the whole, and the caller limits the
+        parts."""
         ...
 
 
 class Outbound(Protocol):
-    """The one way out. `operator` says that the operator configured this origin; anything else is guarded: it must be
-    public or on the operator's allow-list, and with `public_only` it must be public. Every failure is an UpstreamError;
-    leaving the context closes the connection if the reply was not read."""
+    """The HTTP client for all outbound requests. `operator`: the operator configured this origin; others are guarded:
+    the address must be public or on the allow-list, and with `public_only` it must be public. Every failure is an
+    UpstreamError; leaving the context closes the connection if the reply was not read."""
 
     def request(
         self,

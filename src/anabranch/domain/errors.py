@@ -1,4 +1,4 @@
-"""One tree of errors, each with a stable code; how a dialect renders them is its own affair.
+"""The tree of errors, each with a stable code; each dialect renders them in its own way.
 
 AnabranchError
 ├── ConfigurationError      a setting or the configuration file is wrong; the start stops
@@ -10,7 +10,7 @@ AnabranchError
 ├── RateLimited             the caller has asked too often; `details` say when it may ask again
 ├── Overloaded              more questions are running and waiting than the bounds allow
 ├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
-├── Cancelled               everybody who listened has gone
+├── Cancelled               all listeners have left
 ├── HubFailed               the hub cannot be asked, so a name stays unknown
 ├── DeadlineExceeded        the question's total time ran out
 ├── RetrievalTimedOut       none of the sources answered in time, where that is an error
@@ -23,11 +23,11 @@ AnabranchError
 │   └── StreamsFull         this process holds all the streams that it may; that passes
 ├── LeaseLost               another worker holds this stream, or has ended it
 ├── InternalError           our own fault
-└── UpstreamError           a call to another machine failed; sources and models turn it into their own words
+└── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
 
-GenerationFailed and UpstreamError also say what kind of `Trouble` it was, and how long the other side asks to be left
-alone: that is for those who decide whether to ask again, not for clients.
+GenerationFailed and UpstreamError also have a `Trouble` and the `Retry-After` of the upstream, for retries and circuit
+breakers; clients do not see them.
 """
 
 from enum import Enum
@@ -43,12 +43,12 @@ class AnabranchError(Exception):
 
 
 class Trouble(Enum):
-    """What a failed call to another machine says: whose failure it was, and whether asking again can help."""
+    """The kind of a failed upstream call: whose failure it was, and whether a retry can help."""
 
-    REQUEST = "the request was refused or could not be sent; it would be again"
-    BUSY = "nobody is at fault, and it may pass"
-    UNUSABLE = "the upstream replied with what cannot be used, and would again"
-    DOWN = "the upstream failed, and that may pass"
+    REQUEST = "the request was refused or could not be sent; a retry cannot help"
+    BUSY = "the upstream is busy; a retry can help"
+    UNUSABLE = "the upstream sent an unusable reply; a retry cannot help"
+    DOWN = "the upstream failed; a retry can help"
 
     @property
     def fault(self) -> bool:
@@ -61,7 +61,7 @@ class Trouble(Enum):
 
 
 class Elsewhere(AnabranchError):
-    """What GenerationFailed and UpstreamError share. What nobody has marked is not blamed on the other machine."""
+    """The base of GenerationFailed and UpstreamError. By default the failure is not the upstream's fault."""
 
     def __init__(
         self, message: str, trouble: Trouble = Trouble.REQUEST, wait_s: float | None = None, /, **details: str | int

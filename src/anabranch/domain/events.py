@@ -1,4 +1,4 @@
-"""What happens while a question or a planner step is worked on, and the fold between events and answer."""
+"""The events of a question and of a planner step, and the fold between events and answer."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -9,7 +9,7 @@ from anabranch.domain.model import Answer, SourceReply, Value
 
 
 class Event(Value, tag=True):
-    """One thing that happened."""
+    """The base of all events."""
 
 
 class RetrievalStarted(Event):
@@ -17,7 +17,7 @@ class RetrievalStarted(Event):
 
 
 class SourceReplied(Event):
-    """A source is through, well or not; `index` is its place in the question."""
+    """A source has replied or failed; `index` is its position in the question."""
 
     index: int
     reply: SourceReply
@@ -37,13 +37,13 @@ class Token(Event, gc=False):
 
 
 class Answered(Event):
-    """The end, well: it carries the whole answer, so that a stream taken up in the middle can still render it."""
+    """The end with an answer: all of it, so that a client that resumes in the middle can render it."""
 
     answer: Answer
 
 
 class Failed(Event):
-    """The end, badly: an error's code, its sentence, its details, and when it came."""
+    """The end with an error: its code, message and details, and the time until it occurred."""
 
     code: str
     message: str
@@ -56,7 +56,7 @@ TERMINAL = (Answered, Failed)
 
 
 def fold(events: Iterable[AnswerEvent]) -> Answer | None:
-    """The answer that the events tell, put together from its parts; None if they do not end well."""
+    """The answer, assembled from its events; None if they do not end in one."""
     text: list[str] = []
     replies: dict[int, SourceReply] = {}
     for event in events:
@@ -114,7 +114,7 @@ class SubagentResult(Event):
 
 
 class SubagentCompleted(Event):
-    """A subagent has said its last word, well or not; a later attempt may still follow a bad one."""
+    """A subagent's attempt has ended; another attempt may follow an error."""
 
     subagent: str
     result_key: str
@@ -138,7 +138,7 @@ class SubagentTimedOut(Event):
 
 
 class SubagentDegraded(Event):
-    """It is not asked at all: it has failed too often of late, or it is switched off."""
+    """The subagent is not called: its circuit is open, or it is disabled."""
 
     subagent: str
     result_key: str
@@ -146,7 +146,7 @@ class SubagentDegraded(Event):
 
 
 class StreamDegraded(Event):
-    """The workers' shared log is out of reach; the stream goes on in another epoch, from one worker alone."""
+    """The shared log is unreachable; the stream continues in another epoch on one worker."""
 
     epoch: int
     reason: str
@@ -160,7 +160,7 @@ class SafetyDecided(Event):
 
 
 class StepProgressed(Event):
-    """What the planner itself has to say."""
+    """A progress message of the planner itself."""
 
     payload: msgspec.Raw
     revision: int

@@ -1,4 +1,4 @@
-"""MCP servers as the operator configures them, and how they are doing."""
+"""MCP servers: configuration and health; spec 3's query, response and errors."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,15 +10,15 @@ from anabranch.domain.ranking import NEUTRAL, Breakdown, Weights
 ServerState = Literal["disabled", "idle", "connecting", "ready", "failed"]
 
 
-# Under which a call says how many aggregators it has come through; one that has come through more asks no further.
+# The request metadata key for the number of aggregators that a call has passed; beyond MAX_HOPS it is not forwarded.
 HOPS = "anabranch/hops"
 MAX_HOPS = 3
 
 
 class McpServer(Value):
-    """An entry of `mcpServers:`: a command that is run, or a URL. `tool` is the one that is asked, `query_argument`
-    where the question goes, `arguments` what else it is given each time, and `result_path` where in its reply the
-    results stand; whatever is not given is found out. `description` says what it is for, in the operator's words."""
+    """An entry of `mcpServers:`: a command to run, or a URL. `tool` is called with the question in `query_argument` and
+    with `arguments`; `result_path` locates the results in its reply. What is not configured is detected. `description`
+    is shown to clients."""
 
     name: str
     command: str | None = None
@@ -43,7 +43,7 @@ class McpServer(Value):
 
 
 class ServerRule(Value):
-    """Questions in which `pattern` is found go to these servers."""
+    """Routes questions that match `pattern` to these servers."""
 
     pattern: str
     servers: tuple[str, ...]
@@ -63,8 +63,8 @@ class Aggregation(Value):
 
 
 class ServerHealth(Value):
-    """How one server is doing. `chosen` says how its tool was found, `error` why it is not ready or what its last call
-    failed of; `reconnects` counts how often its connection was made again."""
+    """The health of one server. `chosen` says how its tool was selected, `error` why it is not ready or why its last
+    call failed."""
 
     name: str
     state: ServerState
@@ -88,7 +88,7 @@ FEWEST, MOST = 10, 100
 
 
 class AggregatorQuery(Value):
-    """`max_results` None is as configured. `servers` None are those that the rules choose, an empty list is all."""
+    """`max_results` None is the configured default. `servers` None applies the routing rules; an empty list is all."""
 
     query_text: str
     max_results: int | None = None
@@ -104,7 +104,7 @@ class ResultContent(Value):
 
 
 class ServerResult(Value):
-    """One result of a server; `timestamp` is when it was there, `response_time_ms` how long the server took."""
+    """One result of a server; `timestamp` is when the server replied, after `response_time_ms`."""
 
     server_name: str
     content: ResultContent
@@ -114,7 +114,7 @@ class ServerResult(Value):
 
 
 class RankedResult(Value):
-    """`score_breakdown` has each part from 0 to 1; `weighted_parts`, times the weights, sum to the score."""
+    """`score_breakdown` has each part from 0 to 1; `weighted_parts` sum to the score."""
 
     rank: int
     relevance_score: float
@@ -124,7 +124,7 @@ class RankedResult(Value):
 
 
 class ServerReport(Value):
-    """What became of one server that was asked."""
+    """The outcome of one queried server."""
 
     server_name: str
     status: Status
@@ -134,8 +134,8 @@ class ServerReport(Value):
 
 
 class AggregationMetadata(Value):
-    """`dedup_complete` is false where so much and so long came back that not all could be compared with all: then the
-    count is too high, if anything."""
+    """`dedup_complete` is false if there were too many or too long results to compare all pairs; then duplicates may
+    remain in the count."""
 
     request_id: str
     timestamp: str
@@ -157,7 +157,7 @@ class AggregatedResponse(Value):
 
 
 class AggregatorError(AnabranchError):
-    """Spec 3's four; `fields` are what each of them carries."""
+    """The base of spec 3's four errors; `fields` are their data."""
 
     name = "AggregatorError"
 

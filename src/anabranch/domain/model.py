@@ -1,4 +1,4 @@
-"""The values that flow down the river."""
+"""The values of the pipeline: questions, contexts, passages, answers."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,14 +15,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Until(StrEnum):
-    """How far down the river a question goes."""
+    """The last stage of a question."""
 
     MERGE = "merge"
     GENERATE = "generate"
 
 
 class Status(StrEnum):
-    """How a source's part of a question ended."""
+    """The outcome of querying a source."""
 
     SUCCESS = "success"
     ERROR = "error"
@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 
 class Ground(StrEnum):
-    """What an answer can stand on."""
+    """What an answer can be based on."""
 
     DOCUMENTS = "documents"
     NO_SOURCES = "no_sources"
@@ -44,15 +44,15 @@ class Ground(StrEnum):
     WEAK = "weak"
 
 
-# A collection is asked in this process, an MCP server over the connection that is kept to it (its slug is its name); an
-# extractive model answers in the documents' own sentences.
+# A collection is searched in this process; an MCP server's slug is its name; an extractive model quotes sentences of
+# the documents.
 EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 
 class Endpoint(Value):
-    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for,
-    `public_only` one that a caller named who may not reach the private addresses on the operator's allow-list.
-    `alternate` is a second address of the same source, asked when the first is slow or down."""
+    """The address of a source or a model. `operator`: the operator configured it, so it is trusted; `public_only`: its
+    caller may not reach the private addresses on the allow-list; `alternate` is a second address of the same source for
+    hedging and failover."""
 
     slug: str
     url: str = ""
@@ -83,8 +83,8 @@ class Message(Value):
 
 
 class Filters(Value):
-    """What a document must be to be found at all. `collections` None is every one; dates are ISO 8601 days, inclusive,
-    compared with the document's own date, else with the day it was ingested."""
+    """Filters on documents. `collections` None is all; dates are ISO 8601 days, inclusive, compared with the document's
+    date, else with the day it was ingested."""
 
     collections: tuple[str, ...] | None = None
     start: str | None = None
@@ -93,13 +93,32 @@ class Filters(Value):
     tags: tuple[str, ...] = ()
 
 
+class Profile(Value):
+    """How a kind of question is merged and put to a model. `name` identifies it in caches and logs. `merge` orders
+    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages. With
+    `timeout_fails` the question fails when every source times out."""
+
+    name: str
+    merge: Literal["similarity", "rank"]
+    prompt: Literal["documents", "numbered"]
+    prompt_version: str
+    timeout_fails: bool = False
+
+
+CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1")
+QUERY = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
+# Spec 4's surface is the only one that has an error for a search that took too long.
+RAG = Profile(name="rag", merge="rank", prompt="numbered", prompt_version="query-1", timeout_fails=True)
+AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-1")
+
+
 class Question(Value):
-    """What is asked, of whom, and how far to go. `refuse` answers in words, without a model, when nothing was found;
-    `threshold` does so too when what was found is, on average, less similar than that. `rewrite` lets the model put the
-    question in other words before it is searched for; `diversity` is the λ of maximal marginal relevance (1 is
-    relevance alone, None does without). `language` is that of our own messages, `answer_in` the one that the model must
-    write in. `fresh` takes no remembered answer. `ranking` goes with the profile `aggregate`; `patience_s` is how long
-    the sources may take, where that is not for the settings to say."""
+    """A question with its sources, model and options. `refuse` answers with a refusal, without a model, when nothing
+    was found; `threshold` also when the passages are, on average, less similar than that. `rewrite` lets the model
+    rewrite the question before the search; `diversity` is the λ of maximal marginal relevance (1 is relevance alone,
+    None disables it). `language` is that of our own messages, `answer_in` that of the model's answer. `fresh` bypasses
+    the answer cache. `ranking` belongs to the profile `aggregate`; `patience_s` is the time for the sources, if not
+    that of the settings."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -111,7 +130,7 @@ class Question(Value):
     temperature: float = 0.7
     system_prompt: str | None = None
     until: Until = Until.GENERATE
-    profile: str = "chat"
+    profile: Profile = CHAT
     refuse: bool = False
     filters: Filters = Filters()
     rerank: bool = True
@@ -126,10 +145,9 @@ class Question(Value):
 
 
 class Context(Value):
-    """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
-    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `key` is the id of
-    the API key that the request came with, `bearer` the token itself, which nobody else is sent. `hops` counts the
-    aggregators that a question has come through."""
+    """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
+    collection. `key` is the id of the API key of the request, `bearer` the token itself, which is sent to nobody.
+    `hops` counts the aggregators that the question has passed."""
 
     correlation_id: str
     deadline: float
@@ -148,7 +166,7 @@ class Context(Value):
 
     @property
     def trace_id(self) -> str:
-        """That of the trace that the request came with or that was begun for it, else the correlation id."""
+        """The trace id of the request, else its correlation id."""
         return self.traceparent[3:35] if self.traceparent else self.correlation_id
 
     def __repr__(self) -> str:
@@ -159,7 +177,7 @@ class Context(Value):
 
 
 class Query(Value):
-    """What one source is asked. `raw` takes all that it returns as it is: others will rank it."""
+    """The query for one source. `raw` returns its results as they are, for a later ranking."""
 
     text: str
     limit: int
@@ -173,7 +191,7 @@ class Query(Value):
 
 
 class Scores(Value, gc=False):
-    """How a chunk came to its place; None is a score that it does not have."""
+    """The scores of a chunk by stage; None if a stage gave none."""
 
     dense: float | None = None
     sparse: float | None = None
@@ -182,7 +200,7 @@ class Scores(Value, gc=False):
 
 
 class Place(Value):
-    """Where a passage stands in a collection: `start` and `end` are character offsets in the document's content."""
+    """The location of a passage in a collection: `start` and `end` are character offsets in the document's content."""
 
     chunk_id: str
     collection: str
@@ -197,8 +215,8 @@ class Place(Value):
 
 
 class Passage(Value):
-    """A piece of a source's material, as it returned it. `date` is when that was written or last changed, in seconds
-    since 1970; `breakdown` is how it came to its score, where a ranking of ours gave it."""
+    """A piece of text that a source returned. `date` is its last change, in seconds since 1970; `breakdown` has the
+    parts of its score, if a `Ranking` gave it."""
 
     source: str
     title: str
@@ -212,9 +230,8 @@ class Passage(Value):
 
 
 class SourceReply(Value):
-    """What a source said. `seen` stands for all that it could have found for this caller at that moment, where it can
-    tell: two replies with the same one looked at the same documents. `fault` says that the upstream failed, and not
-    what was asked of it."""
+    """A source's reply. `seen` identifies the documents that were visible to this caller, if the source knows: replies
+    with equal values searched the same documents. `fault`: the upstream failed, not the request."""
 
     path: str
     status: Status
@@ -226,7 +243,7 @@ class SourceReply(Value):
 
 
 class Prompt(Value):
-    """What a model is asked; `passages` are the ones that found room in it."""
+    """The prompt for a model; `passages` are those that fit."""
 
     question: str
     messages: tuple[Message, ...]
@@ -245,7 +262,7 @@ class Usage(Value, gc=False):
 
 
 class Delta(Value, gc=False):
-    """What a generator yields: a piece of text, and with one of them the usage and why it ended, if they are known."""
+    """A piece of text from a generator; one of them has the usage and the finish reason, if known."""
 
     text: str
     usage: Usage | None = None
@@ -253,8 +270,8 @@ class Delta(Value, gc=False):
 
 
 class Allowance(Value, gc=False):
-    """What a limiter says: `wait_s` 0 is admitted, anything else is how long to wait. `remaining` calls are left now;
-    after `reset_s` all of them are there again."""
+    """A rate limiter's decision: `wait_s` 0 is admitted, else the time to wait. `remaining` calls are left; after
+    `reset_s` the whole limit is available."""
 
     limit: int
     remaining: int
@@ -263,16 +280,16 @@ class Allowance(Value, gc=False):
 
 
 class Embedding(Value, gc=False):
-    """A text as its embedder sees it: one vector of unit length (float32), and, where the embedder knows them, the sign
-    bits of its tokens' vectors, one row of dimensions / 8 bytes for each token that carries meaning."""
+    """A text's embedding: one unit vector (float32), and, if the embedder has them, the sign bits of its token vectors,
+    one row of dimensions / 8 bytes per token that carries meaning."""
 
     vector: bytes
     tokens: bytes = b""
 
 
 class Citation(Value, gc=False):
-    """A mark in the answer (`start`, `end`) and the words behind it: `passage` indexes `Answer.passages`,
-    `passage_start` and `passage_end` are character offsets in that passage's text."""
+    """A citation mark in the answer (`start`, `end`) and the words that support it: `passage` indexes
+    `Answer.passages`, `passage_start` and `passage_end` are character offsets in that passage's text."""
 
     start: int
     end: int
@@ -289,8 +306,8 @@ class Timings(Value, gc=False):
 
 
 class Answer(Value):
-    """The whole answer; `passages` are those that the model saw, best first. `distinct` is how many there were without
-    those that repeat others, where they were counted; `compared` says that all were compared for that."""
+    """The whole answer; `passages` are those in the prompt, best first. `distinct` counts results without duplicates,
+    for a `Ranking`; `compared`: all pairs were compared for that."""
 
     text: str
     ground: Ground

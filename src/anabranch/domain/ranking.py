@@ -1,4 +1,4 @@
-"""How results of strangers are put in order: what counts for how much, and what each result got for what."""
+"""Ranking of aggregated results: weights, score breakdowns and their sum."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import dataclass_transform
 
 import msgspec
 
-# What is not known speaks neither for a result nor against it.
+# The score of an unknown part.
 NEUTRAL = 0.5
 DIGITS = 6
 
@@ -17,7 +17,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Weights(Record):
-    """How much each part counts; they need not sum to 1, `shares` do."""
+    """The weight of each part; `shares` are normalized to sum to 1."""
 
     keyword_match: float = 0.4
     freshness: float = 0.3
@@ -26,12 +26,12 @@ class Weights(Record):
 
     @property
     def shares(self) -> "Weights":
-        whole = self.keyword_match + self.freshness + self.server_reputation + self.length_penalty
+        total = self.keyword_match + self.freshness + self.server_reputation + self.length_penalty
         return Weights(
-            keyword_match=self.keyword_match / whole,
-            freshness=self.freshness / whole,
-            server_reputation=self.server_reputation / whole,
-            length_penalty=self.length_penalty / whole,
+            keyword_match=self.keyword_match / total,
+            freshness=self.freshness / total,
+            server_reputation=self.server_reputation / total,
+            length_penalty=self.length_penalty / total,
         )
 
     @property
@@ -40,7 +40,7 @@ class Weights(Record):
 
 
 class Breakdown(Record):
-    """What a result got, each from 0 to 1; `length_penalty` 1 is no penalty."""
+    """The parts of a score, each from 0 to 1; `length_penalty` 1 is no penalty."""
 
     keyword_match: float
     freshness: float
@@ -48,7 +48,7 @@ class Breakdown(Record):
     length_penalty: float
 
     def weighted(self, shares: Weights) -> "Breakdown":
-        """What each part adds to the score. Rounding never makes them more than 1 together: the largest gives way."""
+        """The weighted parts. If rounding makes their sum exceed 1, the largest is reduced."""
         added = [
             round(self.keyword_match * shares.keyword_match, DIGITS),
             round(self.freshness * shares.freshness, DIGITS),
@@ -63,7 +63,7 @@ class Breakdown(Record):
 
     @property
     def total(self) -> float:
-        """The score, of parts that are weighted: their sum."""
+        """The score: the sum of weighted parts."""
         parts = (self.keyword_match, self.freshness, self.server_reputation, self.length_penalty)
         return round(math.fsum(parts), DIGITS)
 

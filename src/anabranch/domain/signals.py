@@ -1,4 +1,4 @@
-"""What the policies around the river tell telemetry: not what becomes of a question, but how the machinery is doing."""
+"""Signals of policies and infrastructure to telemetry: caches, limits, circuit breakers, Redis, MCP servers."""
 
 from typing import Literal
 
@@ -10,18 +10,18 @@ BreakerState = Literal["closed", "half_open", "open"]
 
 
 class CacheLooked(Value, gc=False):
-    """A cache was asked; a cache that could not be reached is a miss."""
+    """A cache lookup; an unreachable cache is a miss."""
 
     cache: CacheName
     hit: bool
 
 
 class Joined(Value, gc=False):
-    """A question was already being answered, and this one waits for the same answer."""
+    """A question shares the answer of an identical one that is already running."""
 
 
 class Metered(Value, gc=False):
-    """A limiter has decided about a caller: a user, or an address."""
+    """A rate limiter's decision about a caller: a user, or an address."""
 
     surface: str
     admitted: bool
@@ -29,14 +29,14 @@ class Metered(Value, gc=False):
 
 
 class Rejected(Value, gc=False):
-    """A request was turned away before a Run began."""
+    """A request was rejected before a Run began."""
 
     surface: str
     code: str
 
 
 class Load(Value, gc=False):
-    """How many questions are being answered, and how many wait for their turn."""
+    """The number of questions that run, and that wait for admission."""
 
     running: int
     waiting: int
@@ -48,20 +48,20 @@ class BreakerMoved(Value, gc=False):
 
 
 class Retried(Value, gc=False):
-    """An upstream is asked again."""
+    """A call to an upstream is retried."""
 
     upstream: str
 
 
 class Spent(Value, gc=False):
-    """What a call to a model took, as the model reports it, for whatever it was made."""
+    """Token usage of a call to a model, as the model reports it."""
 
     model: str
     usage: Usage
 
 
 class Hedged(Value, gc=False):
-    """A source's alternate was asked too; `won` says that its reply was the one that counted."""
+    """A hedged request to a source's alternate address; `won`: its reply was used."""
 
     upstream: str
     won: bool
@@ -73,13 +73,13 @@ class RedisMoved(Value, gc=False):
 
 
 class RedisSaidNo(Value, gc=False):
-    """Redis answers, and refuses a command: it is read-only, full, wants a password. `why` is its error's name."""
+    """Redis refused a command: it is read-only, full, or needs a password. `why` is the name of its error."""
 
     why: str
 
 
 class Compared(Value, gc=False):
-    """A step in shadow mode beside the old way's answer: where they differ, without what stands there."""
+    """A step in shadow mode compared with the legacy answer: the paths that differ, without values."""
 
     session_id: str
     plan_step_id: str
@@ -88,7 +88,7 @@ class Compared(Value, gc=False):
 
 
 class Stepped(Value, gc=False):
-    """A planner's step has ended."""
+    """A planner step has ended."""
 
     status: str
     latency_ms: int
@@ -103,20 +103,20 @@ class Subagented(Value, gc=False):
 
 
 class Ignored(Value, gc=False):
-    """Something sent to a step was recorded, and not delivered."""
+    """An event sent to a step was recorded and not delivered."""
 
     reason: str
 
 
 class Reading(Value, gc=False):
-    """How many clients read streams here."""
+    """The number of clients that read streams."""
 
     clients: int
 
 
 class ServerMoved(Value, gc=False):
-    """How an MCP server is doing now. `reason` is a sentence of ours; what it quotes of the server's own words, and the
-    `last_words` that its process wrote, hold nothing that it was given in confidence."""
+    """The new state of an MCP server. `reason` is our message; secrets are removed from what it quotes of the server,
+    and from `last_words`, the last output of its process."""
 
     server: str
     state: ServerState
@@ -125,7 +125,7 @@ class ServerMoved(Value, gc=False):
 
 
 class CrumbsLost(Value, gc=False):
-    """Breadcrumbs that the sink could not take."""
+    """Breadcrumbs that a sink dropped."""
 
     count: int
 

@@ -1,1 +1,1 @@
-"""Who writes."""
+"""Language models, embedders and rerankers: one module per kind."""

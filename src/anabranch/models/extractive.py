@@ -1,4 +1,4 @@
-"""The generator that needs no model: the sentences that carry the answer, word for word, each with its mark."""
+"""The extractive generator: quotes the sentences that answer the question, each with its citation mark."""
 
 import math
 import re
@@ -20,10 +20,10 @@ MAX_SENTENCE = 1_000
 MAX_HEADING = 80
 MAX_READ = 200
 
-# What a sentence is worth: the weight of the question's words that it adds, then how near its passage is, and whether
-# a sentence that was picked names its passage.
+# A sentence's score: the weight of the question's words that it adds, its passage's similarity, and whether a picked
+# sentence names its passage.
 NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
-# What only its heading says counts less.
+# Words that are only in its heading count less.
 LENT = 0.8
 
 SAYING = re.compile(r"[^\W_]")
@@ -37,8 +37,8 @@ LEANS_BACK = re.compile(
 
 
 class Extractive:
-    """The best supporting sentences, verbatim, in reading order, cited [n], at most a short paragraph; abstains in
-    words when nothing supports an answer."""
+    """The best supporting sentences, verbatim, in reading order, cited [n], at most a short paragraph; abstains with a
+    message when nothing supports an answer."""
 
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
         quoted = quotes(prompt.question, prompt.passages)
@@ -79,7 +79,7 @@ def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
 
 
 def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator[Quote]:
-    """The sentences of a passage that state something. A heading or a question lends its words to what follows."""
+    """The statements of a passage. A heading or a question adds its words to what follows."""
     headers = " | ".join(passage.place.headers)[:MAX_TITLE] if passage.place else ""
     under = wording.within(bare(passage.title))
     above, last = wording.within(headers), len(text.rstrip())
@@ -109,7 +109,7 @@ def _is_heading(text: str, begin: int, start: int, end: int) -> bool:
 
 
 def _cut(text: str, start: int, end: int) -> int:
-    """Where a sentence without an end is cut off: behind a word."""
+    """Where an overlong sentence is cut: after a word."""
     if end - start <= MAX_SENTENCE:
         return end
     space = text.rfind(" ", start + MAX_SENTENCE // 2, start + MAX_SENTENCE)
@@ -117,7 +117,7 @@ def _cut(text: str, start: int, end: int) -> int:
 
 
 class SentenceSelection:
-    """Picks, one by one, the sentence that adds most of what the question asks about."""
+    """Picks sentences greedily: each time the one that adds most of the question's words."""
 
     def __init__(self, wording: Wording, passages: Sequence[Passage], candidates: Sequence[Quote]) -> None:
         self._wording = wording
@@ -164,7 +164,7 @@ class SentenceSelection:
         return self._worth[bits]
 
     def _names(self, quote: Quote) -> set[int]:
-        """The passages whose title stands in the sentence: it leads on to them."""
+        """The passages whose title occurs in the sentence."""
         sentence = self._text(quote).lower()
         return {at for at, title in enumerate(self._titles) if len(title) > 2 and title in sentence}
 
@@ -173,7 +173,7 @@ class SentenceSelection:
 
 
 def _weights(wording: Wording, within: Sequence[int]) -> dict[int, float]:
-    """Words that few passages have, and names, weigh more; together they weigh 1."""
+    """The weights of the question's words, which sum to 1: rare words and names weigh more."""
     weights: dict[int, float] = {}
     for bit in _each(wording.everything):
         having = sum(1 for bits in within if bits & bit)
@@ -191,7 +191,7 @@ def _each(bits: int) -> Iterator[int]:
 
 
 def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> list[Quote]:
-    """A sentence that begins with "It" or "This" brings along the one before it, where there is room."""
+    """Adds the preceding sentence of one that begins with "It" or "This", if there is room."""
     at = {(quote.passage, quote.order): quote for quote in candidates}
     whole = dict.fromkeys(picked)
     left = MAX_CHARACTERS - sum(quote.end - quote.start for quote in picked)
@@ -206,7 +206,7 @@ def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> l
 
 
 def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> list[Quote]:
-    """Documents as they were first used; within one, as it is written."""
+    """Documents in order of first use; sentences in document order."""
     first: dict[tuple[str, str | int], int] = {}
     keyed: list[tuple[int, int, int, int, Quote]] = []
     for quote in picked:
@@ -218,7 +218,7 @@ def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> l
 
 
 def _cited(quote: Quote, passages: Sequence[Passage]) -> str:
-    """The words and their mark. A reference inside them would read as a mark of ours, so ours takes its place."""
+    """The quote with its citation mark, which replaces bracketed references inside it."""
     mark = f" [{quote.passage + 1}]"
     sources = {passage.source for passage in passages}
 

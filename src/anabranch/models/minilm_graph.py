@@ -21,14 +21,14 @@ DIMENSIONS = 384
 EPSILON = 1e-12
 FUSED = "com.microsoft"
 LAST = f"layer{LAYERS - 1}.output"
-# The outputs of the layer norms that products take in.
+# The layer norm outputs that feed matrix products.
 NORMS = ("embedded", *(f"layer{n}.{part}" for n in range(LAYERS) for part in ("attention", "output")))[:-1]
 
-# How much of the difference between a norm's channels is moved from the activations into the weights.
+# The share of the difference between channels that moves from activations into weights (SmoothQuant).
 SMOOTHING = 0.8
 # Processors without VNNI add two products of 8 bits in 16 bits: 255 times this still fits.
 PAIR_LIMIT = 127.5
-# GELU never goes below.
+# The minimum of GELU.
 DIP = 0.17
 
 Floats = npt.NDArray[np.float32]
@@ -64,7 +64,7 @@ def quantized_model(weights: Weights, reach: Mapping[str, Floats]) -> bytes:
 
 
 class Graph:
-    """Collects nodes and the weights that they hold."""
+    """Collects nodes and their weights."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -129,7 +129,7 @@ class QuantizedGraph(Graph):
         return self.node("Mul", [whole, row_scales], name), bias
 
     def _quantized(self, taken: str) -> tuple[str, str, str]:
-        """The rows in 8 bits, their scales, and what stands for zero. Three products share the rows of one norm."""
+        """The rows in 8 bits, their scales and zero points. Three products share the rows of one norm."""
         if taken not in self._rows:
             if taken.endswith(".gelu"):
                 kind, value = "unsigned", self.node("Add", [taken, "dip"], f"{taken}.raised")
@@ -149,7 +149,7 @@ class QuantizedGraph(Graph):
 
 
 def _smoothing(reach: Floats) -> Floats:
-    """What each channel is divided by, and its weights multiplied with, so that no few channels set all the scales."""
+    """Divisors of the channels, multiplied into the weights, so that outlier channels do not set the scales."""
     reach = np.maximum(reach, np.float32(1e-3))
     relative: Floats = (reach / np.exp(np.log(reach).mean())) ** np.float32(SMOOTHING)
     return relative

@@ -1,4 +1,4 @@
-"""One JSON call to a model server that the operator named, made again where that can help."""
+"""JSON calls to a configured model server, with retries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,15 +13,15 @@ from anabranch.policies.resilience import GuardedCalls
 
 RETRIES = 3
 FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 10.0
-# A server that asks for more patience than this is not waited for.
-LONGEST_ASKED_S = 30.0
+MAX_BACKOFF_S = 10.0
+# A longer Retry-After than this fails the call.
+MAX_RETRY_AFTER_S = 30.0
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class ModelServer:
-    """Where a model is served. Time-outs, broken connections, 429 and 5xx are tried again; all failures are an
+    """A client of one model server. Time-outs, broken connections, 429 and 5xx are retried; every failure is an
     UpstreamError."""
 
     def __init__(
@@ -76,10 +76,18 @@ class ModelServer:
             raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
 
 
+def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> str:
+    """The URL of an operation; `base` is the host, the host with its version, or the whole URL."""
+    base = syft_wire.base(base)
+    if base.endswith(operation):
+        return base
+    return f"{base}{operation}" if base.endswith(versions) else f"{base}/v1{operation}"
+
+
 def _wait_s(error: UpstreamError, attempt: int) -> float | None:
-    """As long as the server asks, or twice as long each time; None if asking again cannot help, or not soon enough."""
+    """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
     if not error.trouble.may_pass:
         return None
     if error.wait_s is not None:
-        return error.wait_s if error.wait_s <= LONGEST_ASKED_S else None
-    return min(LONGEST_WAIT_S, resilience.backoff_s(FIRST_WAIT_S, attempt))
+        return error.wait_s if error.wait_s <= MAX_RETRY_AFTER_S else None
+    return min(MAX_BACKOFF_S, resilience.backoff_s(FIRST_WAIT_S, attempt))

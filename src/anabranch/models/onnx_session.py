@@ -1,4 +1,4 @@
-"""ONNX Runtime, set up to share a machine with others, and batches of texts that are of like length."""
+"""ONNX Runtime sessions with bounded threads, and batches of texts of similar length."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-# More tokens in a batch save nothing, and long texts even become slower.
+# Larger batches save nothing, and are slower for long texts.
 BATCH_TOKENS = 512
 ERRORS_ONLY = 3
 
@@ -14,20 +14,20 @@ Ids = npt.NDArray[np.int32]
 
 
 def session(model: bytes | str, threads: int = 1) -> ort.InferenceSession:
-    """Of a model's bytes, or of its path."""
+    """A session for a model, given as bytes or as a path."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
-    # Patterns are kept per shape of a batch, and there are thousands of shapes.
+    # Memory patterns are kept per batch shape, and there are thousands of shapes.
     options.enable_mem_pattern = False
-    # A thread that waits for work must not use up a core.
+    # Idle threads must not spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of texts, the shortest first, together as long as that pays."""
+    """Batches of text indexes, shortest texts first, up to BATCH_TOKENS with padding."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
@@ -39,7 +39,7 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def padded(texts: Sequence[Ids], pad: int = 0) -> tuple[Ids, Ids]:
-    """The ids of all texts in one array, and which of them count."""
+    """The ids of all texts in one padded array, and its attention mask."""
     ids = np.full((len(texts), max(map(len, texts))), pad, np.int32)
     mask = np.zeros_like(ids)
     for row, text in enumerate(texts):

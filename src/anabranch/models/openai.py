@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's /v1/chat/completions."""
+"""Models behind OpenAI's /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator
 
@@ -6,6 +6,7 @@ import msgspec
 
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt
+from anabranch.models.model_server import api_url
 from anabranch.models.replies import deltas
 from anabranch.network import syft_wire
 
@@ -29,18 +30,10 @@ class OpenAIModel:
         return deltas(
             lambda: self._outbound.request(
                 "POST",
-                completions_url(self._endpoint.url),
+                api_url(self._endpoint.url, "/chat/completions"),
                 headers=syft_wire.headers(self._endpoint, context),
                 body=msgspec.json.encode(payload),
                 operator=self._endpoint.operator,
                 public_only=self._endpoint.public_only,
             )
         )
-
-
-def completions_url(base: str) -> str:
-    """People configure the host, the host with /v1, or the whole address; all three work."""
-    base = syft_wire.base(base)
-    if base.endswith("/chat/completions"):
-        return base
-    return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"

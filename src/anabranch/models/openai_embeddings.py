@@ -1,6 +1,5 @@
-"""Any server that speaks OpenAI's /v1/embeddings."""
+"""Embedders behind OpenAI's /v1/embeddings."""
 
-import asyncio
 import re
 from collections.abc import Sequence
 
@@ -8,21 +7,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
 from anabranch.domain.model import Embedding, Value
-from anabranch.models.model_server import ModelServer, Sleep
+from anabranch.models.model_server import ModelServer
 from anabranch.models.replies import UNDECODABLE
-from anabranch.network import syft_wire
-from anabranch.policies.resilience import GuardedCalls
 
 MAX_BATCH = 96
-# How long vectors are is not known before the first reply, and a reply has to stay within the cap on replies.
+# The dimensions are unknown before the first reply, and a reply must stay within its size limit.
 FIRST_BATCH = 16
 REPLY_BYTES = 2_000_000
 BYTES_PER_NUMBER = 24
 MAX_DIMENSIONS = 16_384
-# One ideograph, up to six letters, up to three digits, or one sign.
+# One ideograph, up to six letters, up to three digits, or one symbol.
 PIECE = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,6}|\d{1,3}|[^\w\s]|_"
 )
@@ -38,31 +34,17 @@ class EmbeddingsReply(Value):
 
 
 class OpenAIEmbeddings:
-    """An Embedder behind an address that the operator configured. `dimensions` is 0 until the first reply has shown how
-    long its vectors are; from then on they must stay so."""
+    """An Embedder on a configured server. `dimensions` is 0 until the first reply; later replies must have the same."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        outbound: Outbound,
-        *,
-        api_key: str = "",
-        window: int = 8000,
-        timeout_s: float = 30.0,
-        sleep: Sleep = asyncio.sleep,
-        attempts: GuardedCalls | None = None,
-    ) -> None:
+    def __init__(self, server: ModelServer, model: str, window: int = 8000) -> None:
         self.name = model
         self.window = window
         self.dimensions = 0
-        self._server = ModelServer(
-            embeddings_url(url), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep, attempts=attempts
-        )
+        self._server = server
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
-        """An estimate, since the server's tokenizer is not known here: about as many pieces as the usual vocabularies
-        have for English, rather more than fewer for anything else."""
+        """An estimate, since the server's tokenizer is unknown: close to common vocabularies for English, too high
+        rather than too low for other languages."""
         return [piece.span() for piece in PIECE.finditer(text)]
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
@@ -78,7 +60,7 @@ class OpenAIEmbeddings:
         return max(1, min(MAX_BATCH, REPLY_BYTES // (BYTES_PER_NUMBER * self.dimensions)))
 
     def _sendable(self, text: str) -> str:
-        """Cut to the window, and never empty, which servers refuse."""
+        """Truncated to the window, and never empty, which servers reject."""
         if len(text) > self.window:
             pieces = self.tokens(text)
             if len(pieces) > self.window:
@@ -97,14 +79,6 @@ class OpenAIEmbeddings:
             )
         self.dimensions = vectors.shape[1]
         return [Embedding(vector=vector.tobytes()) for vector in vectors]
-
-
-def embeddings_url(base: str) -> str:
-    """People configure the host, the host with /v1, or the whole address; all three work."""
-    base = syft_wire.base(base)
-    if base.endswith("/embeddings"):
-        return base
-    return f"{base}/embeddings" if base.endswith("/v1") else f"{base}/v1/embeddings"
 
 
 def _vectors(body: bytes, count: int) -> npt.NDArray[np.float32]:

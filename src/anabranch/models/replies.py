@@ -1,4 +1,4 @@
-"""What a model's reply says, whole or piece by piece, in any of the forms that models answer in."""
+"""Parses model replies, whole or streamed, in any of the known formats."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -19,7 +19,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncGenerator[Delta, None]:
-    """Ask a model and yield what it says; every way in which that can fail is a GenerationFailed."""
+    """Call a model and yield its deltas; every failure is a GenerationFailed."""
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
@@ -35,7 +35,7 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
             events = sse.events(exchange.chunks())
             async for data in events:
                 if data.strip() == "[DONE]":
-                    await _read_out(events)
+                    await _drain(events)
                     return
                 yield _piece(data)
     except UpstreamTimedOut as error:
@@ -44,8 +44,8 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
         raise GenerationFailed(error.message, error.trouble) from error
 
 
-async def _read_out(events: AsyncIterator[str]) -> None:
-    """A reply that was read to its very end leaves its connection for the next question."""
+async def _drain(events: AsyncIterator[str]) -> None:
+    """Read the reply to its end, so that its connection can be reused."""
     with suppress(TimeoutError, UpstreamError):
         async with asyncio.timeout(LAST_BYTES_S):
             async for _ in events:
@@ -60,9 +60,11 @@ def _whole(body: bytes, content_type: str) -> Delta:
         raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
     text = _text(reply)
     if text is None:
-        # A model that has nothing to say to a question may be quite well; one that speaks another language is not.
-        spoke = _choice(reply) is not None or _field(reply, "summary") is not None
-        raise GenerationFailed("The model's reply holds no answer.", Trouble.REQUEST if spoke else Trouble.UNUSABLE)
+        # An empty answer in a known format is not a fault of the model server; an unknown format is.
+        known_format = _choice(reply) is not None or _field(reply, "summary") is not None
+        raise GenerationFailed(
+            "The model's reply holds no answer.", Trouble.REQUEST if known_format else Trouble.UNUSABLE
+        )
     return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
 
 
@@ -102,13 +104,13 @@ def _choice(reply: object) -> object:
 
 
 def _finish_reason(reply: object) -> str | None:
-    """Why it ended: `stop` is well, anything else (`length`, `content_filter`) is worth telling."""
-    told = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
-    return quoted(told, most=MAX_FINISH_REASON) if isinstance(told, str) else None
+    """Why generation ended: `stop`, or for example `length` or `content_filter`."""
+    reason = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
+    return quoted(reason, most=MAX_FINISH_REASON) if isinstance(reason, str) else None
 
 
 def _usage(reply: object) -> Usage | None:
-    """Token counts as a model reports them; what is not a sensible count is left out."""
+    """Token counts as the model reports them, without invalid ones."""
     reported = _field(_field(reply, "summary"), "usage") or _field(reply, "usage")
     counts = {
         name: value

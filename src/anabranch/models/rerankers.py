@@ -11,21 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import ConfigurationError, RerankFailed, UpstreamError
 from anabranch.domain.model import Passage, Value
-from anabranch.models.model_server import ModelServer, Sleep
+from anabranch.models.model_server import ModelServer, api_url
 from anabranch.models.onnx_session import batches, padded, session
 from anabranch.models.replies import UNDECODABLE
-from anabranch.network import syft_wire
-from anabranch.policies.resilience import GuardedCalls
 
 Form = Literal["cohere", "tei"]
 
 MAX_PAIR_TOKENS = 512
 KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 PADS = ("[PAD]", "<pad>")
-# As many as servers of each form take in one call unless they are told otherwise.
+# The default batch limit of servers of each form.
 BATCH: dict[Form, int] = {"cohere": 100, "tei": 32}
 
 
@@ -71,26 +68,13 @@ class OnnxCrossEncoder:
 
 
 class RerankEndpoint:
-    """A Reranker behind an address that the operator configured, in the form of Cohere and Jina, or in that of Hugging
-    Face's text-embeddings-inference."""
+    """A Reranker on a configured server, in the format of Cohere and Jina, or of Hugging Face's
+    text-embeddings-inference."""
 
-    def __init__(
-        self,
-        url: str,
-        outbound: Outbound,
-        *,
-        form: Form,
-        model: str = "",
-        api_key: str = "",
-        timeout_s: float = 30.0,
-        sleep: Sleep = asyncio.sleep,
-        attempts: GuardedCalls | None = None,
-    ) -> None:
+    def __init__(self, server: ModelServer, form: Form, model: str = "") -> None:
+        self._server = server
         self._form = form
         self._model = model
-        self._server = ModelServer(
-            rerank_url(url, form), outbound, api_key=api_key, timeout_s=timeout_s, sleep=sleep, attempts=attempts
-        )
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
         texts = [passage.text for passage in passages]
@@ -131,12 +115,8 @@ class TeiResult(Value):
 
 
 def rerank_url(base: str, form: Form) -> str:
-    """People configure the host, the host with its version, or the whole address; all three work."""
-    base = syft_wire.base(base)
-    if base.endswith("/rerank"):
-        return base
-    versioned = form == "tei" or base.endswith(("/v1", "/v2"))
-    return f"{base}/rerank" if versioned else f"{base}/v1/rerank"
+    """text-embeddings-inference has no version in its URL."""
+    return api_url(base, "/rerank", ("",) if form == "tei" else ("/v1", "/v2"))
 
 
 def _results(body: bytes, form: Form) -> list[tuple[int, float]]:

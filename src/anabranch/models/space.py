@@ -1,4 +1,4 @@
-"""A SyftAI-Space model, answering at once or as a stream."""
+"""Models of a SyftAI-Space, with or without streaming."""
 
 from collections.abc import AsyncGenerator
 

@@ -1,1 +1,1 @@
-"""The river: stages as functions of values, the order of them, and the Run that owns one execution."""
+"""The pipeline: its stages, their order, and the Run that owns one execution."""

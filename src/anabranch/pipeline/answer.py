@@ -1,4 +1,4 @@
-"""The order of the stages, and nothing else."""
+"""The order of the pipeline's stages."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ from anabranch.domain.model import (
     Until,
 )
 from anabranch.pipeline.cite import cite
-from anabranch.pipeline.emitting import told
+from anabranch.pipeline.emitting import observed
 from anabranch.pipeline.fanout import fan_out
 from anabranch.pipeline.generate import Generated, generate
 from anabranch.pipeline.guard import ground, refusal
@@ -29,9 +29,7 @@ from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.pipeline.route import route
 
 ABSTAINED = "abstained"
-# Spec 4's surface is alone in having an error for a search that took too long.
-RAG = "rag"
-# A question is put in other words only as long as there is time for the rest.
+# The share of the remaining time that rewriting may take.
 REWRITE_SHARE = 0.2
 
 
@@ -44,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pipeline:
-    """The Answerer: rewrite where asked to, route, fan out, merge, guard, prompt, generate, cite."""
+    """The Answerer: rewrite if the question asks for it, route, fan out, merge, guard, prompt, generate, cite."""
 
     def __init__(
         self, *, directory: Directory, counter: TokenCounter, clock: Clock, telemetry: Telemetry, limits: Limits
@@ -58,9 +56,9 @@ class Pipeline:
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         began = self._clock.monotonic()
         merging = Merging(question)
-        emit = told(emit, self._telemetry, context, merging.heard)
-        words = await self._in_other_words(question, context, began)
-        replies = await self._retrieved(question, words, context, emit)
+        emit = observed(emit, self._telemetry, context, merging.read)
+        rewritten = await self._rewritten(question, context, began)
+        replies = await self._retrieved(question, rewritten, context, emit)
         retrieval_ms = self._since_ms(began)
         found = sum(len(reply.passages) for reply in replies)
         await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
@@ -74,12 +72,12 @@ class Pipeline:
             ground=basis,
             replies=replies,
             passages=passages,
-            rewritten=words.text if words.text != question.text else None,
-            variants=words.variants,
+            rewritten=rewritten.text if rewritten.text != question.text else None,
+            variants=rewritten.variants,
             distinct=merged.distinct,
             compared=merged.complete,
         )
-        if question.profile == RAG and replies and all(reply.status is Status.TIMEOUT for reply in replies):
+        if question.profile.timeout_fails and replies and all(reply.status is Status.TIMEOUT for reply in replies):
             raise RetrievalTimedOut("None of the sources answered in time.")
         if question.until is Until.MERGE:
             return self._timed(answer, began, retrieval_ms)
@@ -108,7 +106,7 @@ class Pipeline:
         )
         return self._timed(answer, began, retrieval_ms, written.time_ms)
 
-    async def _in_other_words(self, question: Question, context: Context, now: float) -> Rewritten:
+    async def _rewritten(self, question: Question, context: Context, now: float) -> Rewritten:
         if not question.rewrite or question.model is None:
             return Rewritten(question.text)
         budget_s = min(self._limits.rewrite_timeout_s, (context.deadline - now) * REWRITE_SHARE)
@@ -117,31 +115,31 @@ class Pipeline:
             return await rewrite(question.text, question.history, generator, span.context, budget_s)
 
     async def _retrieved(
-        self, question: Question, words: Rewritten, context: Context, emit: Emit
+        self, question: Question, rewritten: Rewritten, context: Context, emit: Emit
     ) -> tuple[SourceReply, ...]:
-        leads = route(question, self._directory, *words)
-        await emit(RetrievalStarted(sources=tuple(lead.path for lead in leads)))
+        routes = route(question, self._directory, *rewritten)
+        await emit(RetrievalStarted(sources=tuple(one.path for one in routes)))
         budget_s = self._retrieval_budget_s(question, context, self._clock.monotonic())
-        with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(leads)}) as span:
-            return await fan_out(leads, span.context, emit, self._clock, self._telemetry, budget_s)
+        with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(routes)}) as span:
+            return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s)
 
     async def _composed(
         self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
     ) -> Prompt:
-        chat = question.profile == "chat"
-        budget = self._limits.context_tokens if chat else self._limits.query_context_tokens
+        documents = question.profile.prompt == "documents"
+        budget = self._limits.context_tokens if documents else self._limits.query_context_tokens
         with self._telemetry.span("prompt", context):
             return await compose(question, passages, basis, self._counter, budget)
 
     async def _generated(self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit) -> Generated:
-        asked = {
+        attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": model.kind,
             "gen_ai.request.model": model.slug,
             "gen_ai.request.max_tokens": prompt.max_tokens,
             "gen_ai.request.temperature": prompt.temperature,
         }
-        with self._telemetry.span("generate", context, **asked) as span:
+        with self._telemetry.span("generate", context, **attributes) as span:
             generator, timeout_s = self._directory.generator(model), self._limits.generation_timeout_s
             written = await generate(generator, model.path, prompt, span.context, emit, self._clock, timeout_s)
             if written.usage is not None:
@@ -152,7 +150,7 @@ class Pipeline:
             return written
 
     def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
-        """A source's time; where a model still has to write, never more than half of what is left."""
+        """The time for the sources; if a model still has to answer, at most half of what is left."""
         left = context.deadline - now
         if question.patience_s is not None:
             return min(question.patience_s, left)

@@ -1,4 +1,4 @@
-"""Cite: each mark in the answer, and the words in a passage that carry the sentence before it."""
+"""Cite: maps each citation mark in the answer to the words of a passage that support it."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ MAX_CLAIM = 1_000
 MAX_READ = 4_000_000
 
 
-class Support(NamedTuple):
+class SupportingSpan(NamedTuple):
     weight: float
     passage: int
     start: int
@@ -25,7 +25,7 @@ class Support(NamedTuple):
 
 
 def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
-    """The marks that name a source (`[owner/slug]`, several with commas) or a passage (`[3]`); others are text."""
+    """Citations for the marks that name a source (`[owner/slug]`, several with commas) or a passage (`[3]`)."""
     by_source: dict[str, list[int]] = {}
     for index, passage in enumerate(passages):
         by_source.setdefault(passage.source, []).append(index)
@@ -40,7 +40,7 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
         since = text[max(last, mark.start() - MAX_CLAIM) : mark.start()].strip().lower()
         last = mark.end()
         for candidates in named:
-            support = evidence.behind(claim, candidates, since)
+            support = evidence.supporting(claim, candidates, since)
             found.append(
                 Citation(
                     start=mark.start(),
@@ -57,7 +57,7 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
 
 
 def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> list[list[int]]:
-    """The passages that each name inside a mark can mean."""
+    """The candidate passages of each name inside a mark."""
     meant: list[list[int]] = []
     for part in re.split(r"[,;]", inside):
         name = part.strip()
@@ -69,7 +69,7 @@ def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> list[
 
 
 def _claim(text: str, mark_start: int) -> str:
-    """The sentence that a mark stands behind, whether the mark comes before or after its full stop."""
+    """The sentence that a mark belongs to, whether the mark comes before or after its full stop."""
     before = text[max(0, mark_start - MAX_CLAIM) : mark_start]
     before = MARK.sub("", before).rstrip(" \t\r\n.!?,;:")
     begin = max(before.rfind(stop) for stop in (". ", "! ", "? ", "\n"))
@@ -77,43 +77,43 @@ def _claim(text: str, mark_start: int) -> str:
 
 
 class Evidence:
-    """Finds the words behind claims. What it reads in all is bounded, so that a hostile answer over a long context
-    costs little; past the bound it points at whole passages."""
+    """Finds the words that support claims. The characters that it reads are bounded, against hostile answers; past the
+    bound it cites whole passages."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
         self._lowered: dict[int, str] = {}
         self._left = MAX_READ
 
-    def behind(self, claim: str, candidates: Sequence[int], since: str = "") -> Support:
-        """All that was said since the last mark, or the claim, where a passage has it word for word; else the sentence
-        that shares most with the claim."""
+    def supporting(self, claim: str, candidates: Sequence[int], since: str = "") -> SupportingSpan:
+        """All text since the last mark, or the claim, if a passage has it verbatim; else the sentence that shares most
+        words with the claim."""
         first = candidates[0]
         self._left -= sum(len(self._low(index)) for index in candidates)
         if self._left < 0:
-            return Support(0.0, first, 0, len(self._passages[first].text))
+            return SupportingSpan(0.0, first, 0, len(self._passages[first].text))
         for said in dict.fromkeys(filter(None, (since, claim))):
             for index in candidates:
                 at = self._low(index).find(said)
                 if at >= 0:
-                    return Support(1.0, index, at, at + len(said))
+                    return SupportingSpan(1.0, index, at, at + len(said))
         return self._closest_sentence(claim, candidates)
 
-    def _closest_sentence(self, claim: str, candidates: Sequence[int]) -> Support:
-        """Words that few of the candidates have count more; only the closest are read sentence by sentence."""
+    def _closest_sentence(self, claim: str, candidates: Sequence[int]) -> SupportingSpan:
+        """Rare words among the candidates weigh more; only the closest passages are read sentence by sentence."""
         words = list(dict.fromkeys(WORD.findall(claim)))[:MAX_WORDS]
         within = {index: [word for word in words if word in self._low(index)] for index in candidates}
         spread = Counter(word for found in within.values() for word in found)
         weight = {word: 1 / count for word, count in spread.items()}
         closest = sorted(candidates, key=lambda index: -sum(weight[word] for word in within[index]))[:CLOSEST]
-        best = Support(0.0, candidates[0], 0, len(self._low(candidates[0])))
+        best = SupportingSpan(0.0, candidates[0], 0, len(self._low(candidates[0])))
         for index in (index for index in closest if within[index]):
             for match in SENTENCE.finditer(self._low(index)):
                 sentence = match[0]
                 shared = sum(weight[word] for word in within[index] if word in sentence)
                 if shared > best.weight:
                     start = match.start() + len(sentence) - len(sentence.lstrip())
-                    best = Support(shared, index, start, start + len(sentence.strip()))
+                    best = SupportingSpan(shared, index, start, start + len(sentence.strip()))
         return best
 
     def _low(self, index: int) -> str:

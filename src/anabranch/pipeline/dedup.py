@@ -1,4 +1,4 @@
-"""Which of many texts, best first, say something that no better one has said already."""
+"""Near-duplicate removal by normalized Levenshtein similarity, in rank order and within a budget."""
 
 import math
 import time
@@ -10,22 +10,21 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
-# How much is compared, in steps of about 1.7 ns: a thousand texts of 200 to 2,000 characters take up to half of it.
+# The budget in steps of about 1.7 ns: a thousand texts of 200 to 2,000 characters take up to half of it.
 BUDGET = 1_000_000_000
-# Up to so many steps, to compare all with all is quicker than to find out what need not be compared.
+# Up to so many steps, comparing all pairs is faster than filtering them first.
 FEW_STEPS = 1_500_000
-# Texts are read in blocks: small ones, so that the first that are kept cost little.
+# Texts are read in small blocks, so that the first results come early.
 BLOCK, BLOCK_CHARACTERS = 32, 400_000
-# A sketch has a bit for each run of three characters of a text, and other bits for the same run again and again.
+# A sketch has a bit for each trigram of a text, and further bits for repeated trigrams.
 RUN = 3
 SKETCH_BITS, SKETCH_BYTES = 1 << 16, 1 << 13
 SPREAD, SPREAD_AGAIN, SHIFT = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(16)
-# What a character of a sketch takes, what a pair of sketches, and what calling for a distance.
+# The cost of a character of a sketch, of a pair of sketches, and of a call for a distance.
 READ_STEPS, SKETCH_STEPS, CALL_STEPS = 32, 120, 700
-# Texts that have nothing in common differ in about three characters of four, so this much shows that they differ in
-# more than they may.
+# Unrelated texts differ in about three of four characters: a prefix this many times the bound shows that.
 BEGINNING = 1.6
-# So many are compared before the clock is looked at again.
+# So many comparisons between two looks at the clock.
 SLICE = 256
 
 Numbers = NDArray[np.int64]
@@ -43,7 +42,7 @@ class Distinct:
         self, texts: Sequence[str], threshold: float, *, budget: int = BUDGET, until: float = math.inf
     ) -> None:
         self._texts = texts
-        self._shelf = _Shelf(texts, threshold, budget, until)
+        self._kept_texts = _KeptTexts(texts, threshold, budget, until)
 
     def __iter__(self) -> Iterator[int]:
         start = 0
@@ -52,12 +51,12 @@ class Distinct:
             while end < min(len(self._texts), start + BLOCK) and (end == start or characters < BLOCK_CHARACTERS):
                 characters += len(self._texts[end])
                 end += 1
-            yield from self._shelf.read(range(start, end))
+            yield from self._kept_texts.read(range(start, end))
             start = end
 
     @property
     def complete(self) -> bool:
-        return not self._shelf.spent
+        return not self._kept_texts.spent
 
 
 def furthest(lengths: Numbers, threshold: float) -> Numbers:
@@ -70,8 +69,8 @@ def furthest(lengths: Numbers, threshold: float) -> Numbers:
     return np.asarray(distance, dtype=np.int64)
 
 
-class _Shelf:
-    """What was kept so far, and how much may still be compared."""
+class _KeptTexts:
+    """The texts kept so far, and what is left of the budget."""
 
     def __init__(self, texts: Sequence[str], threshold: float, budget: int, until: float) -> None:
         self._texts = texts
@@ -79,17 +78,17 @@ class _Shelf:
         self._furthest = furthest(self._lengths, threshold)
         self._seen: set[str] = set()
         self._kept: list[int] = []
-        # Of what was kept, and behind it of the block that is being read.
+        # Rows of the kept texts, then of the current block.
         self._sketches: Sketches = np.empty((len(texts), SKETCH_BYTES), dtype=np.uint8)
         self._ones = np.zeros(len(texts), dtype=np.int64)
-        # At 1 nothing is too similar but what is the same.
+        # At 1 only equal texts are duplicates.
         self._left = budget if threshold < 1 else 0
         self._until = until
         self.spent = False
         self._few = self._all_steps() <= min(FEW_STEPS, self._left)
 
     def _all_steps(self) -> int:
-        """What it takes to compare all with all."""
+        """The cost of comparing all pairs."""
         if not len(self._lengths):
             return 0
         longest = int(self._lengths.max())
@@ -98,7 +97,7 @@ class _Shelf:
     def read(self, block: range) -> Iterator[int]:
         new: list[int] = []
         for index in block:
-            # One that is the same as one left out is as similar to what that one repeats.
+            # A text equal to one left out is a duplicate of the same kept text.
             if self._texts[index] not in self._seen:
                 self._seen.add(self._texts[index])
                 new.append(index)
@@ -109,14 +108,14 @@ class _Shelf:
         others = np.array(self._kept + new, dtype=np.int64)
         bound = np.maximum(self._furthest[new][:, None], self._furthest[others])
         if self._few:
-            yield from self._plainly(new, others, bound)
+            yield from self._all_pairs(new, others, bound)
             return
         lost = self._lost(new, others)
         near = (abs(self._lengths[new][:, None] - self._lengths[others]) <= bound) & (lost <= RUN * bound)
         there = np.arange(len(others)) < before
         for row, index in enumerate(new):
             some = np.flatnonzero(near[row] & there)
-            # Most of those that are left out have lost little beside one of the others: that one first.
+            # Most duplicates share most trigrams with one kept text: try that one first.
             close = 2 * lost[row, some] <= RUN * bound[row, some]
             tried = (some[close], some[~close])
             if any(len(each) and self._repeats(index, others[each], bound[row, each]) for each in tried):
@@ -127,7 +126,7 @@ class _Shelf:
             self._kept.append(index)
             yield index
 
-    def _plainly(self, new: Sequence[int], others: Numbers, bound: Numbers) -> Iterator[int]:
+    def _all_pairs(self, new: Sequence[int], others: Numbers, bound: Numbers) -> Iterator[int]:
         if not new:
             return
         texts = [self._texts[index] for index in others.tolist()]
@@ -142,11 +141,11 @@ class _Shelf:
                 yield index
 
     def _lost(self, new: Sequence[int], others: Numbers) -> NDArray[np.float64]:
-        """How many runs of the new ones and of the others, whichever is more, are not in each other's sketch. An edit
-        takes at most as many runs from a text as a run is long."""
+        """For each pair, the larger number of trigrams of one that the other's sketch lacks. One edit removes at most
+        three trigrams."""
         before = len(self._kept)
         steps = READ_STEPS * int(self._lengths[new].sum()) + SKETCH_STEPS * len(new) * len(others)
-        if not new or not self._pays(steps):
+        if not new or not self._spend(steps):
             return np.full((len(new), len(others)), np.inf)
         drawn = self._sketches[: len(others)]
         drawn[before:] = sketches([self._texts[index] for index in new])
@@ -156,11 +155,11 @@ class _Shelf:
         return np.asarray((apart + abs(ones[before:][:, None] - ones)) / 2)
 
     def _repeats(self, index: int, others: Numbers, bound: Numbers) -> bool:
-        """Whether it is too similar to one of the others: by their beginnings first, as leaving off ends of the same
-        length makes no distance larger, and then by all of them."""
+        """Whether it is too similar to one of the others: compares prefixes first, as cutting equally long ends
+        never increases a distance, then whole texts."""
         length = int(self._lengths[index])
         left_off = length - int(BEGINNING * bound.max()) - RUN
-        # To look at most of a text twice is not worth the trouble.
+        # A prefix of most of the text is not worth a second comparison.
         if left_off > length // 4:
             within = self._within(index, others, bound, left_off)
             others, bound = others[within], bound[within]
@@ -168,30 +167,30 @@ class _Shelf:
         return any(self._within(index, others[some], bound[some], 0).any() for some in slices)
 
     def _within(self, index: int, others: Numbers, bound: Numbers, left_off: int) -> NDArray[np.bool_]:
-        """Which of the others are no further away than their bound, but for the ends that are left off."""
+        """Which of the others are within their bound, without the last `left_off` characters."""
         cutoff = int(bound.max())
         one = self._texts[index][: len(self._texts[index]) - left_off]
         steps = CALL_STEPS * len(others) + _words(len(one), cutoff) * int((self._lengths[others] - left_off).sum())
-        if not self._pays(steps):
+        if not self._spend(steps):
             return np.zeros(len(others), dtype=np.bool_)
         ends = (self._lengths[others] - left_off).tolist()
         cut = [self._texts[other][:end] for other, end in zip(others.tolist(), ends, strict=True)]
         return np.asarray(cdist([one], cut, scorer=Levenshtein.distance, score_cutoff=cutoff)[0] <= bound)
 
-    def _pays(self, steps: int) -> bool:
-        """Whether so much is left; if not, nothing is from here on."""
+    def _spend(self, steps: int) -> bool:
+        """Spend steps of the budget; False, from then on, if not enough is left."""
         self._left = self._left - steps if steps <= self._left and time.monotonic() < self._until else 0
         self.spent = self._left == 0
         return not self.spent
 
 
 def _words(length: int, cutoff: int) -> int:
-    """How many machine words of a text are looked at for each character of the other."""
+    """Machine words per character that the bit-parallel distance takes."""
     return min(length, 2 * cutoff + 1) // 64 + 2
 
 
 def sketches(texts: Sequence[str]) -> Sketches:
-    """One row each. Runs that fall on the same bit only make texts look more alike."""
+    """One row per text. Hash collisions only make texts look more similar."""
     lengths = [len(text) for text in texts]
     signs = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     runs = np.zeros(len(signs), dtype=np.uint32)

@@ -1,5 +1,5 @@
-"""Telling telemetry and the stages what is emitted, where it happens: what is only told again (a remembered answer, a
-shared one) did not happen again."""
+"""Reports events to telemetry and to a stage where they first occur: replays of a cached or shared answer are not
+reported again."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from anabranch.domain.events import AnswerEvent
 from anabranch.domain.model import Context
 
 
-def told(
-    emit: Emit, telemetry: Telemetry, context: Context, heard: Callable[[AnswerEvent], None] = lambda _: None
+def observed(
+    emit: Emit, telemetry: Telemetry, context: Context, observe: Callable[[AnswerEvent], None] = lambda _: None
 ) -> Emit:
-    async def emit_told(event: AnswerEvent) -> None:
+    async def emit_observed(event: AnswerEvent) -> None:
         telemetry.happened(event, context)
-        heard(event)
+        observe(event)
         await emit(event)
 
-    return emit_told
+    return emit_observed

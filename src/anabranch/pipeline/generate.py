@@ -1,4 +1,4 @@
-"""Generate: the model's words as they come, within its own time."""
+"""Generate: streams the model's answer, within its own time-out."""
 
 import asyncio
 from contextlib import aclosing, nullcontext

@@ -1,4 +1,4 @@
-"""Guard: is there enough to answer from, and if not, what is missing?"""
+"""Guard: decides whether there is enough to answer from, and words the refusal if not."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -7,12 +7,12 @@ from typing import assert_never
 from anabranch.domain.model import Ground, Passage, SourceReply, Status
 from anabranch.text.messages import message
 
-# However many sources were asked: those that have nothing to say must not speak against the one that has.
+# The mean is over the best passages only: sources without relevant passages must not lower it.
 BEST = 5
 
 
 def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshold: float | None = None) -> Ground:
-    """What an answer could stand on; with a threshold, passages must be that similar to the question on average."""
+    """What an answer can be based on; with a threshold, passages must be that similar to the question on average."""
     if passages:
         weak = threshold is not None and similarity(passages) < threshold
         return Ground.WEAK if weak else Ground.DOCUMENTS
@@ -24,14 +24,14 @@ def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshol
 
 
 def similarity(passages: Sequence[Passage]) -> float:
-    """The mean of the best scores, each weighted by itself: what the threshold is compared with. In a small collection
-    most of what is found is about something else, and must not speak against the passage that has the answer."""
+    """The mean of the best scores, each weighted by itself, which the threshold is compared with. The weights keep
+    unrelated passages of a small collection from lowering the mean."""
     best = nlargest(BEST, (passage.score for passage in passages))
     return sum(score * score for score in best) / (sum(best) or 1.0)
 
 
 def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | None = None) -> str:
-    """An answer that says what is missing, in place of one that nothing carries."""
+    """The text of a refusal, which says what is missing."""
     count = len(replies)
     answered = sum(reply.status is Status.SUCCESS for reply in replies)
     match missing:

@@ -1,41 +1,30 @@
-"""Merge: many replies become one ranking, by the profile that the surface has chosen."""
+"""Merge: the replies of all sources become one ranking, as the question's profile says."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from anabranch.domain.events import AnswerEvent, SourceReplied
-from anabranch.domain.model import Passage, Question, SourceReply
+from anabranch.domain.model import Passage, Profile, Question, SourceReply
 from anabranch.domain.ranking import Ranking
 
-if TYPE_CHECKING:  # a stemmer comes with it, and numpy with the rest
+if TYPE_CHECKING:  # it loads a stemmer
     from anabranch.pipeline.scoring import Ranker
 
-Rank = Callable[[Sequence[SourceReply]], Sequence[Passage]]
-Distinct = Callable[[Sequence[Passage]], Sequence[Passage]]
-
 RRF_K = 60
-# What is left of a chunk besides what another one has said already must be worth reading.
+# Fewest characters that may remain of a chunk without its overlap with others.
 WORTH_READING = 80
-# Above so many results, or characters of them, to read or to compare them may take tens of milliseconds: too long for
-# the loop that everybody shares.
+# Above so many results, or characters, reading or comparing them takes tens of milliseconds: too long for the event
+# loop.
 MANY, LONG = 50, 50_000
-# So long a comparison may take even if there is no time left: the best must not repeat each other.
+# Deduplication gets this long even if no time is left, so that the best results do not repeat each other.
 LEAST_S = 0.25
-# Threads of their own: whoever searches, embeds or counts needs the others.
+# Own threads: searching, embedding and counting use the default executor.
 THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="merge")
-
-
-class MergeProfile(NamedTuple):
-    """How one surface merges: first `rank`, then `distinct` in rank order."""
-
-    rank: Rank
-    distinct: Distinct
 
 
 def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
@@ -45,7 +34,7 @@ def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
 
 
 def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
-    """Each source's best before any source's second best: scores of different makers cannot be compared, ranks can."""
+    """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can."""
     best: dict[str, float] = {}
     first: dict[str, Passage] = {}
     for reply in replies:
@@ -62,8 +51,8 @@ def exact_duplicates_once(passages: Sequence[Passage]) -> Sequence[Passage]:
     return tuple(seen.values())
 
 
-def said_once(passages: Sequence[Passage]) -> Sequence[Passage]:
-    """Chunks of one document may overlap: of a lower one, only what the higher ones do not have is left."""
+def without_overlap(passages: Sequence[Passage]) -> Sequence[Passage]:
+    """Of overlapping chunks of a document, a lower one keeps only what the higher ones do not have."""
     kept: list[Passage] = []
     taken: dict[str, list[tuple[int, int]]] = {}
     for passage in exact_duplicates_once(passages):
@@ -79,7 +68,7 @@ def said_once(passages: Sequence[Passage]) -> Sequence[Passage]:
 
 
 def _uncovered(start: int, end: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The longest stretch that no span has yet."""
+    """The longest range that no span covers."""
     inside = sorted((max(start, a), min(end, b)) for a, b in spans if a < end and b > start)
     gaps: list[tuple[int, int]] = []
     at = start
@@ -100,23 +89,15 @@ def _cut(passage: Passage, start: int, end: int) -> Passage:
     return msgspec.structs.replace(passage, text=text, place=cut)
 
 
-PROFILES: Mapping[str, MergeProfile] = MappingProxyType(
-    {
-        "chat": MergeProfile(rank=by_similarity, distinct=exact_duplicates_once),
-        "query": MergeProfile(rank=by_rank, distinct=said_once),
-        "rag": MergeProfile(rank=by_rank, distinct=said_once),
-    }
-)
-
-
-def merge(replies: Iterable[SourceReply], profile: str) -> tuple[Passage, ...]:
-    chosen = PROFILES[profile]
-    return tuple(chosen.distinct(chosen.rank(tuple(replies))))
+def merge(replies: Sequence[SourceReply], profile: Profile) -> tuple[Passage, ...]:
+    if profile.merge == "similarity":
+        return tuple(exact_duplicates_once(by_similarity(replies)))
+    return tuple(without_overlap(by_rank(replies)))
 
 
 class Merged(NamedTuple):
-    """The passages, best first, and how many there would have been without a limit, where there is one. `complete` says
-    that each was compared with each that stands above it."""
+    """The passages, best first; `distinct` is their number before the limit of a ranking. `complete` says that each was
+    compared with all that rank above it."""
 
     passages: tuple[Passage, ...]
     distinct: int | None = None
@@ -124,14 +105,14 @@ class Merged(NamedTuple):
 
 
 class Merging:
-    """The merge of one question's replies. It is told of each as it comes, so that what can be done then is done."""
+    """The merge of one question's replies. A ranking reads each reply as it arrives."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
         self._ranker: Ranker | None = None
         self._unread: list[SourceReplied] = []
 
-    def heard(self, event: AnswerEvent) -> None:
+    def read(self, event: AnswerEvent) -> None:
         ranking = self._question.ranking
         if ranking is None or not isinstance(event, SourceReplied):
             return
@@ -141,7 +122,7 @@ class Merging:
             self._reader(ranking).read(event.index, event.reply)
 
     async def merged(self, replies: Sequence[SourceReply], left_s: float) -> Merged:
-        """`left_s` is how much time there is: what is not compared by then stays."""
+        """`left_s` is the time for deduplication: results that are not compared by then are kept."""
         ranking = self._question.ranking
         if ranking is None:
             return Merged(merge(replies, self._question.profile))
@@ -157,7 +138,7 @@ class Merging:
         return _distinct(ranker.ranked(), ranking, until)
 
     def _reader(self, ranking: Ranking) -> "Ranker":
-        """Made while the sources are busy, and not before they are asked."""
+        """Created with the first reply: its import would delay the queries to the sources."""
         if self._ranker is None:
             from anabranch.pipeline.scoring import Ranker  # noqa: PLC0415
 

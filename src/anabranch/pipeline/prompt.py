@@ -1,4 +1,4 @@
-"""Prompt: what the model is told, with every document escaped and the whole within a budget."""
+"""Prompt: the messages for the model, with every document escaped, within a token budget."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,6 @@ import msgspec
 
 from anabranch.domain.contracts import TokenCounter
 from anabranch.domain.model import Ground, Message, Passage, Prompt, Question
-
-VERSION = "chat-1"
 
 SYSTEM = (
     "You answer from documents that you are given, and from nothing else. Whatever you state must be written in "
@@ -35,8 +33,7 @@ HOW TO CITE
 - Where several sources say the same: [owner/first, owner/second].
 - Write no list of sources at the end: the reader is shown one anyway."""
 
-# Spec 5's budget: what is set aside for the instructions and for the answer, and when a cut passage is worth its place.
-QUERY_VERSION = "query-1"
+# Spec 5's budget: tokens reserved for instructions and answer, and the fewest tokens that a cut passage may keep.
 SYSTEM_TOKENS = 500
 ANSWER_TOKENS = 1_000
 WORTH_CUTTING = 100
@@ -65,16 +62,12 @@ INSTRUCTIONS = {
 }
 
 
-def version_of(profile: str) -> str:
-    """Which version of the prompt a surface's questions are put in."""
-    return VERSION if profile == "chat" else QUERY_VERSION
-
-
 async def compose(
     question: Question, passages: Sequence[Passage], ground: Ground, counter: TokenCounter, budget_tokens: int
 ) -> Prompt:
-    """For the chat surface as spec 1 has it; for every other, numbered passages within spec 5's budget."""
-    if question.profile != "chat":
+    """A prompt with documents (spec 1), or with numbered passages within spec 5's budget. If its wording changes, the
+    profile's `prompt_version` changes too."""
+    if question.profile.prompt == "numbered":
         return await _numbered(question, passages, counter, budget_tokens)
     blocks = [_block(passage) for passage in passages]
     kept = await _within(budget_tokens, blocks, counter)
@@ -84,20 +77,20 @@ async def compose(
         documents = "\n\n".join(
             f'<document index="{number}">\n{blocks[index]}\n</document>' for number, index in enumerate(kept, 1)
         )
-        told = f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
+        instructions = f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
     else:
-        told = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
+        instructions = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
     return Prompt(
         question=question.text,
         messages=(
             Message(role="system", content=question.system_prompt or SYSTEM),
             *question.history,
-            Message(role="user", content=f"{told}\n\n---\nUSER QUESTION:\n{question.text}\n---"),
+            Message(role="user", content=f"{instructions}\n\n---\nUSER QUESTION:\n{question.text}\n---"),
         ),
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         passages=tuple(passages[index] for index in kept),
-        version=VERSION,
+        version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
     )
@@ -107,7 +100,7 @@ async def _numbered(
     question: Question, passages: Sequence[Passage], counter: TokenCounter, budget_tokens: int
 ) -> Prompt:
     asked = (await counter.count([question.text]))[0]
-    # However long the question is, something of the material must find room.
+    # A long question leaves at least a quarter of the budget to the passages.
     room = max(budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked, budget_tokens // 4)
     kept = await _assembled(passages, counter, room)
     context = "\n\n".join(
@@ -116,25 +109,25 @@ async def _numbered(
     task = "Answer from the passages, and cite them as [n]."
     if question.answer_in in LANGUAGES:
         task += f" Write the answer in {LANGUAGES[question.answer_in]}."
-    told = f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}"
+    content = f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}"
     return Prompt(
         question=question.text,
         messages=(
             Message(role="system", content=question.system_prompt or QUERY_SYSTEM),
             *question.history,
-            Message(role="user", content=told),
+            Message(role="user", content=content),
         ),
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         passages=tuple(kept),
-        version=QUERY_VERSION,
+        version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
     )
 
 
 async def _assembled(passages: Sequence[Passage], counter: TokenCounter, room: int) -> list[Passage]:
-    """The best passages as long as they fit; the first that does not is cut if enough of it stays."""
+    """The best passages that fit; the first that does not is cut if enough of it remains."""
     unknown = [passage for passage in passages if passage.place is None]
     counted = dict(zip(map(id, unknown), await counter.count([passage.text for passage in unknown]), strict=True))
     kept: list[Passage] = []
@@ -150,7 +143,7 @@ async def _assembled(passages: Sequence[Passage], counter: TokenCounter, room: i
 
 
 def _shortened(passage: Passage, room: int, tokens: int) -> Passage:
-    """The passage's begin, up to a word's end, in about `room` tokens."""
+    """The start of the passage, cut at a word boundary, in about `room` tokens."""
     text = passage.text[: len(passage.text) * room // tokens]
     text = text.rpartition(" ")[0] or text
     place = passage.place
@@ -167,16 +160,16 @@ def _block(passage: Passage) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Looking is fifteen times cheaper than replacing nothing.
+    # Searching is fifteen times cheaper than replacing nothing.
     if "&" not in text and "<" not in text and ">" not in text:
         return text
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 async def _within(budget_tokens: int, blocks: Sequence[str], counter: TokenCounter) -> Sequence[int]:
-    """Which blocks fit, best first: the lowest are left out, and one that is larger than the budget by itself.
+    """The indexes of the blocks that fit, best first, without those that are larger than the whole budget.
 
-    A text never has more tokens than bytes, so only what could be over the budget is counted.
+    A text never has more tokens than bytes, so tokens are counted only if the bytes are over the budget.
     """
     everything = range(len(blocks))
     whole = "".join(blocks)

@@ -1,4 +1,4 @@
-"""Rewrite: the question in words that stand alone, in other words, and the answer that one would hope to find."""
+"""Rewrite: a standalone question, variants of it, and a hypothetical answer to search for."""
 
 import asyncio
 import re
@@ -16,15 +16,15 @@ LONGEST = 1_000
 TURNS = 6
 NUMBERED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*])[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
-ALONE = (
+STANDALONE = (
     "Below is a conversation and the next question in it. Write that question again so that it can be understood "
     "without the conversation: put names in place of words such as it, they or that. Write the question only."
 )
-HOPED_FOR = (
+HYPOTHETICAL = (
     "Write one short paragraph, as it might stand in a document, that answers the question. Do not mention the "
     "question, and do not say that you are unsure."
 )
-OTHERWISE = f"Put the question in {VARIANTS} other ways that mean the same, numbered from 1, each on its own line."
+OTHER_WORDS = f"Put the question in {VARIANTS} other ways that mean the same, numbered from 1, each on its own line."
 
 
 class Rewritten(NamedTuple):
@@ -36,24 +36,24 @@ class Rewritten(NamedTuple):
 async def rewrite(
     text: str, history: Sequence[Message], generator: Generator, context: Context, budget_s: float
 ) -> Rewritten:
-    """Whatever the model does not say in time, or says badly, is left out: the question itself is always there."""
+    """What the model does not return in time, or in the wrong form, is left out; the question is always returned."""
     found = Rewritten(text)
     try:
         async with asyncio.timeout(budget_s):
             if history:
-                told = "\n".join(f"{turn.role}: {turn.content[:LONGEST]}" for turn in history[-TURNS:])
-                alone = await _said(generator, ALONE, f"{told}\n\nNext question: {text}", context, 150)
-                found = Rewritten(_one_line(alone) or text)
-            hoped, other = await asyncio.gather(
-                _said(generator, HOPED_FOR, f"Question: {found.text}", context, 150),
-                _said(generator, OTHERWISE, f"Question: {found.text}", context, 150),
+                turns = "\n".join(f"{turn.role}: {turn.content[:LONGEST]}" for turn in history[-TURNS:])
+                standalone = await _generated(generator, STANDALONE, f"{turns}\n\nNext question: {text}", context, 150)
+                found = Rewritten(_one_line(standalone) or text)
+            hypothetical, variants = await asyncio.gather(
+                _generated(generator, HYPOTHETICAL, f"Question: {found.text}", context, 150),
+                _generated(generator, OTHER_WORDS, f"Question: {found.text}", context, 150),
             )
     except TimeoutError:
         return found
-    return Rewritten(found.text, _listed(other), hoped.strip()[:LONGEST] or None)
+    return Rewritten(found.text, _listed(variants), hypothetical.strip()[:LONGEST] or None)
 
 
-async def _said(generator: Generator, system: str, user: str, context: Context, max_tokens: int) -> str:
+async def _generated(generator: Generator, system: str, user: str, context: Context, max_tokens: int) -> str:
     prompt = Prompt(
         question=user,
         messages=(Message(role="system", content=system), Message(role="user", content=user)),

@@ -1,4 +1,4 @@
-"""Route: which sources a question goes to, and what each of them is asked."""
+"""Route: the sources of a question, and the query for each."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from anabranch.domain.model import Query, Question
 NO_VARIANTS: tuple[str, ...] = ()
 
 
-class Lead(NamedTuple):
+class SourceQuery(NamedTuple):
     path: str
     source: Source
     query: Query
@@ -20,9 +20,9 @@ def route(
     text: str | None = None,
     variants: tuple[str, ...] = NO_VARIANTS,
     hypothetical: str | None = None,
-) -> tuple[Lead, ...]:
+) -> tuple[SourceQuery, ...]:
     return tuple(
-        Lead(
+        SourceQuery(
             path=endpoint.path,
             source=directory.source(endpoint),
             query=Query(

@@ -15,7 +15,7 @@ PENDING_EVENTS = 256
 
 
 class Listener:
-    """One reader of a Run, with a bounded queue: a reader that lags holds the Run back, never the memory."""
+    """One reader of a Run, with a bounded queue: a slow reader delays the Run and does not grow memory."""
 
     __slots__ = ("_events", "_leave", "_ready", "_room")
 
@@ -48,12 +48,12 @@ class Listener:
             await self._room.wait()
 
     def release(self) -> None:
-        """Let go of those who wait for room to emit: the reader has gone."""
+        """Wake the emitters that wait for room: the reader has left."""
         self._events.clear()
         self._room.set()
 
     async def ready(self) -> list[AnswerEvent]:
-        """Everything that has happened since the last call, waiting for the first of it."""
+        """All events since the last call; waits for the first."""
         while not self._events:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
@@ -104,8 +104,8 @@ class Run:
         return self
 
     def listen(self) -> Listener:
-        """What happens from now on; attached before the loop turns after `start`, that is everything. One who comes
-        after the end still gets the end."""
+        """A listener for the events from now on: all of them if attached before the loop turns after `start`. After the
+        end it still gets the terminal event."""
         listener = Listener(self._leave)
         self._listeners.add(listener)
         if self._end is not None:
@@ -113,7 +113,7 @@ class Run:
         return listener
 
     async def value(self) -> Answer:
-        """The answer, or the error that took its place."""
+        """The answer; raises the error if there is none."""
         assert self._task is not None, "a Run must be started first"
         self._waiting += 1
         try:
@@ -126,7 +126,7 @@ class Run:
         raise self._outcome or InternalError("The run ended without an outcome.")
 
     def stop(self, reason: AnabranchError) -> None:
-        """End it now; its listeners see the reason as the terminal event."""
+        """Cancel it; its listeners get `reason` as the terminal event."""
         if self._task is not None and not self._task.done() and self._stop_reason is None:
             self._stop_reason = reason
             self._task.cancel()
@@ -138,7 +138,7 @@ class Run:
 
     def _abandon_if_alone(self) -> None:
         if not self._listeners and not self._waiting:
-            self.stop(Cancelled("Everybody who listened has gone."))
+            self.stop(Cancelled("All listeners have left."))
 
     async def _emit(self, event: AnswerEvent) -> None:
         for listener in tuple(self._listeners):
@@ -149,10 +149,10 @@ class Run:
     async def _main(self) -> None:
         with self._telemetry.span("question", self._context, **{"anabranch.surface": self._context.surface}) as span:
             self._context = span.context
-            self._tell()
-            self._finish(await self._ended_somehow(span))
+            self._report_start()
+            self._finish(await self._terminal_event(span))
 
-    async def _ended_somehow(self, span: Span) -> Answered | Failed:
+    async def _terminal_event(self, span: Span) -> Answered | Failed:
         end: Answered | Failed
         try:
             self._outcome = await self._answer_in_time()
@@ -161,14 +161,14 @@ class Run:
             end = self._fail(self._stop_reason or Cancelled("The run was cancelled."))
         except AnabranchError as error:
             end = self._fail(error)
-        except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the terminal event
+        except Exception as error:  # noqa: BLE001  task boundary: it becomes the terminal event
             self._telemetry.crashed(error, self._context)
             end = self._fail(_internal(self._context))
         if isinstance(end, Failed):
             span.set("error.type", end.code)
         return end
 
-    def _tell(self) -> None:
+    def _report_start(self) -> None:
         self._asked = True
         self._telemetry.asked(self._question, self._context)
 
@@ -179,10 +179,10 @@ class Run:
             listener.put(end)
 
     def _settle(self, _task: asyncio.Task[None]) -> None:
-        """The task is over. One that was cancelled before its first step has not even begun to end well."""
+        """The task is over. If it was cancelled before its first step, it has not reported anything yet."""
         if self._end is None:
             if not self._asked:
-                self._tell()
+                self._report_start()
             self._finish(self._fail(self._stop_reason or Cancelled("The run was cancelled.")))
         self._over.set()
         if self._ended is not None:

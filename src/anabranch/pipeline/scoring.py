@@ -1,4 +1,4 @@
-"""Scores for results of strangers: how much of the question each has, how fresh it is, whose it is, and how long."""
+"""Spec 3's relevance scores: keyword match, freshness, server reputation and a length penalty."""
 
 import math
 import re
@@ -16,10 +16,10 @@ from anabranch.domain.ranking import DIGITS, NEUTRAL, Breakdown, Ranking
 from anabranch.text.support import STOP
 
 MAX_TERMS = 64
-# Up to here a text is not too long.
+# Up to this length a text has no penalty.
 LONG = 2_000
 LONGEST_SIGN = 4
-# A Chinese or Japanese sign is a word wherever it stands.
+# Each Chinese or Japanese character counts as a word.
 _SIGN = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 LETTER, PLAIN_LETTER = rf"[^\W_{_SIGN}]", "[a-z0-9]"
 SIGN = re.compile(rf"[{_SIGN}]")
@@ -28,7 +28,7 @@ NOTHING = r"(?!)"
 
 
 class TermMatches(NamedTuple):
-    """A passage, where it came from, and how often it has each of the question's terms that it has."""
+    """A passage, its source and rank there, and its count of each matching term."""
 
     passage: Passage
     source: int
@@ -37,7 +37,7 @@ class TermMatches(NamedTuple):
 
 
 class Terms:
-    """A question's terms: its words but for stop words, stemmed, each once. If there are only stop words, those."""
+    """A question's terms: its distinct stemmed words without stop words, or with them if there are no others."""
 
     def __init__(self, question: str) -> None:
         self._stemmer = Stemmer.Stemmer("english")
@@ -50,11 +50,11 @@ class Terms:
 
     @cached_property
     def _any(self) -> re.Pattern[str]:
-        """It takes twenty times as long to make as the plain one does, and few need it."""
+        """Compiling it takes twenty times as long as the ASCII pattern, and few texts need it."""
         return _candidates(self.stems, LETTER)
 
     def count(self, text: str) -> dict[str, int]:
-        """How often the text has each term that it has. Only words that begin as a term does are stemmed."""
+        """The count of each term in the text. Only words that begin like a term are stemmed."""
         counts: dict[str, int] = {}
         text = folded(text)
         candidates = self._plain if text.isascii() else self._any
@@ -82,8 +82,7 @@ class Ranker:
             self._found.append(TermMatches(passage, index, place, counts))
 
     def ranked(self) -> tuple[Passage, ...]:
-        """Every passage that was read, best first, whatever the order of arrival: equals as their own sources have
-        them, then by source."""
+        """Every passage, best first, whatever the order of arrival; ties by rank in their source, then by source."""
         rarity = self._rarity()
         shares = self._ranking.weights.shares
         scored: list[tuple[float, int, int, Passage]] = []
@@ -95,15 +94,15 @@ class Ranker:
         return tuple(passage for *_, passage in scored)
 
     def _rarity(self) -> dict[str, float]:
-        """Each term's share of the question: the fewer passages have it, the more it counts."""
+        """The weight of each term, by inverse document frequency; the weights sum to 1."""
         having = Counter(stem for found in self._found for stem in found.counts)
-        every = len(self._found)
-        idf = {stem: math.log(1 + (every - having[stem] + 0.5) / (having[stem] + 0.5)) for stem in self._terms.stems}
+        total = len(self._found)
+        idf = {stem: math.log(1 + (total - having[stem] + 0.5) / (having[stem] + 0.5)) for stem in self._terms.stems}
         whole = math.fsum(idf.values())
         return {stem: value / whole for stem, value in idf.items()}
 
     def _parts(self, passage: Passage, counts: dict[str, int], rarity: dict[str, float]) -> Breakdown:
-        # Summed exactly: a sum that depended on which term was met first could change a rank.
+        # An exact sum: one that depends on the order of terms could change a rank.
         match = math.fsum(rarity[stem] * often / (often + 1) for stem, often in counts.items())
         return Breakdown(
             keyword_match=_part(match),
@@ -114,8 +113,8 @@ class Ranker:
 
 
 def folded(text: str) -> str:
-    """In small letters without accents. Marks go before the letters are taken apart, too: to put thousands of them in
-    order takes time that grows with their square."""
+    """Lower case without accents. Combining marks are also removed before normalizing: ordering thousands of them takes
+    quadratic time."""
     if text.isascii():
         return text.lower()
     return _unmarked(unicodedata.normalize("NFKD", _unmarked(text))).lower()
@@ -127,13 +126,13 @@ def _unmarked(text: str) -> str:
 
 
 def _is_long(sign: str) -> bool:
-    """One that stands for a whole sentence, as U+FDFA does, would make a text eighteen times as long."""
+    """Characters such as U+FDFA decompose to a sentence and would make a text eighteen times as long."""
     return len(unicodedata.normalize("NFKD", sign)) > LONGEST_SIGN
 
 
 def _candidates(stems: Sequence[str], letter: str) -> re.Pattern[str]:
-    """Every word with one of these stems, and others. A stem is how its words begin but for its last letter (city:
-    citi, using: use, possibility: possibl), and one in -ie but for its last two (dying: die)."""
+    """A pattern for every word with one of these stems, and for some others. Words begin with their stem but for its
+    last letter (city: citi, using: use, possibility: possibl), or its last two in -ie (dying: die)."""
     signs = "".join(stem for stem in stems if SIGN.fullmatch(stem))
     beginnings: list[str] = []
     for each in sorted(stem[: -2 if stem.endswith("ie") else -1] or stem[0] for stem in stems):
@@ -154,5 +153,5 @@ def _freshness(date: float | None, ranking: Ranking) -> float:
 
 
 def _part(value: float) -> float:
-    """From 0 to 1, whatever was configured."""
+    """The value clamped to 0 to 1; NaN is neutral."""
     return NEUTRAL if math.isnan(value) else round(min(1.0, max(0.0, value)), DIGITS)

@@ -1,4 +1,4 @@
-"""Where sentences, list items and lines begin and end."""
+"""Splits text into sentences, list items and lines."""
 
 # ruff: noqa: RUF001, SIM905  the signs of other scripts are meant, and word lists read better as words
 
@@ -13,7 +13,7 @@ _WIDE_CLOSERS = "”’」』）】》〉\"')\\]"
 _MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\[[ xX]\])[ \t]"
 _HEADING = r"[ ]{0,3}\#{1,6}[ \t]"
 _CANDIDATE = re.compile(
-    # The look-behind keeps a long row of dots from being read again from each of them.
+    # The look-behind avoids quadratic time on a long row of dots.
     rf"(?P<narrow>[.!?…؟۔।॥։።။។](?<![.!?…].)(?:[ ]?[.!?…])*)(?P<closers>[{_CLOSERS}]*)(?=\s)"
     rf"|(?P<wide>[。！？｡]+[{_WIDE_CLOSERS}]*)"
     rf"|\n(?:[ \t\r]*\n|(?=[ \t]*{_MARKER})|(?={_HEADING}))"
@@ -27,17 +27,17 @@ _DOTTED = re.compile(r"(?:\w\.)+\w{1,2}|\w{1,2}(?:\.\w)+")
 _ENUMERATOR = re.compile(r"\d{1,3}(?:\.\d{1,3})*|[a-zA-Z]|[ivxIVX]{1,5}")
 _OPENERS = "\"'“‘«([{*_"
 
-# Never the end of a sentence: a name or an example follows.
+# Abbreviations that never end a sentence.
 _LEADS = frozenset(
     "dr mr mrs ms mx prof rev hon gen col capt lt sgt maj cmdr sen rep gov pres st mt messrs mme mlle "
     "e.g i.e eg ie cf viz vs v bzw z.b d.h u.a dipl ing".split()
 )
-# Before a number they are its name; elsewhere they are words.
+# Abbreviations before a number; elsewhere words.
 _COUNTED = frozenset(
     "no nos nr fig figs eq eqs eqn sec sect ch chap vol vols art p pp par para pt ref refs tab ex app abs ver v "
     "jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
-# They may end a sentence: what follows decides.
+# These may end a sentence, depending on what follows.
 _OPEN = frozenset(
     "etc al inc ltd co corp bros jr sr ed eds est dept univ assn approx ca resp incl excl max avg ave blvd rd "
     "mg ml cm mm kg km hr hrs hz ft lb lbs oz a.m p.m usw".split()
@@ -67,7 +67,7 @@ def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Spa
 
 
 def items(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
-    """The items of a list: each from its marker to the next; where nothing is marked, each line is one."""
+    """The items of a list, each from its marker to the next; without markers, the lines."""
     end = len(text) if end is None else end
     heads = [found.start() for found in _ITEM.finditer(text, start, end)]
     if not heads:
@@ -80,13 +80,13 @@ def items(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
 
 
 def lines(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
-    """The lines that have something on them."""
+    """The lines that are not blank."""
     for found in _LINE.finditer(text, start, len(text) if end is None else end):
         yield found.span()
 
 
 def trim(text: str, start: int, end: int) -> Span | None:
-    """The span without the white space around it, None if there is nothing else."""
+    """The span without surrounding white space; None if it is blank."""
     inner = text[start:end]
     left = len(inner) - len(inner.lstrip())
     if left == len(inner):
@@ -95,7 +95,7 @@ def trim(text: str, start: int, end: int) -> Span | None:
 
 
 def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
-    """Whether the stop that was found ends the sentence that begins at `begin`."""
+    """Whether the matched stop ends the sentence that begins at `begin`."""
     following = _NEXT.search(text, found.end(), end)
     if following is None:
         return True
@@ -115,7 +115,7 @@ def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
 
 
 def _breaks(word: str, text: str, at: int, after: str) -> bool:
-    """Whether a full stop behind this word ends a sentence, if what stands at `at` follows."""
+    """Whether a full stop after this word ends a sentence, given the text at `at`."""
     known = word.lower()
     if known in _COUNTED and after.isdigit():
         return False

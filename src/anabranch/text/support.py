@@ -1,4 +1,4 @@
-"""How far passages carry an answer to a question: whether they have its names, are about one of them, and are near."""
+"""Whether passages support an answer: a fitted score over the question's names, passage titles and similarity."""
 
 import html
 import math
@@ -12,7 +12,7 @@ from anabranch.domain.model import Passage
 
 Unit = TypeVar("Unit", str, tuple[str, str])
 
-# A Chinese or Japanese sign counts as a word: its neighbours make the pairs that words make elsewhere.
+# A Chinese or Japanese character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W_]+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n{2,}")
 BRACKETED = re.compile(r"\([^()]*\)")
@@ -34,17 +34,17 @@ MAX_READ_ALL = 80_000
 # A logistic over the three signals, fitted on questions with and without the paragraphs that answer them; at 0.5 about
 # one answerable question in fourteen is refused. docs/extractive.md has the figures.
 NAMES, NEAR, ABOUT, BIAS = 6.7, 8.2, 3.2, -12.0
-# `about` where titles say nothing, and where the question has no names and only nearness is left to decide.
+# `about` if titles share no word with the question, and if the question has no names.
 UNTITLED, NAMELESS = 0.5, 0.6
-# Where no vector similarity is known, the share of the question's words stands in for it.
+# Without a vector similarity, `near` is estimated from the share of the question's words.
 NEAR_UNKNOWN, NEAR_SHARE = 0.36, 0.44
-# A sentence that has so much of a question without names is near, whatever else its passage speaks of.
-SAID = 0.75
+# A sentence with this share of the words of a question without names counts as near.
+SENTENCE_SHARE = 0.75
 
 
 class Wording:
-    """A question as what can be looked for: its content words and its pairs of neighbours, each of them one bit.
-    `words` are the words alone, `names` what is spelled as a name or a number."""
+    """A question as bit sets: each content word and each pair of adjacent content words has one bit. `words` are the
+    words alone, `names` the capitalized words and numbers."""
 
     def __init__(self, question: str) -> None:
         spelled = WORD.findall(_folded(question[:MAX_QUESTION]))
@@ -69,7 +69,7 @@ class Wording:
         return bit
 
     def within(self, text: str) -> int:
-        """Which of them the text has."""
+        """The bits of the words and pairs that occur in the text."""
         found = 0
         before = ""
         for word in WORD.findall(_folded(text).lower()):
@@ -81,14 +81,14 @@ class Wording:
         return found
 
     def spells(self, title: str) -> bool:
-        """Whether the question has the title in full, but for what stands in brackets."""
+        """Whether the question contains the whole title, without its parenthesized parts."""
         words = [stem(word.lower()) for word in WORD.findall(_folded(bare(title)))]
         return bool(words) and f" {' '.join(words)} " in f" {' '.join(self.stems)} "
 
 
 class Signals(NamedTuple):
-    """What speaks for an answer, each from 0 to 1: how many of the question's names the best two passages have, how
-    near the nearest is, and whether one is about what the question names."""
+    """The inputs of the score, each from 0 to 1: the share of the question's names in the best two passages, the
+    highest similarity, and the share of the question that is a passage's title."""
 
     names: float
     near: float
@@ -109,8 +109,8 @@ def signals(wording: Wording, passages: Sequence[Passage]) -> Signals:
     near = max(
         nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, found, strict=False)
     )
-    if not wording.names and (said := _said_at_once(wording, passages)) >= SAID:
-        near = max(near, NEAR_UNKNOWN + NEAR_SHARE * said)
+    if not wording.names and (shared := _best_sentence_share(wording, passages)) >= SENTENCE_SHARE:
+        near = max(near, NEAR_UNKNOWN + NEAR_SHARE * shared)
     return Signals(
         names=share(_best_pair(found, wording.names), wording.names) if wording.names else 1.0,
         near=near,
@@ -119,8 +119,8 @@ def signals(wording: Wording, passages: Sequence[Passage]) -> Signals:
 
 
 def _about(wording: Wording, passages: Sequence[Passage], titles: Sequence[int]) -> float:
-    """How much of the question is the title of a passage. Titles that share no word with the question (file names,
-    say) and a question without names say nothing either way."""
+    """The share of the question that is the title of a passage; neutral for titles that share no word with the
+    question, such as file names, and for a question without names."""
     spelled = 0
     for passage, title in zip(passages, titles, strict=False):
         if title and wording.spells(passage.title):
@@ -131,8 +131,8 @@ def _about(wording: Wording, passages: Sequence[Passage], titles: Sequence[int])
     return known if any(titles) else UNTITLED
 
 
-def _said_at_once(wording: Wording, passages: Sequence[Passage]) -> float:
-    """The largest share of the question's words that stands in one sentence; a single word is no sentence."""
+def _best_sentence_share(wording: Wording, passages: Sequence[Passage]) -> float:
+    """The largest share of the question's words in one sentence; 0 for a single word."""
     if wording.words.bit_count() < 2:
         return 0.0
     return max(
@@ -146,13 +146,13 @@ def _said_at_once(wording: Wording, passages: Sequence[Passage]) -> float:
 
 
 def nearness(passage: Passage, shared: float) -> float:
-    """The cosine between passage and question, else what the share of the question that it has lets one expect."""
+    """The cosine similarity of passage and question, else an estimate from the shared words."""
     dense = passage.place.scores.dense if passage.place else None
     return NEAR_UNKNOWN + NEAR_SHARE * shared if dense is None or math.isnan(dense) else min(1.0, max(-1.0, dense))
 
 
 def readable(passages: Sequence[Passage]) -> list[str]:
-    """What is read of each passage: enough for any chunk, bounded for a hostile source."""
+    """The start of each passage: enough for any chunk, bounded against hostile sources."""
     left = MAX_READ_ALL
     read: list[str] = []
     for passage in passages[:MAX_PASSAGES]:
@@ -162,13 +162,13 @@ def readable(passages: Sequence[Passage]) -> list[str]:
 
 
 def bare(title: str) -> str:
-    """A title without what only tells it apart: Mercury (planet)."""
+    """A title without its disambiguation, as in Mercury (planet)."""
     title = title[:MAX_TITLE]
     return BRACKETED.sub(" ", html.unescape(title) if "&" in title else title)
 
 
 def stem(word: str) -> str:
-    """Enough for plurals and verbs; with a full stemmer the figures are the same."""
+    """A light stemmer for plurals and verbs; a full stemmer gave the same figures."""
     size = len(word)
     if size > 4:
         if word.endswith("ies"):
@@ -183,7 +183,7 @@ def stem(word: str) -> str:
 
 
 def _named(spelled: Sequence[str], at: int) -> bool:
-    """A number or a capital; the first word of all has one anyway, unless a name goes on behind it."""
+    """Whether a word is a number or capitalized; the first word counts only if a capitalized word follows."""
     word = spelled[at]
     if at or word[0].isdigit():
         return word[0].isdigit() or word[0].isupper()
@@ -191,7 +191,7 @@ def _named(spelled: Sequence[str], at: int) -> bool:
 
 
 def _best_pair(found: Sequence[int], wanted: int) -> int:
-    """A question may need two passages: what the best two have together."""
+    """The wanted bits of the best pair of passages: a question may need two."""
     pairs = ((one | other) & wanted for one, other in combinations(found, 2))
     return max(pairs, key=int.bit_count, default=found[0] & wanted)
 

@@ -1,4 +1,4 @@
-"""How many tokens a text has, for models whose tokenizer nobody knows."""
+"""Estimates token counts for models whose tokenizer is unknown."""
 
 import asyncio
 import string
@@ -13,7 +13,7 @@ INLINE_CHARACTERS = 500_000
 
 
 def estimate(text: str) -> int:
-    """An estimate that leans high: 1.2 to 1.4 times what OpenAI's tokenizers count in English prose, German or code,
+    """A conservative estimate: 1.2 to 1.4 times what OpenAI's tokenizers count in English prose, German or code,
     1.0 to 1.9 times in Chinese, Japanese or Russian; only dense digits and base64 come out too low.
 
     It takes some 40 µs for 50 KB, where counting takes 16 ms and knows the tokens of one model only.
@@ -28,7 +28,7 @@ def estimate(text: str) -> int:
 
 
 class EstimatedTokens:
-    """A TokenCounter that needs no vocabulary; what is long is estimated in a thread."""
+    """A TokenCounter without a vocabulary; long texts are estimated in a thread."""
 
     async def count(self, texts: Sequence[str]) -> Sequence[int]:
         if sum(map(len, texts)) > INLINE_CHARACTERS:

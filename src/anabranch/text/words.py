@@ -1,4 +1,4 @@
-"""The common function words of English, which carry structure and no subject."""
+"""Index terms of a text: normalized, stemmed, without stop words."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 import Stemmer
 
-# With what is left of contractions when they are cut at the apostrophe.
+# Including the parts of contractions that are split at the apostrophe.
 _WORDS = """
 a about above after again against all almost already also although always am among an and another any anyone anything
 are aren around as at be because been before behind being below beside between beyond both but by can cannot could
@@ -34,13 +34,13 @@ _local = threading.local()
 
 
 def terms(text: str) -> list[int]:
-    """The text's terms in order, each as a number that is the same in every process."""
+    """The text's terms in order, each as a 64-bit hash that is stable across processes."""
     if not text.isascii():
         text = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in text if not unicodedata.combining(c)) if not text.isascii() else text
         text = unicodedata.normalize("NFC", text)
-    numbers = (_number(word) for word in _words(text.lower()))
-    return [number for number in numbers if number]
+    hashes = (_hashed(word) for word in _words(text.lower()))
+    return [term for term in hashes if term]
 
 
 def _words(text: str) -> Iterator[str]:
@@ -60,8 +60,8 @@ def _words(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=200_000)
-def _number(word: str) -> int:
-    """0 for a stop word."""
+def _hashed(word: str) -> int:
+    """The hash of a word's stem; 0 for a stop word."""
     plain = word.replace("\u2019", "'")
     plain = plain.removesuffix("'s")
     if plain in STOPWORDS or len(plain) > LONGEST:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.domain.errors import UpstreamError
-from anabranch.entrypoints.http.asgi import PIECE_BYTES, TooLarge, read_body, send_body
+from anabranch.entrypoints.http.asgi import (
+    PIECE_BYTES,
+    ClientGone,
+    RequestTimedOut,
+    RequestTooLarge,
+    read_body,
+    send_body,
+)
 from anabranch.network import sse
 
 LINES = st.sampled_from(
@@ -71,10 +78,11 @@ def part(body: bytes, more: bool) -> dict[str, Any]:
 
 async def test_reading_a_body() -> None:
     assert await read_body(receiving(part(b"ab", True), part(b"c", False)), 10) == b"abc"
-    assert await read_body(receiving(part(b"ab", True), {"type": "http.disconnect"}), 10) is None
-    with pytest.raises(TooLarge):
+    with pytest.raises(ClientGone):
+        await read_body(receiving(part(b"ab", True), {"type": "http.disconnect"}), 10)
+    with pytest.raises(RequestTooLarge, match="5 bytes"):
         await read_body(receiving(part(b"abc", True), part(b"def", True)), 5)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(RequestTimedOut):
         await read_body(receiving(part(b"a", True)), 10, within_s=0.01)
 
 

@@ -224,7 +224,7 @@ async def test_one_that_reads_nothing_is_cut_off(
     planner: Desk, session: str, head: bytes, goodbye: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proper end would have to wait until all is read."""
-    monkeypatch.setattr("anabranch.entrypoints.http.server.Stall.within_s", 0.0)
+    monkeypatch.setattr("anabranch.entrypoints.http.server.AbortsStalled.stall_s", 0.0)
     await planner.begin(session, "p")
     host, port = planner.url.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from anabranch.domain.eventlog import EPOCH, SequencedEntry
 from anabranch.entrypoints.http import planner_wire as views
-from anabranch.entrypoints.http.log_stream import ShutdownEvent, tail
+from anabranch.entrypoints.http.log_stream import ShutdownEvent, StreamTiming, tail
 from anabranch.eventlog.reader import Batch
 from support.planner_fixtures import Desk, desk
 
@@ -202,10 +202,8 @@ class Endless:
         return Batch(entries=(SequencedEntry(sequence=1, key="k", revision=1, body=b"{}"),), head=1)
 
 
-async def test_a_piece_that_is_not_taken_in_time_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the server in front of it does."""
-    for name in ("PIECE_S", "LOOK_S", "GOODBYE_S"):
-        monkeypatch.setattr(f"anabranch.entrypoints.http.tailing.{name}", 0.02)
+async def test_a_client_that_does_not_read_in_time_ends_the_stream() -> None:
+    """Independently of the HTTP server's own limits."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -218,6 +216,13 @@ async def test_a_piece_that_is_not_taken_in_time_ends_the_stream(monkeypatch: py
 
     frames = views.Frames().sse
     await tail(
-        Endless(), receive, send, frames=frames, heartbeat=views.sse_heartbeat, heartbeat_s=9.0, closing=ShutdownEvent()
+        Endless(),
+        receive,
+        send,
+        frames=frames,
+        heartbeat=views.sse_heartbeat,
+        heartbeat_s=9.0,
+        closing=ShutdownEvent(),
+        timing=StreamTiming(piece_s=0.02, end_s=0.02),
     )
-    assert len(sent) == 7, "the one that was not taken, and the goodbye"
+    assert len(sent) == 7, "the one that was not read, and the end"

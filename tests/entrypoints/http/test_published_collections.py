@@ -14,6 +14,7 @@ from anabranch.knowledge.records import endpoints, keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Hub
 from support.federation import OPENING, SHELF, Node, Seeded, logged, new_key, node, seeded
+from support.scripted_source import until
 
 __all__ = ["seeded"]  # the fixture
 
@@ -340,6 +341,7 @@ async def test_the_transaction_token_is_recorded(seeded: Seeded, there: Node, hu
 async def test_what_is_asked_without_one_is_recorded_too(seeded: Seeded, there: Node) -> None:
     question = "When does the canteen open on Sundays?"
     await there.ask("canteen", question, transaction_token="")
+    await until(lambda: logged(seeded.folder, "original", question))
     (row,) = logged(seeded.folder, "original", question)
     assert row["transaction_token"] is None
 
@@ -350,8 +352,8 @@ async def test_where_nothing_is_kept_only_the_payment_is(seeded: Seeded) -> None
     async with Anabranch.open(settings=seeded.settings(query_log_days=0)) as anabranch:  # and nobody sweeps up
         canteen = await anabranch.publishing.find("canteen", None, ["alice"])
         for transaction in (None, "tx-only"):
-            answerer = anabranch.publishing.answerer(canteen, transaction)
-            assert (await anabranch.start(question, anabranch.context(), answerer).value()).passages
+            answerer, entry = anabranch.publishing.answerer(canteen), canteen.log_entry(transaction)
+            assert (await anabranch.start(question, anabranch.context(), answerer, entry).value()).passages
     assert logged(seeded.folder, "original", question.text) == []
     (row,) = seeded.queries("tx-only")
     assert (row["original"], row["answer"], row["endpoint"]) == ("", "", "alice/canteen")
@@ -428,7 +430,7 @@ async def test_without_the_embedding_model(seeded: Seeded, tmp_path: Any) -> Non
 async def test_a_server_that_shuts_down_says_so(seeded: Seeded) -> None:
     async with node(seeded.settings()) as there:
         assert there.server.service._anabranch is not None
-        there.server.service._anabranch.draining = True
+        await there.server.service._anabranch.drain(0)
         reply = await there.ask("canteen")
     assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
     assert "shutting down" in reply.body["detail"]

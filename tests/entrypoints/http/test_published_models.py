@@ -15,6 +15,7 @@ from anabranch.entrypoints.cli.publish import publish as publish_command
 from anabranch.knowledge.model import Caller
 from anabranch.testing import Failure, Hub, Space
 from support.federation import Node, logged, node
+from support.scripted_source import until
 
 Open = Callable[..., Any]
 
@@ -188,7 +189,7 @@ async def test_what_a_model_was_asked_is_recorded(publish: Open, space: Space, t
             assert (row["endpoint"], row["user"], row["model"]) == ("mia/writer", "(guest)", "mia/writer")
             assert (row["original"], row["answer"], row["output_tokens"]) == ("Why?", "Because.", 2)
         await there.ask("writer", "And without?")
-        assert len(logged(tmp_path / "data", "original", "And without?")) == 1
+        await until(lambda: len(logged(tmp_path / "data", "original", "And without?")) == 1)
     assert all("transaction_token" not in request.body for request in space.requests)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from anabranch.app.resumable_answers import PREFIX
 from anabranch.domain.eventlog import EPOCH, Entry
-from anabranch.entrypoints.http.resumable import AnswerInfo, preferred
+from anabranch.entrypoints.http.run_stream import AnswerInfo, preferred
 from anabranch.knowledge.records.database import Database
 from conftest import Server
 from support.collection_server import Library, library, text

@@ -100,7 +100,7 @@ class House:
     async def asked(self, count: int = 1) -> None:
         """Wait until so many questions are under way."""
         assert self.server.service._anabranch is not None
-        runs = self.server.service._anabranch._runs
+        runs = self.server.service._anabranch.runs._running
         async with asyncio.timeout(PATIENCE_S):
             while len(runs) != count:  # noqa: ASYNC110 (nothing announces it)
                 await asyncio.sleep(0.002)

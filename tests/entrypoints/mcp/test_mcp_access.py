@@ -153,10 +153,10 @@ async def test_mcp_client_disconnect_cancels_its_run(shelf: Library, era: str) -
 async def test_mcp_rejects_calls_while_draining(shelf: Library) -> None:
     anabranch = shelf.server.service._anabranch
     assert anabranch is not None
-    anabranch.draining = True
+    anabranch.runs.draining = True
     try:
         reply = await post(shelf)
     finally:
-        anabranch.draining = False
+        anabranch.runs.draining = False
     assert reply.status == 503
     assert reply.headers["Retry-After"]

@@ -83,7 +83,7 @@ def command(
 async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
     """Print the answer; returns the exit status."""
     async with (
-        Anabranch.open(settings=settings) as anabranch,
+        Anabranch.open(settings=settings, surface="cli", log_queries=True) as anabranch,
         anabranch.stream(
             inquiry.question,
             sources=await _sources(anabranch) if inquiry.sources is None else inquiry.sources,

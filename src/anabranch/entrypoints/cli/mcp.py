@@ -98,7 +98,7 @@ async def _serve(settings: Settings, config: Path | None) -> None:
     with suppress(asyncio.CancelledError):
         async with (
             watched(settings, log, Metrics(settings)) as telemetry,
-            Anabranch.open(settings=settings, telemetry=telemetry) as anabranch,
+            Anabranch.open(settings=settings, telemetry=telemetry, log_queries=True) as anabranch,
         ):
             await anabranch.warm()
             again = ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
-from anabranch.app.outbound import outbound
+from anabranch.app.outbound import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
@@ -64,7 +64,7 @@ async def knowledge(
     settings: Settings, *, indexing: bool = False, died: Callable[[int], None] = lambda _: None
 ) -> "AsyncIterator[Knowledge]":
     """The knowledge. With `indexing`, an indexer runs: a child of this process, or of another one."""
-    async with outbound(settings) as out:
+    async with outbound_for(settings) as out:
         opener = KnowledgeOpener(settings, out, indexing=indexing, died=died)
         try:
             yield await opener()
@@ -104,7 +104,7 @@ def index_of(settings: Settings) -> Generations:
 
 @asynccontextmanager
 async def embedding(settings: Settings, *, threads: int = 1) -> AsyncIterator[Embedder]:
-    async with outbound(settings) as out:
+    async with outbound_for(settings) as out:
         yield embedder_for(settings, out, threads=threads)
 
 

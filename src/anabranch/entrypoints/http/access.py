@@ -1,4 +1,4 @@
-"""Who is calling, and from where."""
+"""Identifies callers, and finds the address that a request comes from."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -9,13 +9,13 @@ from starlette.types import Scope
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
-from anabranch.entrypoints.http.run_stream import trace
-from anabranch.knowledge.model import Caller
+from anabranch.entrypoints.http.asgi import header
+from anabranch.knowledge.model import Caller, Identified
 
 Address = IPv4Address | IPv6Address
 
-# What proxies add. One that adds nothing looks like a caller on this machine (unless it speaks HTTP/1.0, as older
-# proxies do to us): it must be told to add X-Forwarded-For, or be named in AGGREGATOR_TRUSTED_PROXIES.
+# Headers that proxies add. A proxy that adds none looks like a caller on this machine (unless it uses HTTP/1.0, as old
+# ones do): configure it to add X-Forwarded-For, or name it in AGGREGATOR_TRUSTED_PROXIES.
 FORWARDING = frozenset(
     b"forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cdn-loop cf-connecting-ip cf-ray "
     b"fastly-client-ip fly-client-ip x-amzn-trace-id x-azure-clientip".split()
@@ -24,11 +24,15 @@ FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengin
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 OWN_SITES = frozenset({"same-origin", "none"})
+MAX_TRACESTATE = 512
+TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
+# A caller that was not asked for a token.
+ANYONE = Caller()
 NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch keys create)."
 
 
 class Access:
-    """What the settings say about callers. Forwarding headers count only from a trusted proxy."""
+    """Applies the settings about callers. Forwarding headers count only from a trusted proxy."""
 
     def __init__(self, anabranch: Anabranch) -> None:
         settings = anabranch.settings
@@ -40,58 +44,60 @@ class Access:
         self._origins = frozenset(settings.cors_origins) - {"*"}
 
     async def caller(self, scope: Scope) -> Caller:
-        """Who asks a surface that holds data. A token is always looked at, and a wrong one is refused even where none
-        is needed; without one, it is the operator."""
+        """The caller of a surface that holds data. A token is always checked, and a wrong one is refused even where
+        none is needed; without one, it is the operator."""
         token = self._token(scope)
         return Caller(operator=True) if token is None else await self._identified(token)
 
     async def _identified(self, token: str) -> Caller:
-        audiences = await self._audiences() if _is_the_hubs(token) else ()
-        if _is_the_hubs(token) and not audiences:
+        audiences = await self._audiences() if _is_hub_token(token) else ()
+        if _is_hub_token(token) and not audiences:
             raise Unauthorized("Tokens of the hub are not taken here: AGGREGATOR_JWT_AUDIENCE is not set.")
         return await self._anabranch.identify(token, audiences)
 
     async def _audiences(self) -> Collection[str]:
-        """Whom a token must be meant for: as it is set, or, where nothing else is taken, whoever publishes here."""
+        """The audiences of a hub token: as configured, or with `jwt` the owners of what is published here."""
         if self._audience is not None:
             return (self._audience,)
-        return _spelled(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
+        return _both_cases(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
 
-    async def visitor(self, scope: Scope, owners: Collection[str]) -> tuple[Caller, Collection[str]]:
-        """Who asks what is published here, and which of these owners they may ask: a token of the hub is meant for one.
-        Whoever needs no token is a guest: what is published is asked on others' behalf, and a question that another
-        Anabranch on this machine passes on must not come with the operator's eyes."""
+    async def visitor(self, scope: Scope) -> Caller:
+        """The caller of a published endpoint. A caller without a token is a guest, even on this machine: published
+        endpoints are asked on behalf of others, and a question that another Anabranch forwards must not be answered
+        with the operator's permissions."""
         token = self._token(scope)
         if token is None:
-            return Caller(), owners
-        audiences = {*_spelled(owners), *((self._audience,) if self._audience else ())}
-        caller = await self._anabranch.identify(token, audiences)
-        meant = caller.audiences
-        if self._audience in meant:
-            return caller, owners
-        return caller, [owner for owner in owners if owner in meant or owner.lower() in meant]
+            return Caller()
+        owners = _both_cases(await self._anabranch.publishing.owners())
+        return await self._anabranch.identify(token, {*owners, *((self._audience,) if self._audience else ())})
+
+    def owners(self, caller: Caller, owners: Collection[str]) -> Collection[str]:
+        """Which of these owners a visitor may ask: a token of the hub is issued for one."""
+        if not isinstance(caller, Identified) or self._audience in caller.audiences:
+            return owners
+        return [owner for owner in owners if owner in caller.audiences or owner.lower() in caller.audiences]
 
     def identity(self, caller: Caller) -> str:
-        """Under what name streams are kept for a caller, and given to nobody else."""
+        """The name under which streams are kept for a caller, and for no other."""
         if caller.user is not None:
             return f"user:{caller.user}"
         if caller.operator:
             return "operator"
         raise Unauthorized("Guests keep no streams: send a token that names its user.")
 
-    async def admit(self, scope: Scope) -> Caller | None:
-        """Who asks the chat surface, which is open unless the settings close every surface. Where it is open, a token
-        counts if it is known here, and one that is not is for somebody else: None, as without a token."""
+    async def admit(self, scope: Scope) -> Caller:
+        """The caller of the chat surface, which is open unless the settings close every surface. Where it is open, a
+        known token identifies its caller, and an unknown one is ignored: it may be meant for an endpoint."""
         if self._auth in ("api_key", "jwt"):
             return await self.caller(scope)
         try:
             token = bearer(scope)
-            return None if token is None else await self._identified(token)
+            return ANYONE if token is None else await self._identified(token)
         except AnabranchError:
-            return None
+            return ANYONE
 
     def address(self, scope: Scope) -> str | None:
-        """The caller's address: the last one on the way here that no trusted proxy answers for."""
+        """The caller's address: the last hop that is not a trusted proxy."""
         client = scope.get("client")
         if client is None:
             return None
@@ -114,7 +120,7 @@ class Access:
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
     ) -> Context:
-        """What a question of this caller goes with."""
+        """The Context of a question of this caller."""
         traceparent, tracestate = trace(scope)
         return self._anabranch.context(
             correlation_id=scope["correlation_id"],
@@ -132,25 +138,24 @@ class Access:
         )
 
     def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
-        """Whether the caller may name what the operator has configured and pays for; every surface asks here. With
-        `auto` that is the operator alone, at this machine or by key; otherwise also who comes with a key or a token,
-        but no guest."""
-        if caller is None:
+        """Whether the caller may name what the operator has configured and pays for, on every surface. With `auto` only
+        the operator may, on this machine or by key; otherwise also a caller with a key or token, but no guest."""
+        if caller is None or caller is ANYONE:
             return self._is_operator(scope)
         return caller.operator or (caller.user is not None and self._auth != "auto")
 
-    def public_only(self, scope: Scope, caller: Caller | None = None) -> bool:
-        """Whether the addresses that a request names must be public: the private ones on the allow-list are for the
-        operator and for those with a key or a token, but for no guest, unless the settings open them to everybody."""
+    def public_only(self, scope: Scope, caller: Caller) -> bool:
+        """Whether the addresses that a request names must be public. The private ones on the allow-list are for the
+        operator and for callers with a key or token, but not for guests, unless the settings open them to everybody."""
         if not self._private_is_restricted:
             return False
-        if caller is None:
+        if caller is ANYONE:
             return not self._is_operator(scope)
         return caller.user is None and not caller.operator
 
     def _is_operator(self, scope: Scope) -> bool:
         """Whether a request without a token is the operator's. With `none` every one is; with `auto`, one from this
-        very machine, and from nobody behind a proxy. A web page of another site never is the operator."""
+        machine that came through no proxy. A web page of another site never is the operator."""
         if self._auth != "auto":
             return self._auth == "none" and not self._is_foreign(scope)
         peer = _address(scope["client"][0]) if scope.get("client") else None
@@ -175,15 +180,15 @@ class Access:
         return not all([origin.partition("://")[2]] == hosts and _is_proven(origin) for origin in origins)
 
     def _token(self, scope: Scope) -> str | None:
-        """The token, if it is of the kind that the settings ask for; None for those who need none."""
+        """The token, if it is of the kind that the settings require; None for callers that need none."""
         token = bearer(scope)
         if token is None:
             if self._is_operator(scope):
                 return None
             raise Unauthorized(NEEDS_A_KEY)
-        if self._auth == "jwt" and not _is_the_hubs(token):
+        if self._auth == "jwt" and not _is_hub_token(token):
             raise Unauthorized("This takes a token of the hub, not an API key.")
-        if self._auth == "api_key" and _is_the_hubs(token) and self._audience is None:
+        if self._auth == "api_key" and _is_hub_token(token) and self._audience is None:
             raise Unauthorized("This takes an API key, not a token of the hub.")
         return token
 
@@ -191,13 +196,13 @@ class Access:
         return any(address.version == network.version and address in network for network in self._proxies)
 
 
-def _spelled(owners: Collection[str]) -> set[str]:
-    """As they are, and in the small letters in which the hub writes audiences."""
+def _both_cases(owners: Collection[str]) -> set[str]:
+    """The names as they are, and in lower case, as the hub writes audiences."""
     return {*owners, *(owner.lower() for owner in owners)}
 
 
 def bearer(scope: Scope) -> str | None:
-    """The token that a request carries; two of them are none that can be trusted."""
+    """The token of a request; two Authorization headers are refused."""
     sent = _values(scope, b"authorization")
     if not sent:
         return None
@@ -207,14 +212,14 @@ def bearer(scope: Scope) -> str | None:
     return token.strip()
 
 
-def _is_the_hubs(token: str) -> bool:
+def _is_hub_token(token: str) -> bool:
     """A key of ours has no dots; a token of the hub has two."""
     return token.count(".") == 2
 
 
 def _is_of_this_site(scope: Scope) -> bool:
-    """Not sent by a web page of another site: not under a name that was made to point here, not across origins, and not
-    as an image or a form, for which a browser need not name the origin."""
+    """Whether no web page of another site sent this: not by DNS rebinding, not across origins, and not as an image or a
+    form, for which a browser need not send the origin."""
     hosts = _values(scope, b"host")
     return (
         len(hosts) == 1
@@ -251,7 +256,7 @@ def _hops(scope: Scope, peer: str) -> Iterator[str]:
 
 
 def _address(text: str) -> Address | None:
-    """An address as a proxy or a socket gives it, with or without a port, one of IPv4 in its own form."""
+    """An address as a proxy or a socket gives it, with or without a port; mapped IPv4 as IPv4."""
     found = HOP.fullmatch(text)
     try:
         address = ip_address((found[1] or found[2]) if found else text)
@@ -262,3 +267,11 @@ def _address(text: str) -> Address | None:
 
 def _values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def trace(scope: Scope) -> tuple[str | None, str | None]:
+    """`traceparent` and `tracestate`, if they are valid."""
+    traceparent, tracestate = header(scope, b"traceparent") or "", header(scope, b"tracestate") or ""
+    if TRACEPARENT.fullmatch(traceparent) is None:
+        return None, None
+    return traceparent, tracestate if tracestate.isprintable() and len(tracestate) <= MAX_TRACESTATE else None

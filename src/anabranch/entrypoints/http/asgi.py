@@ -1,9 +1,12 @@
-"""The bytes of an HTTP exchange: reading a body within a cap, sending JSON, streaming events."""
+"""The bytes of an HTTP exchange: reads a body within a cap, sends JSON and streamed bytes."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
+
+from anabranch.domain.errors import AnabranchError
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -19,40 +22,55 @@ EVENT_STREAM: Headers = (
 )
 
 
-class TooLarge(Exception):
-    """The request's body is over the cap."""
+class RequestTooLarge(AnabranchError):
+    code = "request_too_large"
 
 
-async def read_body(receive: Receive, max_bytes: int, within_s: float = BODY_S) -> bytes | None:
-    """The whole body; None if the client left before it was through. A client that dawdles is a TimeoutError."""
-    async with asyncio.timeout(within_s):
-        return await _read(receive, max_bytes)
+class RequestTimedOut(AnabranchError):
+    code = "request_timeout"
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes | None:
-    parts: list[bytes] = []
-    size = 0
-    while True:
+class ClientGone(Exception):
+    """The client disconnected before its request was complete: no response is sent."""
+
+
+async def read_body(receive: Receive, max_bytes: int, within_s: float = BODY_S) -> bytes:
+    """The whole body, or the error that says why it could not be read."""
+    try:
+        async with asyncio.timeout(within_s):
+            parts = [part async for part in body_parts(receive, max_bytes)]
+    except TimeoutError:
+        raise RequestTimedOut("The request took too long to arrive.") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def body_parts(receive: Receive, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body as it arrives, at most `max_bytes` of it."""
+    size, more = 0, True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
+            raise ClientGone
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > max_bytes:
-            raise TooLarge
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            raise RequestTooLarge(f"The request is larger than {max_bytes:,} bytes.", limit=max_bytes)
+        yield part
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+async def send_response(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
     length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send_body(send, body, more=False)
 
 
+async def send_empty(send: Send, status: int, headers: Headers = ()) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 async def send_body(send: Send, body: bytes, *, more: bool, within_s: float = PIECE_S) -> None:
-    """Send in pieces, each of which the client must take in time: one that does not read cannot make us hold much."""
+    """Sends in pieces with a time limit for each, so that a client that does not read cannot hold much memory."""
     for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
         async with asyncio.timeout(within_s):
             await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
@@ -66,5 +84,16 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def wants_fresh(scope: Scope) -> bool:
-    """Whether the caller wants no remembered answer."""
+    """Whether the caller refuses a cached answer."""
     return "no-cache" in (header(scope, b"cache-control") or "").lower()
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested deeper than that."""
+    level = [value]
+    for _ in range(levels + 1):
+        containers = [one for one in level if isinstance(one, Mapping | list)]
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
+        if not level:
+            return False
+    return True

@@ -1,141 +1,281 @@
-"""Spec 1's dialect: POST /api/v1/chat and POST /api/v1/chat/stream."""
+"""Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from msgspec import Meta
 
 from anabranch.app import Anabranch
-from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.domain.model import Allowance, Context, Endpoint, Question, Until
-from anabranch.entrypoints.http import chat_wire as wire
-from anabranch.entrypoints.http import errors, rate_headers
+from anabranch.app.questions import Options
+from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.eventlog import one_line
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    GenerationStarted,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    Token,
+)
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import TooLarge, read_body, send_json
-from anabranch.entrypoints.http.errors import send_error
-from anabranch.entrypoints.http.resumable import AnswerInfo, Resuming, preferred
-from anabranch.entrypoints.http.run_stream import follow, whole
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
+from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
 
-N = TypeVar("N", int, float)
-
 SURFACE = "chat"
+# By the time a model fails, a stream has begun: it says so in an event.
+LATE_ERRORS = (502, 504)
 
-# Lenient as the first implementation was: "5" and 5.0 are taken for 5.
-decode = msgspec.json.Decoder(wire.ChatRequest, strict=False).decode
+WireStatus = Literal[
+    "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
+]
 
 
-class Started(NamedTuple):
-    run: Run
-    allowance: Allowance | None
-    context: Context
+class ChatWire(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of spec 1's surface; unknown fields are ignored."""
+
+
+class EndpointRef(ChatWire, frozen=True, kw_only=True):
+    """The address of a data source or a model, and its owner."""
+
+    url: Annotated[
+        str, Meta(description="Base URL of the SyftAI-Space; empty for an endpoint that the operator configured")
+    ] = ""
+    slug: Annotated[str, Meta(description="The endpoint's slug; for an OpenAI-compatible server the model's name")] = ""
+    name: Annotated[str, Meta(description="A name to show")] | None = ""
+    tenant_name: Annotated[str, Meta(description="Sent as X-Tenant-Name")] | None = None
+    owner_username: Annotated[str, Meta(description="The owner whose tokens are sent")] | None = None
+    query_override: Annotated[str, Meta(description="Sent to this source instead of the prompt")] | None = None
+    kind: Annotated[Literal["space", "openai"], Meta(description="The protocol of the endpoint")] = "space"
+
+
+class ChatTurn(ChatWire, frozen=True, kw_only=True):
+    """An earlier message of the conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(ChatWire, frozen=True, kw_only=True):
+    """A question to data sources, and the model that answers it."""
+
+    prompt: Annotated[str, Meta(min_length=1, description="The question", extra_json_schema={"pattern": r"\S"})]
+    model: EndpointRef | None = None
+    data_sources: list[EndpointRef] | None = None
+    endpoint_tokens: Annotated[dict[str, str], Meta(description="Satellite tokens by owner")] | None = None
+    transaction_tokens: Annotated[dict[str, str], Meta(description="Transaction tokens by owner")] | None = None
+    top_k: Annotated[int, Meta(ge=1, description="Documents per source")] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    messages: Annotated[list[ChatTurn], Meta(description="Earlier turns")] | None = None
+    retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
+    custom_system_prompt: str | None = None
+
+
+class DocumentSource(ChatWire, frozen=True, kw_only=True, gc=False):
+    slug: str
+    content: str
+
+
+class SourceInfo(ChatWire, frozen=True, kw_only=True, gc=False):
+    path: str
+    documents_retrieved: int
+    status: WireStatus
+    error_message: str | None
+
+
+class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    retrieval_time_ms: int
+    generation_time_ms: int
+    total_time_ms: int
+    documents_omitted: Annotated[int, Meta(description="Documents that did not fit into the model's context")] = 0
+    finish_reason: Annotated[str, Meta(description="Why the model stopped, if not at its end: `length`, …")] | None = (
+        None
+    )
+
+
+class Done(ChatWire, frozen=True, kw_only=True):
+    """The end of a stream: everything but the text."""
+
+    sources: dict[str, DocumentSource]
+    retrieval_info: list[SourceInfo]
+    metadata: Metadata
+    usage: Usage | None
+
+
+class ChatResponse(ChatWire, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    response: str
+    sources: dict[str, DocumentSource]
+    retrieval_info: list[SourceInfo]
+    metadata: Metadata
+    usage: Usage | None
+
+
+class RetrievalStart(ChatWire, frozen=True, kw_only=True):
+    sources: int
+
+
+class SourceComplete(ChatWire, frozen=True, kw_only=True):
+    path: str
+    status: WireStatus
+    documents: int
+
+
+class RetrievalComplete(ChatWire, frozen=True, kw_only=True):
+    total_documents: int
+    time_ms: int
+
+
+class GenerationStart(ChatWire, frozen=True, kw_only=True):
+    pass
+
+
+class TokenData(ChatWire, frozen=True, kw_only=True):
+    content: str
+
+
+class StreamError(ChatWire, frozen=True, kw_only=True):
+    message: str
+    error: str
+    details: dict[str, str | int]
+
+
+EVENTS: dict[str, type[ChatWire]] = {
+    "retrieval_start": RetrievalStart,
+    "source_complete": SourceComplete,
+    "retrieval_complete": RetrievalComplete,
+    "generation_start": GenerationStart,
+    "token": TokenData,
+    "done": Done,
+    "error": StreamError,
+}
+
+STATUSES: dict[Status, WireStatus] = {
+    Status.SUCCESS: "success",
+    Status.ERROR: "error",
+    Status.TIMEOUT: "timeout",
+    Status.PAYMENT_FAILED: "payment_failed",
+    Status.ACCESS_DENIED: "access_denied",
+    Status.POLICY_VIOLATION: "policy_violation",
+    Status.RATE_LIMITED: "rate_limited",
+    Status.SKIPPED: "error",
+}
+
+encode = msgspec.json.Encoder().encode
+
+
+DIALECT = Dialect(
+    render=render_plain,
+    error_type=ErrorBody,
+    descriptions=DESCRIPTIONS,
+    always=(401, 422, 429, 500, 503),
+    strict=False,
+)
+STREAM = EventStream(
+    "ChatEvent",
+    "Server-sent events, in this order: `retrieval_start`; a `source_complete` for each source as it completes; "
+    "`retrieval_complete`; `generation_start`; `token` for each part of the answer; and at the end exactly one `done` "
+    "or `error`. Each event has one `data:` line of JSON, of the type under its name here. A comment line "
+    "(`: keep-alive`) may come at any time.",
+    EVENTS,
+)
 
 
 class ChatSurface:
-    """Both ways of asking: `complete` answers in JSON, `stream` as server-sent events. One Run behind each."""
+    """Two ways to ask: the whole answer as JSON, or its events. One Run behind each."""
 
-    def __init__(self, anabranch: Anabranch) -> None:
+    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
         self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = Access(anabranch)
-        self._resuming = Resuming(anabranch)
+        self._access = access
+        self._streams = streams
 
-    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = await self._begun(scope, receive, send)
-        if begun is None:
-            return
-        try:
-            answer = await whole(begun.run, receive)
-        except AnabranchError as error:
-            await send_error(send, error)
-        else:
-            with suppress(TimeoutError):
-                await send_json(send, 200, wire.response(answer), rate_headers.left(begun.allowance))
+    def operations(self) -> list[Operation[Any]]:
+        at = partial(
+            Operation[Any],
+            method="POST",
+            dialect=DIALECT,
+            takes=ChatRequest,
+            who=self._access.admit,
+            surface=SURFACE,
+            admission=True,
+        )
+        return [
+            at(
+                path="/api/v1/chat",
+                name="chat",
+                summary="Ask, and get the whole answer",
+                handler=self._complete,
+                gives=(ChatResponse,),
+                errors=LATE_ERRORS,
+            ),
+            at(
+                path="/api/v1/chat/stream",
+                name="chat_stream",
+                summary="Ask, and follow the answer as it comes",
+                handler=self._stream,
+                stream=STREAM,
+                resumable=True,
+            ),
+        ]
 
-    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = await self._begun(scope, receive, send)
-        if begun is None:
-            return
-        run, left = begun.run, rate_headers.left(begun.allowance)
-        if preferred(scope):
-            about = AnswerInfo(dialect="chat", correlation_id=scope["correlation_id"])
-            resuming, context = self._resuming, begun.context
-            await resuming.follow(run, scope, receive, send, wire.frame, about=about, context=context, headers=left)
-        else:
-            await follow(run, receive, send, wire.frame, self._settings, left)
+    async def _complete(self, call: Call[ChatRequest]) -> Reply:
+        run, _ = await self._begin(call)
+        return Reply(response(await whole(run, call.receive)))
 
-    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> Started | None:
-        """Admission: what is wrong with a request is said before any 200."""
-        limit = self._settings.max_request_bytes
-        try:
-            await self._anabranch.check(SURFACE)
-            caller = await self._access.admit(scope)
-            body = await read_body(receive, limit)
-            if body is None:
-                return None
-            if not body:
-                raise InvalidQuestion("The body is empty; send JSON.")
-            request = decode(body)
-            public_only = self._access.public_only(scope, caller)
-            question = _question(request, self._settings, lambda: self._access.vouched(scope, caller), public_only)
-            tokens, transactions = request.endpoint_tokens, request.transaction_tokens
-            context = self._access.context(scope, caller, SURFACE, tokens=tokens, transactions=transactions)
-            run, allowance = await self._anabranch.begin(question, context)
-            return Started(run, allowance, context)
-        except TimeoutError:
-            message = "The request took too long to arrive."
-            await send_json(send, 408, errors.body("request_timeout", message), [(b"connection", b"close")])
-        except TooLarge:
-            message = f"The request is larger than {limit:,} bytes."
-            await send_json(send, 413, errors.body("request_too_large", message), [(b"connection", b"close")])
-        except UnicodeDecodeError:
-            await self._refuse(send, InvalidQuestion("The body is not UTF-8."))
-        except (msgspec.MsgspecError, RecursionError) as error:
-            await self._refuse(send, InvalidQuestion(f"The request is not valid: {error}"))
-        except AnabranchError as error:
-            await self._refuse(send, error)
-        return None
+    async def _stream(self, call: Call[ChatRequest]) -> None:
+        run, context = await self._begin(call)
+        info = AnswerInfo(dialect="chat", correlation_id=context.correlation_id)
+        await self._streams.send(call, run, frame, info, context)
 
-    async def _refuse(self, send: Send, error: AnabranchError) -> None:
-        self._anabranch.turned_away(SURFACE, error.code)
-        await send_error(send, error)
+    async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
+        request, access = call.asked, self._access
+        public_only = access.public_only(call.scope, call.caller)
+        question = _question(
+            request, self._anabranch, lambda: access.vouched(call.scope, call.caller), public_only=public_only
+        )
+        tokens, transactions = request.endpoint_tokens, request.transaction_tokens
+        context = access.context(call.scope, call.caller, SURFACE, tokens=tokens, transactions=transactions)
+        return call.begun(*await self._anabranch.begin(question, context)), context
 
 
 def _question(
-    request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool], public_only: bool
+    request: ChatRequest, anabranch: Anabranch, may_use_configured: Callable[[], bool], *, public_only: bool
 ) -> Question:
-    references = request.data_sources or []
+    settings, references = anabranch.settings, request.data_sources or []
     named = any(reference is not None and not reference.url for reference in (request.model, *references))
-    named_sources, named_models = (settings.sources, settings.models) if named and vouched() else ({}, {})
-    until = Until.MERGE if request.retrieval_only else Until.GENERATE
-    model = _endpoint(request.model or wire.EndpointRef(), named_models, public_only)
-    if until is Until.GENERATE and not (model.url and model.slug):
+    named_sources, named_models = (settings.sources, settings.models) if named and may_use_configured() else ({}, {})
+    model = _endpoint(request.model or EndpointRef(), named_models, public_only)
+    if not request.retrieval_only and not (model.url and model.slug):
         raise InvalidQuestion(
             "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
             "unless retrieval_only is true."
         )
-    defaults = Question(text="")
-    return Question(
-        text=request.prompt,
-        sources=tuple(_endpoint(reference, named_sources, public_only) for reference in references),
-        model=model if until is Until.GENERATE else None,
-        history=wire.history(request.messages),
-        top_k=_or(request.top_k, settings.default_top_k),
-        similarity_threshold=_or(request.similarity_threshold, defaults.similarity_threshold),
-        max_tokens=_or(request.max_tokens, defaults.max_tokens),
-        temperature=_or(request.temperature, defaults.temperature),
-        system_prompt=request.custom_system_prompt or None,
-        until=until,
-        diversity=settings.mmr_lambda,
-        threshold=settings.guard_threshold,
+    return anabranch.questions.chat(
+        request.prompt,
+        tuple(_endpoint(reference, named_sources, public_only) for reference in references),
+        None if request.retrieval_only else model,
+        tuple(Message(role=turn.role, content=turn.content) for turn in request.messages or ()),
+        Options(
+            top_k=request.top_k,
+            similarity_threshold=request.similarity_threshold,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            system_prompt=request.custom_system_prompt or None,
+        ),
     )
 
 
-def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
-    """The endpoint that a request names: by its URL, or, for a caller who may, as the operator has named it."""
+def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
+    """The endpoint that a request names: by URL, or, for a caller who may, by its name in the configuration."""
     if not reference.url and reference.slug in named:
         return named[reference.slug]
     return Endpoint(
@@ -150,5 +290,79 @@ def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint], public
     )
 
 
-def _or(value: N | None, default: N) -> N:
-    return default if value is None else value
+def response(answer: Answer) -> bytes:
+    end = _done(answer)
+    return encode(
+        ChatResponse(
+            response=answer.text,
+            sources=end.sources,
+            retrieval_info=end.retrieval_info,
+            metadata=end.metadata,
+            usage=end.usage,
+        )
+    )
+
+
+def frame(event: AnswerEvent) -> bytes:
+    """One event as SSE."""
+    match event:
+        case Token():
+            return _frame(b"token", TokenData(content=event.text))
+        case RetrievalStarted():
+            return _frame(b"retrieval_start", RetrievalStart(sources=len(event.sources)))
+        case SourceReplied(reply=reply):
+            complete = SourceComplete(path=reply.path, status=_status(reply), documents=len(reply.passages))
+            return _frame(b"source_complete", complete)
+        case RetrievalFinished():
+            complete_all = RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
+            return _frame(b"retrieval_complete", complete_all)
+        case GenerationStarted():
+            return _frame(b"generation_start", GenerationStart())
+        case Answered(answer=answer):
+            return _frame(b"done", _done(answer))
+        case Failed():
+            return _frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
+
+
+def _frame(name: bytes, data: ChatWire) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+
+
+def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
+    """Every document as its source returned it; a second one with the same title is `Title (2)`."""
+    sources: dict[str, DocumentSource] = {}
+    taken: dict[str, int] = {}
+    for reply in replies:
+        for passage in reply.passages:
+            title, count = passage.title, taken.get(passage.title, 1)
+            while title in sources:
+                count += 1
+                title = f"{passage.title} ({count})"
+            taken[passage.title] = count
+            sources[title] = DocumentSource(slug=passage.source, content=passage.text)
+    return sources
+
+
+def _info(reply: SourceReply) -> SourceInfo:
+    return SourceInfo(
+        path=reply.path, documents_retrieved=len(reply.passages), status=_status(reply), error_message=reply.error
+    )
+
+
+def _status(reply: SourceReply) -> WireStatus:
+    return STATUSES[reply.status]
+
+
+def _done(answer: Answer) -> Done:
+    return Done(
+        sources=_sources(answer.replies),
+        retrieval_info=[_info(reply) for reply in answer.replies],
+        metadata=Metadata(
+            retrieval_time_ms=answer.timings.retrieval_ms,
+            generation_time_ms=answer.timings.generation_ms,
+            total_time_ms=answer.timings.total_ms,
+            documents_omitted=answer.omitted,
+            finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
+        ),
+        usage=answer.usage,
+    )

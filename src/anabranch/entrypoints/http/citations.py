@@ -1,4 +1,4 @@
-"""What an answer stands on, as it is sent: what was found, the words behind its marks, and how its sources did."""
+"""What an answer is based on, as it is sent: passages, citations, and the status of the sources."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,15 +6,16 @@ from typing import Any
 
 from anabranch.domain.model import Answer, Citation, Passage, Place, Scores, Status
 from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
+from anabranch.text.sentences import sentences
 
 SNIPPET = 200
 IDENTITY = 16
 
 
 class SourceView(KnowledgeWire, frozen=True, kw_only=True):
-    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null where the
-    prompt had no room for it. `score` is the similarity of meaning, from 0 to 1. What a source outside has found has no
-    collection; its `chunk_id` stands for its text, and its offsets are those in that text."""
+    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null if it
+    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. A passage of another
+    source has no collection; its `chunk_id` identifies its text, and its offsets are those in that text."""
 
     chunk_id: str
     document_id: str
@@ -35,8 +36,8 @@ class SourceView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CitationView(KnowledgeWire, frozen=True, kw_only=True):
-    """The words behind a mark: `start_char` and `end_char` are offsets in the document's content, `answer_start` and
-    `answer_end` those of the mark in the answer."""
+    """The quoted text of a citation mark: `start_char` and `end_char` are offsets in the document's content,
+    `answer_start` and `answer_end` those of the mark in the answer."""
 
     citation_index: int
     chunk_id: str
@@ -49,13 +50,25 @@ class CitationView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class SourceStatus(KnowledgeWire, frozen=True, kw_only=True):
-    """What became of one source."""
+    """The outcome of one source."""
 
     source: str
     status: Status
     latency_ms: int
     results: int
     error: str | None
+
+
+class Sentence(KnowledgeWire, frozen=True, kw_only=True):
+    text: str
+    citations: list[int]
+
+
+class AnswerJson(KnowledgeWire, frozen=True, kw_only=True):
+    """The answer without citation marks, and its sentences with the numbers of their sources."""
+
+    answer: str
+    sentences: list[Sentence]
 
 
 def sources(answer: Answer) -> list[SourceView]:
@@ -65,7 +78,7 @@ def sources(answer: Answer) -> list[SourceView]:
 
 
 def place_of(passage: Passage) -> Place:
-    """Where it stands in its collection; what comes from elsewhere stands for itself."""
+    """The place in its collection; a passage of another source is a place of its own."""
     if passage.place is not None:
         return passage.place
     identity = hashlib.blake2b(f"{passage.source}\0{passage.text}".encode(), digest_size=IDENTITY).hexdigest()
@@ -123,3 +136,22 @@ def _citation(citation: Citation, passage: Passage) -> CitationView:
         answer_start=citation.start,
         answer_end=citation.end,
     )
+
+
+def sentence_by_sentence(answer: Answer) -> AnswerJson:
+    """Removes the citation marks, and gives each to the sentence that contains or precedes it."""
+    text, at = "", 0
+    marks: list[tuple[int, int]] = []
+    for citation in answer.citations:
+        if citation.start >= at:
+            text = (text + answer.text[at : citation.start]).rstrip(" ")
+            at = citation.end
+        marks.append((len(text), citation.passage + 1))
+    text += answer.text[at:]
+    found: list[Sentence] = []
+    begun = 0
+    for start, end in sentences(text):
+        numbers = dict.fromkeys(number for place, number in marks if begun < place <= end)
+        found.append(Sentence(text=text[start:end], citations=list(numbers)))
+        begun = end
+    return AnswerJson(answer=text.strip(), sentences=found)

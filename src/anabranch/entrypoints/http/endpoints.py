@@ -1,33 +1,26 @@
-"""The SyftAI-Space dialect, as a source speaks it: POST /api/v1/endpoints/{slug}/query."""
+"""The SyftAI-Space surface, as sources have it: POST /api/v1/endpoints/{slug}/query."""
 
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from anabranch.app import Anabranch
-from anabranch.app.anabranch import StartedRun
 from anabranch.app.publishing import Publication
+from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Until
-from anabranch.entrypoints.http import errors, rate_headers
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import Headers, TooLarge, header, read_body, send_json
+from anabranch.entrypoints.http.asgi import header
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnavailable, status_of
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.http.run_stream import follow, whole
 
 SURFACE = "endpoints"
-DEFAULT_THRESHOLD = 0.0
 LONGEST_QUESTION = 100_000
-AGAIN: Headers = [(b"retry-after", b"5")]
-MORE: dict[int, Headers] = {
-    401: [(b"www-authenticate", b"Bearer")],
-    408: [(b"connection", b"close")],  # the rest of the request is not read
-    413: [(b"connection", b"close")],
-}
 
 
 class EndpointMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +29,7 @@ class EndpointMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What an aggregator asks: a data source takes a text, a model takes messages."""
+    """A question of an aggregator: a data source takes a text, a model takes messages."""
 
     messages: str | list[EndpointMessage]
     limit: Annotated[int, Meta(ge=1)] | None = None
@@ -48,94 +41,102 @@ class EndpointQuery(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = False
 
 
-decode = msgspec.json.Decoder(EndpointQuery, strict=False).decode
+class EndpointError(msgspec.Struct, frozen=True, kw_only=True):
+    detail: str
+
+
+class EndpointReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`references` of a collection, or the `summary` of a model."""
+
+    summary: dict[str, Any] | None
+    references: dict[str, Any] | None
+
+
+def _render(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
+    return status_of(error), msgspec.json.encode(EndpointError(detail=error.message))
+
+
+DIALECT = Dialect(
+    render=_render,
+    error_type=EndpointError,
+    descriptions={**DESCRIPTIONS, 404: "Nothing of that name is published, or not for this caller."},
+    always=(401, 404, 422, 429, 500, 502, 503, 504),
+    strict=False,
+)
+STREAM = EventStream(
+    "EndpointEvent",
+    "A model with `stream`: server-sent events without a name, each a chunk of a chat completion as JSON, and at the "
+    "end `[DONE]`.",
+    (),
+)
 
 
 class EndpointSurface:
     """Published collections answer with references, published models with a summary."""
 
-    def __init__(self, anabranch: Anabranch) -> None:
+    def __init__(self, anabranch: Anabranch, access: Access) -> None:
         self._anabranch = anabranch
         self._settings = anabranch.settings
         self._publishing = anabranch.publishing
-        self._access = Access(anabranch)
+        self._access = access
 
-    async def query(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._anabranch.check(SURFACE)
-            await self._answer(scope, receive, send)
-        except AnabranchError as error:
-            self._anabranch.turned_away(SURFACE, error.code)
-            status = errors.status_of(error)
-            await _refuse(send, status, error.message, rate_headers.refused(error, status))
-        except TooLarge:
-            await _refuse(send, 413, f"The request is larger than {self._settings.max_request_bytes:,} bytes.")
-        except TimeoutError:
-            await _refuse(send, 408, "The request took too long to arrive.")
-        except UnicodeDecodeError:
-            await _refuse(send, 422, "The body is not UTF-8.")
-        except (msgspec.MsgspecError, RecursionError) as error:
-            await _refuse(send, 422, f"The request is not valid: {error}")
+    def operations(self) -> list[Operation[Any]]:
+        return [
+            Operation(
+                method="POST",
+                path=f"/api/v1/endpoints/{path}/query",
+                name=name,
+                summary="Ask a published collection or model",
+                dialect=DIALECT,
+                handler=self._query,
+                takes=EndpointQuery,
+                gives=(EndpointReply,),
+                stream=STREAM,
+                who=self._access.visitor,
+                surface=SURFACE,
+                admission=True,
+            )
+            for path, name in (("{slug}", "ask_endpoint"), ("{owner}/{slug}", "ask_endpoint_of_owner"))
+        ]
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Who asks comes first: a stranger learns nothing, not even which slugs there are.
-        caller, owners = await self._access.visitor(scope, await self._publishing.owners())
-        named = scope["path_params"]
-        owner = named.get("owner") or header(scope, b"x-tenant-name")
-        publication = await self._publishing.find(named["slug"], owner, owners)
-        body = await read_body(receive, self._settings.max_request_bytes)
-        if body is None:
-            return
-        if not body:
-            raise InvalidQuestion("The body is empty; send JSON.")
-        asked = decode(body)
-        spoken = [EndpointMessage(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
-        context = self._access.context(scope, caller, SURFACE)
-        if publication.model is None:
-            question = self._search(publication, asked, spoken)
-            run, allowance = await self._begun(publication, asked, question, context)
-            reply = (await whole(run, receive)).replies[0]
-            if reply.status is Status.TIMEOUT:
-                raise DeadlineExceeded("The search took too long.")
-            if reply.status is not Status.SUCCESS:  # why is in the log: it may name our folders
-                await _refuse(send, 503, "The collection cannot be searched at the moment.", AGAIN)
-                return
-            found = _references(publication, reply.passages, metadata=asked.include_metadata is not False)
-            await _send(send, found, rate_headers.left(allowance))
-            return
-        question = _relayed(publication.model, asked, spoken)
-        run, allowance = await self._begun(publication, asked, question, context)
-        left = rate_headers.left(allowance)
-        if asked.stream:
-            form = Pieces(publication.slug, context.correlation_id)
-            await follow(run, receive, send, form.frame, self._settings, left)
-            return
-        answer = await whole(run, receive)
-        await _send(send, {"summary": _summary(publication, answer, context), "references": None}, left)
+    async def _query(self, call: Call[EndpointQuery]) -> EndpointReply | None:
+        asked, params = call.asked, call.params
+        owner = params.get("owner") or header(call.scope, b"x-tenant-name")
+        owners = self._access.owners(call.caller, await self._publishing.owners())
+        publication = await self._publishing.find(params["slug"], owner, owners)
+        sent = [EndpointMessage(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
+        context = self._access.context(call.scope, call.caller, SURFACE)
+        model = publication.model
+        question = self._search(publication, asked, sent) if model is None else _relayed(model, asked, sent)
+        answerer = self._publishing.answerer(publication)
+        entry = publication.log_entry(asked.transaction_token or None)
+        run = call.begun(*await self._anabranch.begin(question, context, answerer, entry))
+        if model is not None and asked.stream:
+            chunks = CompletionChunks(publication.slug, context.correlation_id)
+            await follow(run, call.receive, call.send, chunks.frame, self._settings, call.headers)
+            return None
+        answer = await whole(run, call.receive)
+        if model is not None:
+            return EndpointReply(summary=_summary(publication, answer, context), references=None)
+        reply = answer.replies[0]
+        if reply.status is Status.TIMEOUT:
+            raise DeadlineExceeded("The search took too long.")
+        if reply.status is not Status.SUCCESS:  # the reason is in the log: it may name our folders
+            raise SearchUnavailable("The collection cannot be searched at the moment.")
+        metadata = asked.include_metadata is not False
+        return EndpointReply(summary=None, references=_references(publication, reply.passages, metadata=metadata))
 
-    async def _begun(
-        self, publication: Publication, asked: EndpointQuery, question: Question, context: Context
-    ) -> StartedRun:
-        answerer = self._publishing.answerer(publication, asked.transaction_token or None)
-        return await self._anabranch.begin(question, context, answerer)
-
-    def _search(self, publication: Publication, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
-        text = _last_question(spoken)
+    def _search(self, publication: Publication, asked: EndpointQuery, sent: list[EndpointMessage]) -> Question:
+        text = _last_question(sent)
         if len(text) > LONGEST_QUESTION:
-            raise InvalidQuestion(f"The question has {len(text):,} characters; at most {LONGEST_QUESTION:,} are read.")
-        threshold = asked.similarity_threshold
-        return Question(
-            text=text,
-            sources=(Endpoint(slug=publication.collection or "", kind="collection", operator=True),),
-            until=Until.MERGE,
-            profile="query",
-            top_k=min(asked.limit or self._settings.default_top_k, self._settings.max_top_k),
-            similarity_threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+            raise InvalidQuestion(f"The question has {len(text):,} characters; the limit is {LONGEST_QUESTION:,}.")
+        return self._anabranch.questions.published_search(
+            text, publication.collection or "", asked.limit, asked.similarity_threshold
         )
 
 
-class Pieces:
-    """A published model's words as they come, in the form that most clients of models read."""
+class CompletionChunks:
+    """Renders a published model's answer as chunks of an OpenAI chat completion."""
 
     def __init__(self, model: str, identifier: str) -> None:
         self._head = {"id": identifier, "object": "chat.completion.chunk", "model": model}
@@ -156,29 +157,23 @@ class Pieces:
         return _line({**self._head, "choices": [choice], **more})
 
 
-def _relayed(model: Endpoint, asked: EndpointQuery, spoken: list[EndpointMessage]) -> Question:
-    defaults = Question(text="")
-    return Question(
-        text=_last_question(spoken),
-        model=model,
-        history=tuple(Message(role=turn.role, content=turn.content) for turn in spoken),
-        top_k=1,
-        max_tokens=asked.max_tokens or defaults.max_tokens,
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-    )
+def _relayed(model: Endpoint, asked: EndpointQuery, sent: list[EndpointMessage]) -> Question:
+    messages = tuple(Message(role=turn.role, content=turn.content) for turn in sent)
+    options = Options(max_tokens=asked.max_tokens, temperature=asked.temperature)
+    return relayed(_last_question(sent), model, messages, options)
 
 
-def _last_question(spoken: list[EndpointMessage]) -> str:
-    text = next((turn.content for turn in reversed(spoken) if turn.role == "user"), "")
+def _last_question(sent: list[EndpointMessage]) -> str:
+    text = next((turn.content for turn in reversed(sent) if turn.role == "user"), "")
     if not text.strip():
-        raise InvalidQuestion("messages holds no question.")
+        raise InvalidQuestion("messages has no question of the user.")
     return text
 
 
 def _references(publication: Publication, passages: tuple[Passage, ...], *, metadata: bool) -> dict[str, Any]:
     documents = [_document(passage, metadata=metadata) for passage in passages]
     info = {"name": "anabranch", "endpoint": publication.path}
-    return {"summary": None, "references": {"documents": documents, "provider_info": info, "cost": 0.0}}
+    return {"documents": documents, "provider_info": info, "cost": 0.0}
 
 
 def _document(passage: Passage, *, metadata: bool) -> dict[str, Any]:
@@ -217,12 +212,3 @@ def _summary(publication: Publication, answer: Answer, context: Context) -> dict
 
 def _line(content: dict[str, Any]) -> bytes:
     return b"data: " + one_line(msgspec.json.encode(content)) + b"\n\n"
-
-
-async def _send(send: Send, content: dict[str, Any], headers: Headers) -> None:
-    with suppress(TimeoutError):  # the client does not read
-        await send_json(send, 200, msgspec.json.encode(content), headers)
-
-
-async def _refuse(send: Send, status: int, message: str, headers: Headers = ()) -> None:
-    await send_json(send, status, msgspec.json.encode({"detail": message}), [*headers, *MORE.get(status, ())])

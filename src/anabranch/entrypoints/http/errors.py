@@ -1,8 +1,14 @@
-"""The one table from errors to HTTP, and the form in which they are sent."""
+"""Errors on the wire: the status table, the error dialects, and the headers of a refusal."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Scope
 
+from anabranch.app.policies import RateLimitExceeded
 from anabranch.domain.errors import (
     AnabranchError,
     Cancelled,
@@ -25,42 +31,78 @@ from anabranch.domain.errors import (
     StreamUnavailable,
     Unauthorized,
 )
-from anabranch.entrypoints.http import rate_headers
-from anabranch.entrypoints.http.asgi import Headers, send_json
-from anabranch.entrypoints.http.knowledge_errors import RequestTimedOut, RequestTooLarge
+from anabranch.domain.model import Allowance
+from anabranch.entrypoints.http.asgi import Headers, RequestTimedOut, RequestTooLarge
 from anabranch.knowledge.records.database import StoreFailed
+
+OUR_FAULT = "Something went wrong on our side; the log has the details under this correlation id."
+# Response headers that a web page of another origin may read.
+EXPOSED = [
+    "Retry-After",
+    "RateLimit-Limit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+    "Stream-Id",
+    "Preference-Applied",
+]
+RETRY_AFTER_S = 5
+# The log is available again as soon as Redis is, or as another worker has taken the stream over.
+STREAM_RETRY_AFTER_S = 1
+
+
+class SearchUnavailable(AnabranchError):
+    """The collections could not be searched: the embedding model is not installed, or the store is unreachable."""
+
+    code = "service_unavailable"
+
+
+class RoutingError(AnabranchError):
+    """A request that no operation takes, and the headers that say what to send instead."""
+
+    def __init__(self, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.headers = headers
+
+
+class MethodNotAllowed(RoutingError):
+    code = "method_not_allowed"
+
+
+class UpgradeRequired(RoutingError):
+    code = "http_error"
+
 
 STATUSES: dict[type[AnabranchError], int] = {
     InvalidQuestion: 422,
     Unauthorized: 401,
     Forbidden: 403,
     NotFound: 404,
+    MethodNotAllowed: 405,
+    RequestTimedOut: 408,
     Conflict: 409,
+    LeaseLost: 409,
+    RequestTooLarge: 413,
+    StreamFull: 413,
+    UpgradeRequired: 426,
     RateLimited: 429,
-    Overloaded: 503,
-    RetrievalTimedOut: 504,
     Cancelled: 499,
-    GenerationTimedOut: 504,
     GenerationFailed: 502,
-    DeadlineExceeded: 504,
     HubFailed: 502,
+    Overloaded: 503,
     ShuttingDown: 503,
     EmbeddingFailed: 503,
     StoreFailed: 503,
+    SearchUnavailable: 503,
     StreamUnavailable: 503,
-    StreamFull: 413,
     StreamsFull: 503,
-    LeaseLost: 409,
-    RequestTimedOut: 408,
-    RequestTooLarge: 413,
+    RetrievalTimedOut: 504,
+    GenerationTimedOut: 504,
+    DeadlineExceeded: 504,
 }
-# What these say is said before the request has been read to its end.
-UNREAD = (RequestTimedOut, RequestTooLarge)
-CLOSE: Headers = ((b"connection", b"close"),)
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong: a stable code, a sentence (twice: some clients read `detail`), and more where there is more."""
+    """An error: a stable code, a sentence (twice: some clients read `detail`), and details."""
 
     error: str
     message: str
@@ -68,19 +110,126 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, str | int]
 
 
-async def send_error(send: Send, error: AnabranchError) -> None:
-    status = status_of(error)
-    close = CLOSE if isinstance(error, UNREAD) else ()
-    await send_json(send, status, body_of(error), [*rate_headers.refused(error, status), *close])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one surface reads requests and renders errors; `descriptions` and `always` are for OpenAPI."""
+
+    render: Callable[[AnabranchError, Scope], tuple[int, bytes]]
+    error_type: type[msgspec.Struct]
+    descriptions: Mapping[int, str]
+    always: tuple[int, ...]
+    # Lenient surfaces read "5" and 5.0 as 5.
+    strict: bool = True
+    invalid: str = "The request is not valid: {}"
+    # HEAD goes with every GET, unless the surface has only long streams.
+    head: bool = True
+    path_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})
 
 
 def status_of(error: AnabranchError) -> int:
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
 
 
-def body_of(error: AnabranchError) -> bytes:
-    return body(error.code, error.message, **error.details)
+def render_plain(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
+    body = ErrorBody(error=error.code, message=error.message, detail=error.message, details=error.details)
+    return status_of(error), msgspec.json.encode(body)
 
 
-def body(code: str, message: str, **details: str | int) -> bytes:
-    return msgspec.json.encode(ErrorBody(error=code, message=message, detail=message, details=details))
+DESCRIPTIONS: dict[int, str] = {
+    401: "The API key is missing or unknown.",
+    403: "The caller may read this, but not change it.",
+    404: "It does not exist, or not for this caller.",
+    408: "The request took too long to arrive.",
+    409: "The name or id is already in use.",
+    413: "The request is too large.",
+    422: "The request is invalid or over a limit; the message says which.",
+    426: "Open this address as a WebSocket.",
+    429: "Rate limit exceeded; `Retry-After` says when to retry.",
+    500: "Internal error.",
+    502: "The model failed; `details` has `model_path` and `latency_ms`.",
+    503: "The server is shutting down or overloaded, or a dependency is unreachable; `Retry-After` says when to retry.",
+    504: "The model, or the whole question, timed out.",
+}
+PLAIN = Dialect(render=render_plain, error_type=ErrorBody, descriptions=DESCRIPTIONS, always=(500,))
+
+
+class KnowledgeError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error: a stable code (in lower and upper case), a sentence that says what to do, and details."""
+
+    error: str
+    code: str
+    message: str
+    details: dict[str, str | int]
+
+
+KNOWLEDGE_CODES: Mapping[str, tuple[int, str]] = {
+    "invalid_query": (400, "INVALID_QUERY"),
+    "invalid_request": (400, "VALIDATION_ERROR"),
+    "unauthorized": (401, "UNAUTHORIZED"),
+    "forbidden": (403, "FORBIDDEN"),
+    "not_found": (404, "NOT_FOUND"),
+    "method_not_allowed": (405, "METHOD_NOT_ALLOWED"),
+    "request_timeout": (408, "REQUEST_TIMEOUT"),
+    "conflict": (409, "CONFLICT"),
+    "request_too_large": (413, "REQUEST_TOO_LARGE"),
+    "unprocessable": (422, "UNPROCESSABLE"),
+    "rate_limited": (429, "RATE_LIMITED"),
+    "cancelled": (499, "CANCELLED"),
+    "internal_error": (500, "INTERNAL_ERROR"),
+}
+# Every other error is a failed dependency: a model, the store, the hub, or no time left.
+UNAVAILABLE = (503, "SERVICE_UNAVAILABLE")
+
+
+def knowledge_error(code: str, message: str, details: Mapping[str, str | int]) -> KnowledgeError:
+    """`details.cause` disambiguates errors that share a code of spec 5."""
+    _, name = KNOWLEDGE_CODES.get(code, UNAVAILABLE)
+    more = dict(details) if code in KNOWLEDGE_CODES or code == name.lower() else {"cause": code, **details}
+    return KnowledgeError(error=name.lower(), code=name, message=message, details=more)
+
+
+def _render_knowledge(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
+    status, _ = KNOWLEDGE_CODES.get(error.code, UNAVAILABLE)
+    return status, msgspec.json.encode(knowledge_error(error.code, error.message, error.details))
+
+
+def _with_codes(status: int, description: str) -> str:
+    codes = (f"`{code}`" for known, code in (*KNOWLEDGE_CODES.values(), UNAVAILABLE) if known == status)
+    return f"{', '.join(codes)}: {description}"
+
+
+KNOWLEDGE = Dialect(
+    render=_render_knowledge,
+    error_type=KnowledgeError,
+    descriptions={
+        status: _with_codes(status, description)
+        for status, description in {**DESCRIPTIONS, 400: DESCRIPTIONS[422]}.items()
+    },
+    always=(400, 401, 404, 500, 503),
+)
+
+
+def refusal_headers(error: AnabranchError, status: int) -> list[tuple[bytes, bytes]]:
+    """What goes with an error on every surface: how to authenticate, when to retry, and whether the connection ends."""
+    sent = error.headers if isinstance(error, RoutingError) else {}
+    headers = [(name.encode(), value.encode()) for name, value in sent.items()]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, RequestTimedOut | RequestTooLarge):
+        headers.append((b"connection", b"close"))  # the rest of the request is not read
+    if status in (429, 503):
+        usual = STREAM_RETRY_AFTER_S if isinstance(error, StreamUnavailable) else RETRY_AFTER_S
+        headers.append((b"retry-after", str(error.details.get("retry_after_s", usual)).encode()))
+        headers.extend(rate_headers(error.allowance if isinstance(error, RateLimitExceeded) else None))
+    return headers
+
+
+def rate_headers(allowance: Allowance | None) -> Headers:
+    """What the caller may still ask."""
+    if allowance is None:
+        return ()
+    numbers = (allowance.limit, allowance.remaining, math.ceil(allowance.reset_s))
+    return [
+        (b"ratelimit-%b" % name, str(number).encode())
+        for name, number in zip((b"limit", b"remaining", b"reset"), numbers, strict=True)
+    ]

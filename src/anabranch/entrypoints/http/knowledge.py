@@ -1,35 +1,37 @@
-"""Spec 5's dialect: collections, documents, ingestion and feedback under /v1."""
+"""Spec 5's surface of collections, documents, ingestion and feedback, under /v1."""
 
 import asyncio
+import binascii
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Receive
 
 from anabranch.app import Anabranch
-from anabranch.domain.errors import InvalidQuestion, NotFound, ShuttingDown
-from anabranch.entrypoints.http import knowledge_wire as views
+from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import send_json
-from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
-from anabranch.entrypoints.http.log_stream import CLOSING, ShutdownEvent, until_gone
-from anabranch.entrypoints.http.query_log import QueryLog
-from anabranch.entrypoints.http.uploads import arrival
-from anabranch.knowledge.model import Caller, Permissions, StoredDocument
+from anabranch.entrypoints.http.asgi import ClientGone, RequestTimedOut, RequestTooLarge, body_parts, read_body
+from anabranch.entrypoints.http.errors import KNOWLEDGE
+from anabranch.entrypoints.http.log_stream import ShutdownEvent, until_gone
+from anabranch.entrypoints.http.openapi import integer, parameter
+from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.knowledge.model import Caller, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.parsed import Chunking
 from anabranch.knowledge.records.identifiers import made_at
+from anabranch.network.urls import parse
 
-if TYPE_CHECKING:  # it brings numpy along
+if TYPE_CHECKING:  # it imports numpy
     from anabranch.knowledge.knowledge import Knowledge
 
-Handler = Callable[[Request, Caller], Awaitable[msgspec.Struct]]
+T = TypeVar("T")
 
 DAYS = 30
 PAGE = 50
@@ -37,162 +39,214 @@ MAX_PAGE = 1_000
 MAX_OFFSET = 1_000_000_000
 RECENT_S = 2.0
 RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+# Base64 takes four bytes for three; the rest is for the JSON around it.
+BASE64_RATIO = 1.4
+MARGIN_BYTES = 1024 * 1024
+UPLOAD_S = 600.0
+MAX_FILES = 1_000
+MAX_FIELDS = 20
+WHITESPACE = str.maketrans("", "", " \t\r\n")
+# Larger bodies are decoded in a thread: they would block the event loop.
+LARGE_BYTES = 256 * 1024
+
+decode_ingest = msgspec.json.Decoder(wire.IngestRequest).decode
 
 
-class Resource:
-    """One address. Who asks comes first, whatever is asked; what a handler returns is sent as JSON."""
-
-    def __init__(self, access: Access, handlers: Mapping[str, Handler]) -> None:
-        self._access = access
-        self._handlers = handlers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._access.caller(scope)
-        request = Request(scope, receive)
-        answer = await self._handlers["GET" if request.method == "HEAD" else request.method](request, caller)
-        created = isinstance(answer, wire.CollectionView) and request.method == "POST"
-        with suppress(TimeoutError):  # a client that does not read is let go
-            await send_json(send, 201 if created else 200, msgspec.json.encode(answer))
+class Upload(NamedTuple):
+    collection: str
+    documents: list[NewDocument]
+    chunking: dict[str, Any]
 
 
 class KnowledgeSurface:
-    """Every handler gets the request and who asks, and raises what is wrong."""
+    """The operations on collections and documents."""
 
-    def __init__(self, anabranch: Anabranch, ledger: QueryLog, closing: ShutdownEvent) -> None:
-        self._anabranch = anabranch
-        self._ledger = ledger
+    def __init__(self, anabranch: Anabranch, access: Access, closing: ShutdownEvent) -> None:
+        self._knowledge = anabranch.knowledge
         self._closing = closing
+        self._anabranch = anabranch
         self._settings = anabranch.settings
-        self._access = Access(anabranch)
+        self._access = access
 
-    def routes(self) -> list[Route]:
-        return [
-            self._at("/v1/collections", GET=self._collections, POST=self._create),
-            self._at("/v1/collections/{name}", GET=self._collection, DELETE=self._delete_collection),
-            self._at("/v1/collections/{name}/stats", GET=self._stats),
-            self._at("/v1/ingest", POST=self._ingest),
-            self._at("/v1/ingest/{job}", GET=self._job, DELETE=self._cancel),
-            self._at("/v1/documents", GET=self._documents),
-            self._at(
-                "/v1/documents/{document}", GET=self._document, PATCH=self._describe, DELETE=self._delete_document
-            ),
-            self._at("/v1/feedback", POST=self._feedback),
-        ]
+    def operations(self) -> list[Operation[Any]]:
+        return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
 
-    def _at(self, path: str, **handlers: Handler) -> Route:
-        return Route(path, Resource(self._access, handlers), methods=list(handlers))
+    def _collection_operations(self) -> Iterator[Operation[Any]]:
+        at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
+        yield at("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList)
+        yield at(
+            *("POST", every, "create_collection", "Create a collection", self._create, wire.CollectionView),
+            takes=wire.NewCollection,
+            statuses={201: "Created."},
+            errors=(403, 409),
+        )
+        yield at("GET", one, "get_collection", "Get a collection by id or name", self._collection, wire.CollectionView)
+        summary = "Delete a collection and its documents"
+        removed = wire.CollectionDeleted
+        yield at("DELETE", one, "delete_collection", summary, self._delete_collection, removed, errors=(403,))
+        stats = wire.CollectionStats
+        yield at("GET", f"{one}/stats", "collection_stats", "Collection statistics", self._stats, stats)
 
-    async def _room(self) -> "Knowledge":
-        return await self._anabranch.knowledge()
+    def _ingest_operations(self) -> Iterator[Operation[Any]]:
+        at, job = self._operation, "/v1/ingest/{job}"
+        yield at(
+            *("POST", "/v1/ingest", "ingest", "Ingest documents", self._ingest, wire.IngestAccepted),
+            takes=wire.IngestRequest,
+            form=wire.IngestForm,
+            reads="handler",
+            errors=(403,),
+        )
+        yield at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView)
+        yield at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView)
+        rated = wire.FeedbackRecorded
+        yield at("POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, rated, takes=wire.Feedback)
 
-    async def _create(self, request: Request, caller: Caller) -> wire.CollectionView:
-        asked = msgspec.json.decode(await self._body(request), type=wire.NewCollection)
+    def _document_operations(self) -> Iterator[Operation[Any]]:
+        at, one = self._operation, "/v1/documents/{document}"
+        page = (
+            parameter("collection", {"type": "string"}, "Id or name of a collection"),
+            parameter("limit", integer(1, MAX_PAGE), "Page size"),
+            parameter("after", {"type": "string"}, "`next` of the previous page"),
+        )
+        part = (
+            parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
+            parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
+        )
+        listed, view = wire.DocumentPage, wire.DocumentView
+        yield at("GET", "/v1/documents", "list_documents", "List documents", self._documents, listed, parameters=page)
+        yield at("GET", one, "get_document", "Get a document with content", self._document, view, parameters=part)
+        yield at(
+            *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
+            takes=wire.DocumentChanges,
+            errors=(403,),
+        )
+        gone = wire.DocumentDeleted
+        yield at("DELETE", one, "delete_document", "Delete a document", self._delete_document, gone, errors=(403,))
+
+    def _operation(
+        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], gives: type, **more: Any
+    ) -> Operation[Any]:
+        return Operation(
+            method=method,
+            path=path,
+            name=name,
+            summary=summary,
+            dialect=KNOWLEDGE,
+            handler=handler,
+            gives=(gives,),
+            who=self._access.caller,
+            **more,
+        )
+
+    async def _create(self, call: Call[wire.NewCollection]) -> wire.CollectionView:
+        asked = call.asked
         settings = asked.settings or wire.NewCollectionSettings()
         shown = settings.default_permissions
-        room = await self._room()
-        made = await room.create_collection(
-            caller,
+        knowledge = await self._knowledge()
+        made = await knowledge.create_collection(
+            call.caller,
             asked.name,
             description=asked.description,
             embedding_model=settings.embedding_model,
             chunking=msgspec.structs.replace(Chunking(), **settings.given()),
             default_permissions=shown.value() if shown is not None else Permissions(),
         )
-        return views.collection(await room.collection(caller, made.id), caller)
+        return wire.collection(await knowledge.collection(call.caller, made.id), call.caller)
 
-    async def _collections(self, _request: Request, caller: Caller) -> wire.CollectionList:
-        found = await (await self._room()).collections(caller)
-        return wire.CollectionList(collections=[views.collection(one, caller) for one in found])
+    async def _collections(self, call: Call[None]) -> wire.CollectionList:
+        found = await (await self._knowledge()).collections(call.caller)
+        return wire.CollectionList(collections=[wire.collection(one, call.caller) for one in found])
 
-    async def _collection(self, request: Request, caller: Caller) -> wire.CollectionView:
-        found = await (await self._room()).collection(caller, request.path_params["name"])
-        return views.collection(found, caller)
+    async def _collection(self, call: Call[None]) -> wire.CollectionView:
+        found = await (await self._knowledge()).collection(call.caller, call.params["name"])
+        return wire.collection(found, call.caller)
 
-    async def _stats(self, request: Request, caller: Caller) -> wire.CollectionStats:
-        room = await self._room()
-        found = await room.collection(caller, request.path_params["name"])
-        await self._ledger.settled()
+    async def _stats(self, call: Call[None]) -> wire.CollectionStats:
+        knowledge = await self._knowledge()
+        found = await knowledge.collection(call.caller, call.params["name"])
+        await self._anabranch.query_log.settled()
         return wire.CollectionStats(
             document_count=found.documents,
             chunk_count=found.chunks,
             total_tokens=found.tokens,
             storage_bytes=found.size,
-            query_count_30d=await room.query_count(caller, found.collection, DAYS),
+            query_count_30d=await knowledge.query_count(call.caller, found.collection, DAYS),
         )
 
-    async def _delete_collection(self, request: Request, caller: Caller) -> wire.CollectionDeleted:
-        removed = await (await self._room()).delete_collection(caller, request.path_params["name"])
+    async def _delete_collection(self, call: Call[None]) -> wire.CollectionDeleted:
+        removed = await (await self._knowledge()).delete_collection(call.caller, call.params["name"])
         return wire.CollectionDeleted(deleted=True, documents_removed=removed)
 
-    async def _ingest(self, request: Request, caller: Caller) -> wire.IngestAccepted:
-        came = await arrival(request, self._settings)
-        job = await (await self._room()).ingest(caller, came.collection, came.documents, came.chunking)
-        return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=len(came.documents))
+    async def _ingest(self, call: Call[None]) -> wire.IngestAccepted:
+        upload = await read_upload(call, self._settings)
+        job = await (await self._knowledge()).ingest(call.caller, upload.collection, upload.documents, upload.chunking)
+        return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=len(upload.documents))
 
-    async def _job(self, request: Request, caller: Caller) -> wire.JobView:
-        return views.job(await (await self._room()).job(caller, request.path_params["job"]))
+    async def _job(self, call: Call[None]) -> wire.JobView:
+        return wire.job(await (await self._knowledge()).job(call.caller, call.params["job"]))
 
-    async def _cancel(self, request: Request, caller: Caller) -> wire.JobView:
-        return views.job(await (await self._room()).cancel(caller, request.path_params["job"]))
+    async def _cancel(self, call: Call[None]) -> wire.JobView:
+        return wire.job(await (await self._knowledge()).cancel(call.caller, call.params["job"]))
 
-    async def _documents(self, request: Request, caller: Caller) -> wire.DocumentPage:
-        limit = _number(request, "limit", PAGE, least=1, most=MAX_PAGE)
-        collection, after = request.query_params.get("collection"), request.query_params.get("after")
-        room = await self._room()
-        cursors = await room.cursors()
-        behind = 0 if after is None else cursors.opened(after)
-        if behind is None:
-            raise InvalidQuestion("after is no cursor of ours; send what the page before had as next.")
-        found, total = await room.documents(caller, collection, behind, limit + 1)
+    async def _documents(self, call: Call[None]) -> wire.DocumentPage:
+        limit = _number(call.query, "limit", PAGE, least=1, most=MAX_PAGE)
+        collection, after = call.query.get("collection"), call.query.get("after")
+        knowledge = await self._knowledge()
+        cursors = await knowledge.cursors()
+        key_after = 0 if after is None else cursors.opened(after)
+        if key_after is None:
+            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        found, total = await knowledge.documents(call.caller, collection, key_after, limit + 1)
         page, more = found[:limit], len(found) > limit
-        known = {one.key: one for one in await room.chosen(caller, None)}
+        known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
-            # A collection that was deleted just now has taken its documents with it.
-            documents=[views.document(one, known[one.collection], caller) for one in page if one.collection in known],
+            # A collection may have been deleted meanwhile, with its documents.
+            documents=[
+                wire.document(one, known[one.collection], call.caller) for one in page if one.collection in known
+            ],
             total=total,
             has_more=more,
             next=cursors.sealed(page[-1].key) if more else None,
         )
 
-    async def _document(self, request: Request, caller: Caller) -> wire.DocumentView:
-        start = _number(request, "start", 0, least=0, most=MAX_OFFSET)
-        end = _number(request, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
-        room = await self._room()
-        found = await room.document(caller, request.path_params["document"], content=True)
+    async def _document(self, call: Call[None]) -> wire.DocumentView:
+        start = _number(call.query, "start", 0, least=0, most=MAX_OFFSET)
+        end = _number(call.query, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
+        knowledge = await self._knowledge()
+        found = await knowledge.document(call.caller, call.params["document"], content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
         return msgspec.structs.replace(
-            await self._shown(room, caller, found),
+            await self._shown(knowledge, call.caller, found),
             content=content[begin:stop],
             content_start=begin,
             content_end=stop,
             content_length=len(content),
         )
 
-    async def _describe(self, request: Request, caller: Caller) -> wire.DocumentView:
-        asked = msgspec.json.decode(await self._body(request), type=wire.DocumentChanges)
-        room = await self._room()
-        changed = await room.describe(
-            caller,
-            request.path_params["document"],
+    async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
+        asked, knowledge = call.asked, await self._knowledge()
+        changed = await knowledge.describe(
+            call.caller,
+            call.params["document"],
             title=asked.title,
             metadata=None if asked.metadata is None else wire.check_metadata(asked.metadata, "metadata"),
             permissions=None if asked.permissions is None else asked.permissions.value(),
         )
-        return await self._shown(room, caller, changed)
+        return await self._shown(knowledge, call.caller, changed)
 
-    async def _delete_document(self, request: Request, caller: Caller) -> wire.DocumentDeleted:
-        removed = await (await self._room()).delete_document(caller, request.path_params["document"])
+    async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
+        removed = await (await self._knowledge()).delete_document(call.caller, call.params["document"])
         return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
 
-    async def _feedback(self, request: Request, caller: Caller) -> wire.FeedbackRecorded:
-        asked = msgspec.json.decode(await self._body(request), type=wire.Feedback)
+    async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
+        asked = call.asked
         if self._settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
         recent = abs(time.time() - made_at(asked.query_id)) < RECENT_S  # a client may send a time far ahead
-        await self._ledger.settled()  # the question may have been answered just now
-        rate = partial((await self._room()).rate, caller, asked.query_id, asked.rating, asked.comment)
-        if await rate() or (recent and await self._rated_later(request.receive, rate)):
+        await self._anabranch.query_log.settled()  # the question may have been answered just now
+        rate = partial((await self._knowledge()).rate, call.caller, asked.query_id, asked.rating, asked.comment)
+        if await rate() or (recent and await self._rated_later(call.receive, rate)):
             return wire.FeedbackRecorded(recorded=True)
         raise NotFound(f"There is no query {asked.query_id!r}.")
 
@@ -205,23 +259,141 @@ class KnowledgeSurface:
                     if await rate():
                         return True
         except TimeoutError:
-            raise (ShuttingDown(CLOSING) if self._closing.is_set() else Gone) from None
+            raise self._closing.error or ClientGone() from None
         return False
 
-    async def _shown(self, room: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
-        where = next((one for one in await room.chosen(caller, None) if one.key == document.collection), None)
+    async def _shown(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
+        where = next((one for one in await knowledge.chosen(caller, None) if one.key == document.collection), None)
         if where is None:
             raise NotFound(f"There is no document {document.id!r}.")
-        return views.document(document, where, caller)
-
-    async def _body(self, request: Request) -> bytes:
-        return await body_of(request.receive, self._settings.max_request_bytes)
+        return wire.document(document, where, caller)
 
 
-def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
-    value = request.query_params.get(name)
+def _number(query: QueryParams, name: str, default: int, *, least: int, most: int) -> int:
+    value = query.get(name)
     if value is None:
         return default
     if not (value.isascii() and value.isdecimal() and len(value) < 11 and least <= int(value) <= most):
         raise InvalidQuestion(f"{name} takes a whole number from {least:,} to {most:,}.")
     return int(value)
+
+
+async def read_upload(call: Call[Any], settings: Settings) -> Upload:
+    """The documents of an ingest request, sent as JSON or as a form with files."""
+    limit = int(settings.max_document_bytes * BASE64_RATIO) + MARGIN_BYTES
+    headers = Headers(scope=call.scope)
+    if headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        upload = await _from_form(headers, body_parts(call.receive, limit))
+    else:
+        body = await read_body(call.receive, limit, UPLOAD_S)
+        if not body:
+            raise InvalidQuestion("The body is empty; send JSON.")
+        upload = await asyncio.to_thread(_from_json, body) if len(body) > LARGE_BYTES else _from_json(body)
+    _check_sizes(upload.documents, settings.max_document_bytes)
+    return upload
+
+
+def _from_json(body: bytes) -> Upload:
+    asked = decode_ingest(body)
+    documents = [_document(one, f"documents[{number}]") for number, one in enumerate(asked.documents)]
+    return Upload(asked.collection_id, documents, (asked.settings or wire.ChunkingForm()).given())
+
+
+def _document(form: wire.DocumentForm, where: str) -> NewDocument:
+    source = form.source
+    made = NewDocument(
+        source=source.type,
+        filename=source.filename,
+        title=form.title,
+        metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
+        permissions=form.permissions.value() if form.permissions is not None else None,
+        identity=form.id,
+    )
+    match source.type:
+        case "text":
+            return msgspec.structs.replace(made, data=source.content.encode())
+        case "file":
+            return msgspec.structs.replace(made, data=_decoded(source.content, f"{where}.source.content"))
+        case "url":
+            return msgspec.structs.replace(made, url=_address(source.content, f"{where}.source.content"))
+
+
+def _decoded(content: str, where: str) -> bytes:
+    try:
+        return b64decode(content.translate(WHITESPACE), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidQuestion(f"{where} is not base64; send a text as it is, with type text.") from None
+
+
+def _address(content: str, where: str) -> str:
+    address = content.strip()
+    try:
+        parse(address)
+    except UpstreamError as error:
+        raise InvalidQuestion(f"{where} cannot be fetched. {error.message}") from None
+    return address
+
+
+async def _from_form(headers: Headers, parts: AsyncGenerator[bytes, None]) -> Upload:
+    parser = MultiPartParser(headers, parts, max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MARGIN_BYTES)
+    try:
+        async with asyncio.timeout(UPLOAD_S):
+            form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidQuestion(f"The form cannot be read. {error.message}") from None
+    except TimeoutError:
+        raise RequestTimedOut("The request took too long to arrive.") from None
+    try:
+        return await _read_form(form)
+    finally:
+        await form.close()
+
+
+async def _read_form(form: FormData) -> Upload:
+    files = [one for _, one in form.multi_items() if isinstance(one, UploadFile) and (one.filename or one.size)]
+    if not files:
+        raise InvalidQuestion("The form holds no file; send one or more as files.")
+    collection = _field(form, "collection_id", str)
+    if not collection:
+        raise InvalidQuestion("The form needs collection_id, a collection's id or name.")
+    metadata = wire.check_metadata(_field(form, "metadata", dict[str, Any]), "metadata")
+    permissions = _field(form, "permissions", wire.PermissionsForm)
+    chunking = _field(form, "settings", wire.ChunkingForm)
+    documents = [
+        NewDocument(
+            source="file",
+            data=await one.read(),
+            filename=_name(one.filename),
+            media_type=one.content_type,
+            metadata=metadata,
+            permissions=permissions.value() if permissions is not None else None,
+        )
+        for one in files
+    ]
+    return Upload(collection, documents, (chunking or wire.ChunkingForm()).given())
+
+
+def _field(form: FormData, name: str, kind: type[T]) -> T | None:
+    """A field of the form: text, or JSON of that type."""
+    value = form.get(name)
+    if not isinstance(value, str) or not value.strip():
+        return None
+    if kind is str:
+        return value.strip()  # type: ignore[return-value]
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidQuestion(f"{name} is not valid: {error}") from None
+
+
+def _name(filename: str | None) -> str | None:
+    if filename is not None and len(filename) > 500:
+        raise InvalidQuestion("A file's name has more than 500 characters.")
+    return filename or None
+
+
+def _check_sizes(documents: Sequence[NewDocument], most: int) -> None:
+    for number, document in enumerate(documents):
+        if len(document.data) > most:
+            name = document.filename or f"documents[{number}]"
+            raise RequestTooLarge(f"{name} is larger than {most:,} bytes (AGGREGATOR_MAX_DOCUMENT_BYTES).")

@@ -1,4 +1,4 @@
-"""What the surface of collections takes and sends, as spec 5 has it."""
+"""The types of spec 5's surface of collections and documents."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
+from anabranch.entrypoints.http.asgi import is_deeper
 from anabranch.knowledge.model import (
     Caller,
     Collection,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts
 
 MAX_DEPTH = 20
+PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
 Who = Annotated[str, Meta(min_length=1, max_length=200)]
 Named = Annotated[list[Who], Meta(max_length=1_000)]
@@ -38,11 +40,11 @@ Metadata = Annotated[
 
 
 class KnowledgeWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A form on the wire; fields that it does not know are passed over."""
+    """A type of spec 5's surface; unknown fields are ignored."""
 
 
 class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
-    """`public`: everybody who may ask at all; `private`: the owner; `restricted`: the owner and those named."""
+    """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
     allowed_users: Named = []
@@ -57,14 +59,14 @@ class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
-    """How documents are cut; sizes are in the embedder's tokens, and never more than its window."""
+    """How documents are chunked; sizes are in tokens of the embedder, at most its window."""
 
     chunking_strategy: Strategy | None = None
     chunk_size: Annotated[int, Meta(ge=32, le=100_000)] | None = None
     chunk_overlap: Annotated[int, Meta(ge=0, le=100_000)] | None = None
 
     def given(self) -> dict[str, Any]:
-        """The parts that were said, under the names of `Chunking`."""
+        """The fields that were set, under the names of `Chunking`."""
         said = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
         return {name: value for name, value in said.items() if value is not None}
 
@@ -75,7 +77,7 @@ class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
 
 
 class NewCollection(KnowledgeWire, frozen=True, kw_only=True):
-    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    name: Annotated[str, Meta(min_length=1, max_length=100, extra_json_schema=PRINTABLE)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
 
@@ -87,8 +89,8 @@ class SourceForm(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
-    """A document to take in. One with the `id` of one that is there (or its file name, or its URL) replaces it.
-    Without `permissions`, it keeps those of the document that it replaces; a new one gets the collection's default."""
+    """A document to ingest. It replaces the one with the same `id` (or file name, or URL), and without `permissions`
+    keeps the permissions of that document; a new one gets the default of the collection."""
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
@@ -104,7 +106,7 @@ class IngestRequest(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
-    """What is given replaces what was there; what is left out stays."""
+    """Fields that are set replace the stored ones; others stay."""
 
     title: Title | None = None
     metadata: Metadata | None = None
@@ -117,14 +119,26 @@ class Feedback(KnowledgeWire, frozen=True, kw_only=True):
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
 
 
+class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
+    """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
+
+    collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
+    files: Annotated[
+        list[bytes], Meta(min_length=1, extra_json_schema={"items": {"type": "string", "format": "binary"}})
+    ]
+    metadata: Annotated[str, Meta(description="A JSON object")] = ""
+    permissions: Annotated[str, Meta(description="PermissionsForm as JSON")] = ""
+    settings: Annotated[str, Meta(description="ChunkingForm as JSON")] = ""
+
+
 class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
     chunk_size: int
     chunk_overlap: int
 
 
 class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
-    """`requested` is there where the embedder's window made the sizes smaller than what was asked for;
-    `default_permissions` where the caller owns the collection."""
+    """`requested` is set if the embedder's window made the sizes smaller than requested; `default_permissions` if the
+    caller owns the collection."""
 
     embedding_model: str
     chunking_strategy: Strategy
@@ -135,7 +149,7 @@ class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
-    """A collection, with the counts of what the caller can see of it."""
+    """A collection, with the counts of documents that the caller can see."""
 
     id: str
     name: str
@@ -152,7 +166,7 @@ class CollectionList(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
-    """Of what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
+    """Counts what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
 
     document_count: int
     chunk_count: int
@@ -179,7 +193,7 @@ class JobProgressView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
-    """One document of a job; `error` and `code` are there if it failed."""
+    """One document of a job; `error` and `code` are set if it failed."""
 
     id: str
     name: str
@@ -207,8 +221,8 @@ class DocumentSourceView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
-    """A document. `permissions` are shown to its owner; the content (or the part of it that was asked for, with its
-    character offsets) only where one document is asked for."""
+    """A document. `permissions` are sent to its owner; the content (or the requested part of it, with its character
+    offsets) only for a single document."""
 
     id: str
     collection_id: str
@@ -231,7 +245,7 @@ class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
 
 
 class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
-    """`total` counts what the caller can see; `next` goes into `after` for the next page."""
+    """`total` counts what the caller can see; `next` is the `after` of the next page."""
 
     documents: list[DocumentView]
     total: int
@@ -249,18 +263,10 @@ class FeedbackRecorded(KnowledgeWire, frozen=True, kw_only=True):
 
 
 def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
-    """What is nested too deeply is not metadata: whoever walks through it later should not have to fear it."""
-    level: list[Any] = [metadata]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, Mapping | list)
-            for inner in (value.values() if isinstance(value, Mapping) else value)
-        ]
-        if not level:
-            return dict(metadata or {})
-    raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+    """The metadata, unless it is nested too deeply for those who read it later."""
+    if is_deeper(metadata, MAX_DEPTH - 1):
+        raise InvalidQuestion(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+    return dict(metadata or {})
 
 
 def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:

@@ -1,4 +1,4 @@
-"""Following a stream's log on a client's behalf, as server-sent events, until one of the two has had enough."""
+"""Sends a stream's log to a client as server-sent events, until its end, a disconnect or the shutdown."""
 
 import asyncio
 import copy
@@ -12,20 +12,29 @@ from starlette.types import Receive, Send
 
 from anabranch.app.revocations import Revocations
 from anabranch.domain.errors import AnabranchError, NotFound, ShuttingDown, StreamUnavailable
+from anabranch.domain.model import Value
 from anabranch.entrypoints.http.asgi import EVENT_STREAM, PIECE_BYTES, PIECE_S, Headers
 from anabranch.eventlog.reader import Batch, TooSlow
 
 CLOSING = "The server is shutting down; come back in a moment."
-# Clients that were cut off together must not come back together.
+# Clients that were disconnected together must not reconnect together.
 RETRY_MS = (1_000, 3_000)
-GOODBYE_S = 1.0
-LOOK_S = PIECE_S / 3
-# What ends a connection from our side: whoever still wants the stream comes back with its cursor.
+# What ends a connection from our side: a client that still wants the stream reconnects with its cursor.
 COME_BACK = (TooSlow, StreamUnavailable, NotFound, TimeoutError)
 
 
+class StreamTiming(Value):
+    """How long a client may take to read one piece, and the end of its stream."""
+
+    piece_s: float = PIECE_S
+    end_s: float = 1.0
+
+
+TIMING = StreamTiming()
+
+
 class Tailed(Protocol):
-    """Who reads a log for a client: a Reader, or one that goes on into the next stream."""
+    """Reads a log for a client: a StreamReader, or a chain of them."""
 
     @property
     def head(self) -> int: ...
@@ -34,16 +43,16 @@ class Tailed(Protocol):
 
 
 class ShutdownEvent:
-    """That streams have to end, and why, told to all of them at once without a task for each."""
+    """Notifies all streams at once that they have to end, and why, without a task for each."""
 
     def __init__(self) -> None:
         self._why: AnabranchError | None = None
-        self._told: set[Callable[[], None]] = set()
+        self._callbacks: set[Callable[[], None]] = set()
 
     def set(self, why: AnabranchError | None = None) -> None:
         self._why = why or ShuttingDown(CLOSING)
-        for tell in tuple(self._told):
-            tell()
+        for callback in tuple(self._callbacks):
+            callback()
 
     def is_set(self) -> bool:
         return self._why is not None
@@ -53,11 +62,11 @@ class ShutdownEvent:
         """The reason once it is set; its own for each: a traceback grows wherever it is raised."""
         return copy.copy(self._why)
 
-    def add(self, tell: Callable[[], None]) -> None:
-        self._told.add(tell)
+    def add(self, callback: Callable[[], None]) -> None:
+        self._callbacks.add(callback)
 
-    def discard(self, tell: Callable[[], None]) -> None:
-        self._told.discard(tell)
+    def discard(self, callback: Callable[[], None]) -> None:
+        self._callbacks.discard(callback)
 
 
 @contextmanager
@@ -88,32 +97,34 @@ async def tail(
     heartbeat_s: float,
     closing: ShutdownEvent,
     headers: Headers = (),
+    timing: StreamTiming = TIMING,
 ) -> None:
-    """Everything that an entered reader hands out, as `frames` writes it, and a heartbeat when nothing came. It returns
-    at the stream's end, and whenever the client has gone or must come back with its cursor. A batch comes in several
-    calls of `frames` where it is large, only the first of which has `reset` and only the last `ended`."""
+    """Sends what an entered reader returns, as `frames` renders it, and heartbeats in between. Returns at the stream's
+    end, and when the client has disconnected or must reconnect with its cursor. A large batch takes several calls of
+    `frames`, only the first of which has `reset` and only the last `ended`."""
     if (error := closing.error) is not None:
         raise error
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     with suppress(*COME_BACK):
-        async with until_gone(receive, closing, "http.disconnect") as patience:
+        async with until_gone(receive, closing, "http.disconnect", timing) as timeouts:
             retry = b"retry: %d\n\n" % random.randint(*RETRY_MS)  # noqa: S311
-            await patience.with_(send({"type": "http.response.body", "body": retry, "more_body": True}))
-            await _pump(reader, send, patience, frames, heartbeat, heartbeat_s)
+            await timeouts.with_(send({"type": "http.response.body", "body": retry, "more_body": True}))
+            await _pump(reader, send, timeouts, frames, heartbeat, heartbeat_s)
     with suppress(TimeoutError):
-        async with asyncio.timeout(GOODBYE_S):
+        async with asyncio.timeout(timing.end_s):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ReadTimeouts:
-    """With a client that takes its time: `stop` is called when one piece has taken it too long. One timer for each
-    client looks now and then: to set one for every piece would cost a third of all that it takes to send it."""
+    """Calls `stop` when the client takes too long to read one piece. One timer for each client checks now and then: a
+    timer for every piece would cost a third of the time that it takes to send it."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], piece_s: float) -> None:
+        self._piece_s = piece_s
         self._loop = asyncio.get_running_loop()
         self._stop = stop
         self._since: float | None = None
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._timer = self._loop.call_later(self._piece_s / 3, self._look)
 
     async def with_(self, sending: Awaitable[None]) -> None:
         self._since = self._loop.time()
@@ -121,10 +132,10 @@ class ReadTimeouts:
         self._since = None
 
     def _look(self) -> None:
-        if self._since is not None and self._loop.time() - self._since >= PIECE_S:
+        if self._since is not None and self._loop.time() - self._since >= self._piece_s:
             self._stop()
         else:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(self._piece_s / 3, self._look)
 
     def end(self) -> None:
         self._timer.cancel()
@@ -133,7 +144,7 @@ class ReadTimeouts:
 async def _pump(
     reader: Tailed,
     send: Send,
-    patience: ReadTimeouts,
+    timeouts: ReadTimeouts,
     frames: Callable[[Batch], bytes],
     heartbeat: Callable[[int], bytes],
     heartbeat_s: float,
@@ -143,21 +154,21 @@ async def _pump(
         bodies = (frames(part) for part in parts(batch)) if batch is not None else (heartbeat(reader.head),)
         for body in bodies:
             for piece in pieces(body):
-                await patience.with_(send({"type": "http.response.body", "body": piece, "more_body": True}))
+                await timeouts.with_(send({"type": "http.response.body", "body": piece, "more_body": True}))
         if batch is not None and batch.ended:
             return
 
 
 def pieces(body: bytes) -> Iterable[bytes]:
-    """What the client must take in time, one by one."""
+    """Pieces, each of which the client must read in time."""
     if len(body) <= PIECE_BYTES:
         return (body,) if body else ()
     return (body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
 def parts(batch: Batch) -> Iterator[Batch]:
-    """A batch in parts that are written one by one, so that a client which reads slowly holds no more than one of
-    them; an entry that is larger is a part of its own."""
+    """Splits a batch, so that a client that reads slowly holds one part in memory; a larger entry is a part of its
+    own."""
     entries = batch.entries
     if len(entries) < 2 or sum(len(entry.body) for entry in entries) <= PIECE_BYTES:
         yield batch
@@ -174,9 +185,11 @@ def parts(batch: Batch) -> Iterator[Batch]:
 
 
 @asynccontextmanager
-async def until_gone(receive: Receive, closing: ShutdownEvent, leave: str) -> AsyncIterator[ReadTimeouts]:
-    """The block is left with a TimeoutError when the client goes (`leave` is how ASGI says so), when we have to, or
-    when patience with the client is over."""
+async def until_gone(
+    receive: Receive, closing: ShutdownEvent, leave: str, timing: StreamTiming = TIMING
+) -> AsyncIterator[ReadTimeouts]:
+    """Ends the block with a TimeoutError when the client disconnects (`leave` is ASGI's message), at the shutdown, or
+    when the client does not read in time."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
 
@@ -185,17 +198,17 @@ async def until_gone(receive: Receive, closing: ShutdownEvent, leave: str) -> As
                 limit.reschedule(loop.time())
 
         over = False
-        patience = ReadTimeouts(stop)
+        timeouts = ReadTimeouts(stop, timing.piece_s)
         gone = asyncio.create_task(_gone(receive, leave))
         gone.add_done_callback(stop)
         closing.add(stop)
         if closing.is_set():
             stop()
         try:
-            yield patience
+            yield timeouts
         finally:
             over = True
-            patience.end()
+            timeouts.end()
             closing.discard(stop)
             gone.cancel()
 

@@ -1,22 +1,20 @@
-"""MCP over HTTP: POST /mcp, both eras of the protocol, without sessions."""
+"""MCP over HTTP: POST /mcp, both versions of the protocol, without sessions."""
 
 import asyncio
-from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from anabranch.app import Anabranch
 from anabranch.configuration.extras import require
-from anabranch.domain.errors import AnabranchError, Forbidden
-from anabranch.entrypoints.http import rate_headers
+from anabranch.domain.errors import Forbidden
 from anabranch.entrypoints.http.access import Access, is_local_name
-from anabranch.entrypoints.http.asgi import Headers, header, send_json
-from anabranch.entrypoints.http.errors import body_of as error_body
-from anabranch.entrypoints.http.errors import status_of
-from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
+from anabranch.entrypoints.http.asgi import header
+from anabranch.entrypoints.http.errors import PLAIN
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.mcp.question_tools import McpCaller
+from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
 if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
@@ -26,54 +24,69 @@ if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
 
 SURFACE = "mcp"
 ASKER = "anabranch.asker"
-MORE: Mapping[int, Headers] = {
-    401: ((b"www-authenticate", b"Bearer"),),
-    408: ((b"connection", b"close"),),  # the rest of the request is not read
-    413: ((b"connection", b"close"),),
+STATUSES = {
+    200: "The response.",
+    202: "The notification was accepted.",
+    400: "Not a valid JSON-RPC message.",
+    406: "`Accept` must name `application/json` and `text/event-stream`.",
+    415: "`Content-Type` must be `application/json`.",
 }
+STREAM = EventStream("McpEvent", "A client that accepts only `text/event-stream` gets the response as an event.", ())
 FOREIGN = "A web page of another origin may not call this; name its origin in CORS_ORIGINS if it should."
 
 
 class McpSurface:
-    """Loads with its first request. Workers share no sessions, so there are none: each request stands by itself."""
+    """Loads the MCP SDK with the first request. Workers share no sessions, so there are none."""
 
-    def __init__(self, anabranch: Anabranch, log: Log) -> None:
+    def __init__(self, anabranch: Anabranch, access: Access, log: Log) -> None:
         self._anabranch = anabranch
-        self._access = Access(anabranch)
+        self._access = access
         self._origins = frozenset(anabranch.settings.cors_origins) - {"*"}
         self._log = log
         self._closing = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[StreamableHTTPSessionManager] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            require("mcp", "The address /mcp")
-            self._check_origin(scope)
-            await self._anabranch.check(SURFACE)
-            caller = await self._access.caller(scope)
-            body = await body_of(receive, self._anabranch.settings.max_request_bytes)
-        except Gone:
-            return
-        except AnabranchError as error:
-            self._anabranch.turned_away(SURFACE, error.code)
-            status = status_of(error)
-            more = [*rate_headers.refused(error, status), *MORE.get(status, ())]
-            await send_json(send, status, error_body(error), more)
-            return
-        context = self._access.context(scope, caller, SURFACE)
-        scope[ASKER] = McpCaller(context, caller, self._access.vouched(scope, caller))
+    def operations(self) -> list[Operation[Any]]:
+        return [
+            Operation(
+                method="POST",
+                path="/mcp",
+                name="mcp",
+                summary="Call MCP tools (JSON-RPC, both versions of the protocol, without sessions)",
+                dialect=PLAIN,
+                handler=self._handle,
+                takes=bytes,
+                reads="raw",
+                gives=(bytes,),
+                stream=STREAM,
+                statuses=STATUSES,
+                errors=(401, 403, 422, 503),
+                who=self._caller,
+                surface=SURFACE,
+                admission=True,
+            )
+        ]
+
+    async def _caller(self, scope: Scope) -> Caller:
+        require("mcp", "The address /mcp")
+        self._check_origin(scope)
+        return await self._access.caller(scope)
+
+    async def _handle(self, call: Call[bytes]) -> None:
+        context = self._access.context(call.scope, call.caller, SURFACE)
+        call.scope[ASKER] = McpCaller(context, call.caller, self._access.vouched(call.scope, call.caller))
         manager = await self._manager()
-        await manager.handle_request(scope, _again(body, receive), send)
+        await manager.handle_request(call.scope, _again(call.body, call.receive), call.send)
 
     async def close(self) -> None:
-        """What is still under way ends with this."""
+        """Ends the requests that still run."""
         self._closing.set()
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
 
     def _check_origin(self, scope: Scope) -> None:
-        """A web page that pretends to be ours by a name of its own (DNS rebinding) has no key, and no local name."""
+        """Refuses DNS rebinding: a web page that reaches us by a name of its own has no key, and no local name."""
         origin, host = header(scope, b"origin"), header(scope, b"host") or ""
         if origin is None or origin in self._origins:
             return
@@ -88,10 +101,10 @@ class McpSurface:
         return await asyncio.shield(self._loaded)
 
     async def _keep(self, loaded: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
-        """The SDK wants its tasks begun and ended in one of ours."""
+        """Runs the SDK's task group, which must begin and end in one task."""
         try:
             manager = await asyncio.to_thread(_loaded, self._anabranch, self._log)
-        except Exception as error:  # noqa: BLE001  those who wait are told; the next request tries again
+        except Exception as error:  # noqa: BLE001  the waiting requests get it; the next request tries again
             self._loaded = None
             loaded.set_exception(error)
             return
@@ -101,14 +114,14 @@ class McpSurface:
 
 
 def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
-    # The whole of it first: a part of it does not wait for another thread that is loading the whole, and gets half.
+    # The whole package first: importing a part while another thread imports the whole gets a half-loaded module.
     import_module("mcp")
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager  # noqa: PLC0415
     from sse_starlette.sse import AppStatus  # noqa: PLC0415
 
     from anabranch.entrypoints.mcp.server import server  # noqa: PLC0415
 
-    # It would cut off every answer at the signal to stop; those that are under way have the time that the drain gives.
+    # It would end every response at the stop signal; running ones have until the end of the drain.
     AppStatus.enable_automatic_graceful_drain = False
     largest = anabranch.settings.max_request_bytes
     return StreamableHTTPSessionManager(server(anabranch, log, _asker), stateless=True, max_request_body_size=largest)
@@ -121,7 +134,7 @@ def _asker(request: "Request") -> McpCaller:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, and then whatever else the client does."""
+    """A receive that returns the body again, then the client's next messages."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def read() -> Any:

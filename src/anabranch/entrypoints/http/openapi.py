@@ -1,154 +1,164 @@
-"""The description of the HTTP surfaces, made from the very types that they decode and encode with."""
+"""The OpenAPI description, generated from the table of operations."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from anabranch.configuration.settings import Settings
-from anabranch.entrypoints.http import chat_wire as wire
-from anabranch.entrypoints.http import openapi_knowledge as knowledge
-from anabranch.entrypoints.http import openapi_planner as planner
-from anabranch.entrypoints.http import openapi_rag as rag
-from anabranch.entrypoints.http import openapi_streams as streams
-from anabranch.entrypoints.http.errors import ErrorBody
+from anabranch.models.factory import LocalEmbedder
+
+if TYPE_CHECKING:
+    from anabranch.entrypoints.http.operations import Operation
+
+Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
-ERRORS = {
-    "408": "The request took too long to arrive.",
-    "413": "The request is too large.",
-    "422": "The request cannot be understood or is over a limit; the message says which.",
-    "429": "The caller has asked too often, where that is limited; `Retry-After` says when to come back.",
-    "500": "Something went wrong on our side.",
-    "502": "The model failed; `details` has `model_path` and `latency_ms`.",
-    "503": "The server is shutting down or overloaded; `Retry-After` says when to come back.",
-    "504": "The model, or the whole question, took too long.",
-}
-# By the time a model fails, a stream has begun: it says so in an event.
-LATE = ("502", "504")
+BODY_ERRORS = (408, 413)
+SECURITY = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token of the hub"}}
 CORRELATION = {
     "name": "X-Correlation-ID",
     "in": "header",
     "schema": {"type": "string"},
-    "description": "Carried to every source and model, and sent back; made if absent.",
+    "description": "Sent to every source and model, and back to the caller; generated if absent.",
 }
-STREAM = (
-    "Server-sent events, in this order: `retrieval_start`; a `source_complete` for each source as it is through; "
-    "`retrieval_complete`; `generation_start`; `token` as often as the model speaks; and at the end exactly one `done` "
-    "or `error`. Each event has one `data:` line of JSON, in the form given here under its name. A comment line "
-    "(`: keep-alive`) may come at any time."
-)
+PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": (
+        "`resumable` (RFC 7240): the answer continues without a listener, its events have ids, and `GET "
+        "/v1/streams/{stream}` sends them again. If that is not possible, the answer is an ordinary one."
+    ),
+}
+RESUMABLE_HEADERS = {
+    "Stream-Id": {
+        "schema": {"type": "string"},
+        "description": "If the preference was applied: the id under which the answer can be read again.",
+    },
+    "Preference-Applied": {
+        "schema": {"type": "string", "const": "resumable"},
+        "description": "If the preference was applied.",
+    },
+}
 
 
-def describe(settings: Settings) -> dict[str, Any]:
-    types = [
-        wire.ChatRequest,
-        wire.ChatResponse,
-        ErrorBody,
-        *wire.EVENTS.values(),
-        *knowledge.TYPES,
-        *rag.TYPES,
-        *planner.TYPES,
-    ]
-    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    _limit(schemas["ChatRequest"], settings)
-    knowledge.refine(schemas, settings)
-    rag.refine(schemas)
-    planner.refine(schemas)
-    schemas["ChatEvent"] = {
-        "description": "The data of a stream's events, under their names.",
-        "type": "object",
-        "properties": {name: {"$ref": REF.format(name=kind.__name__)} for name, kind in wire.EVENTS.items()},
-    }
-    status = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+def describe(operations: Iterable["Operation[Any]"], settings: Settings) -> Schema:
+    table = sorted(operations, key=lambda one: one.path)
+    _, schemas = msgspec.json.schema_components(_types(table), ref_template=REF)
+    _add_limits(schemas, settings)
+    paths: dict[str, Schema] = {}
+    for one in table:
+        if one.stream is not None and one.stream.events:
+            schemas[one.stream.name] = _events(one.stream.events)
+        # OpenAPI has no WebSockets: the request that opens one is a GET.
+        method = "get" if one.method == "WEBSOCKET" else one.method.lower()
+        paths.setdefault(one.path, {})[method] = _operation(one)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Anabranch", "version": version("anabranch"), "license": {"name": "Apache-2.0"}},
-        "paths": {
-            "/api/v1/chat": {
-                "post": _chat("chat", "Ask, and get the whole answer", "application/json", "ChatResponse")
-            },
-            "/api/v1/chat/stream": {
-                "post": streams.resumable(
-                    _chat(
-                        "chat_stream",
-                        "Ask, and follow the answer as it comes",
-                        "text/event-stream",
-                        "ChatEvent",
-                        STREAM,
-                    )
-                )
-            },
-            **knowledge.paths(),
-            **rag.paths(),
-            **planner.paths(),
-            **streams.paths(),
-            "/metrics": {"get": _metrics()},
-            "/health": {"get": _plain("health", "Whether the process is alive", {"200": status})},
-            "/ready": {"get": _plain("ready", "Whether it takes questions", {"200": status, "503": status})},
-        },
-        "components": {"schemas": schemas, "securitySchemes": knowledge.SECURITY},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": SECURITY},
     }
 
 
-def _limit(request: dict[str, Any], settings: Settings) -> None:
-    """What the types alone do not say: the settings' limits, and that a question needs words and a model."""
-    properties = request["properties"]
-    _branch(properties["top_k"], "integer")["maximum"] = settings.max_top_k
-    _branch(properties["data_sources"], "array")["maxItems"] = settings.max_data_sources
-    properties["prompt"]["pattern"] = r"\S"
+def parameter(name: str, schema: Schema, description: str, where: str = "query") -> Schema:
+    return {"name": name, "in": where, "schema": schema, "description": description}
+
+
+def integer(least: int, most: int, **more: Any) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, **more}
+
+
+def _types(table: Iterable["Operation[Any]"]) -> list[Any]:
+    """Every type that occurs in a request, a response or an event, once."""
+    found: dict[Any, None] = {}
+    for one in table:
+        events = one.stream.events if one.stream is not None else ()
+        streamed = events.values() if isinstance(events, Mapping) else events
+        found |= dict.fromkeys((one.dialect.error_type, *one.gives, *streamed))
+        found |= dict.fromkeys(kind for kind in (one.takes, one.form) if kind not in (None, bytes))
+    return list(found)
+
+
+def _add_limits(schemas: dict[str, Schema], settings: Settings) -> None:
+    """The limits that come from the settings, and that chat needs a model or `retrieval_only`."""
+    chat = schemas["ChatRequest"]
+    _branch(chat["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
+    _branch(chat["properties"]["data_sources"], "array")["maxItems"] = settings.max_data_sources
     filled = {"type": "string", "minLength": 1}
     named = {"type": "object", "required": ["url", "slug"], "properties": {"url": filled, "slug": filled}}
-    request["anyOf"] = [
+    chat["anyOf"] = [
         {"required": ["model"], "properties": {"model": named}},
         {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
     ]
+    _branch(schemas["QuerySettings"]["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
+    embedder = {"enum": [settings.embedding_model or LocalEmbedder.name, None]}
+    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = embedder
 
 
-def _chat(name: str, summary: str, media_type: str, schema: str, description: str = "The answer.") -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "parameters": [CORRELATION],
-        "requestBody": {"required": True, "content": _content("application/json", "ChatRequest")},
+def _branch(schema: Schema, kind: str) -> Schema:
+    """The branch of an optional field that has its value."""
+    return next(branch for branch in schema.get("anyOf", [schema]) if branch.get("type") == kind)
+
+
+def _operation(one: "Operation[Any]") -> Schema:
+    body_errors = BODY_ERRORS if one.takes is not None else ()
+    statuses = sorted({*one.dialect.always, *one.errors, *body_errors})
+    error = {"application/json": {"schema": _schema((one.dialect.error_type,))}}
+    described: Schema = {
+        "operationId": one.name,
+        "summary": one.summary,
+        "parameters": [*_path_parameters(one), *one.parameters, CORRELATION, *([PREFER] if one.resumable else ())],
         "responses": {
-            "200": {"description": description, "content": _content(media_type, schema)},
             **{
-                code: {"description": text, "content": _content("application/json", "ErrorBody")}
-                for code, text in ERRORS.items()
-                if media_type == "application/json" or code not in LATE
+                str(status): _response(one, status, text)
+                for status, text in (one.statuses or {200: one.summary}).items()
             },
+            **{str(status): {"description": one.dialect.descriptions[status], "content": error} for status in statuses},
         },
     }
+    if 401 in statuses:
+        described["security"] = [{}, {"bearer": []}]
+    if one.takes is not None:
+        content = {"application/json": {"schema": _schema((one.takes,))}}
+        if one.form is not None:
+            content["multipart/form-data"] = {"schema": _schema((one.form,))}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
 
 
-def _plain(name: str, summary: str, responses: dict[str, Any]) -> dict[str, Any]:
-    described = {
-        code: {"description": summary, "content": {"application/json": {"schema": schema}}}
-        for code, schema in responses.items()
-    }
-    return {"operationId": name, "summary": summary, "responses": described}
+def _response(one: "Operation[Any]", status: int, description: str) -> Schema:
+    if status in (101, 204):
+        return {"description": description}
+    content: Schema = {one.media_type: {"schema": _schema(one.gives)}} if one.gives else {}
+    response: Schema = {"description": description, "content": content}
+    if one.stream is not None:
+        response["description"] = f"{description} {one.stream.description}"
+        named = {"$ref": REF.format(name=one.stream.name)} if one.stream.events else {"type": "string"}
+        content["text/event-stream"] = {"schema": named}
+    if one.resumable:
+        response["headers"] = RESUMABLE_HEADERS
+    return response
 
 
-def _metrics() -> dict[str, Any]:
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    refusals = {"401": "An API key is missing, or not known.", "403": "The API key is not an operator's."}
-    refused = {
-        code: {"description": said, "content": _content("application/json", "ErrorBody")}
-        for code, said in refusals.items()
-    }
+def _path_parameters(one: "Operation[Any]") -> list[Schema]:
+    names = [segment[1:-1] for segment in one.path.split("/") if segment.startswith("{")]
+    schema = one.dialect.path_schema
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+
+
+def _events(events: Mapping[str, type] | Sequence[type]) -> Schema:
+    if not isinstance(events, Mapping):
+        return {"anyOf": [_schema((kind,)) for kind in events]}
     return {
-        "operationId": "metrics",
-        "summary": "How the service is doing, for Prometheus",
-        "security": [{}, {"bearer": []}],
-        "responses": {"200": {"description": "Prometheus' text form", "content": text}, **refused},
+        "description": "The data of a stream's events, by event name.",
+        "type": "object",
+        "properties": {name: _schema((kind,)) for name, kind in events.items()},
     }
 
 
-def _content(media_type: str, schema: str) -> dict[str, Any]:
-    return {media_type: {"schema": {"$ref": REF.format(name=schema)}}}
-
-
-def _branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The branch of an optional field that holds its value."""
-    return next(branch for branch in schema.get("anyOf", [schema]) if branch.get("type") == kind)
+def _schema(kinds: Sequence[Any]) -> Schema:
+    found, _ = msgspec.json.schema_components([kind for kind in kinds if kind is not bytes], ref_template=REF)
+    return (found[0] if len(found) == 1 else {"anyOf": list(found)}) if found else {}

@@ -1,37 +1,24 @@
-"""A planner's stream over a WebSocket: the same batches, heartbeats and cursors as messages of JSON."""
+"""Spec 2's surface: planner steps, their events, and their streams over SSE and WebSocket."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
-from itertools import zip_longest
-from typing import NamedTuple
-from urllib.parse import parse_qs, quote, unquote
+from typing import Any
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
-from anabranch.domain.errors import (
-    AnabranchError,
-    Forbidden,
-    InvalidQuestion,
-    NotFound,
-    StreamFull,
-    StreamUnavailable,
-    Unauthorized,
-)
-from anabranch.domain.eventlog import SequencedEntry
-from anabranch.domain.steps import Cancel
-from anabranch.entrypoints.http import planner_wire as views
+from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
+from anabranch.domain.eventlog import LAST, SequencedEntry
+from anabranch.domain.steps import Cancel, Receipt
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import JSON, PIECE_S, header, send_json
-from anabranch.entrypoints.http.errors import send_error
-from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
+from anabranch.entrypoints.http.asgi import JSON, PIECE_S, ClientGone, header, send_empty
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.log_stream import (
-    GOODBYE_S,
+    TIMING,
     ReadTimeouts,
     ShutdownEvent,
     Tailed,
@@ -41,18 +28,295 @@ from anabranch.entrypoints.http.log_stream import (
     until_gone,
     until_revoked,
 )
-from anabranch.entrypoints.http.step_chain import Arrivals, Chain
+from anabranch.entrypoints.http.openapi import integer, parameter
+from anabranch.entrypoints.http.operations import WEBSOCKET, Call, EventStream, Handler, Operation, Reply
+from anabranch.entrypoints.http.step_chain import Arrivals, Chain, Place
 from anabranch.eventlog.reader import TooSlow
 from anabranch.knowledge.model import Caller
 
+SURFACE = "planner"
+STEPS = "/planner/sessions/{session}/steps"
+STEP = f"{STEPS}/{{step}}"
+MOST = 1_000
+LONGEST_LIMIT = 15
+USUAL = 100
+NO_SHARED_LOG = (
+    "Several workers without a Redis cannot keep planner steps: "
+    "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
+)
 PROTOCOL = "anabranch.planner"
 KEY = "bearer."
 THE_END, NOT_ALLOWED, GOING_AWAY, COME_BACK = 1000, 1008, 1012, 1013
 FOREIGN = "A web page of this origin may not open it; name the origin in CORS_ORIGINS."
 
+DIALECT = Dialect(
+    render=render_plain,
+    error_type=ErrorBody,
+    descriptions={
+        **DESCRIPTIONS,
+        404: "There is no such step, or not for this caller.",
+        409: "The session has another step of that id.",
+        413: "The request, or what the stream would hold with it, is too large.",
+    },
+    always=(401, 404, 422, 500, 503),
+    head=False,
+    path_schema=wire.ID_SCHEMA,
+)
+STREAM = EventStream(
+    "PlannerFrame",
+    "Server-sent events. `planner_stream`: a batch of up to five events, with the last one's `sequence` as its `id`; "
+    "`heartbeat`: nothing new, and the latest `sequence`; `reset`: the cursor is no longer valid, discard what was "
+    "received, all events follow. The stream ends after `plan_step_completed`, unless that names a next step: then it "
+    "continues with that step's events, and `sequence` continues to count.",
+    {"planner_stream": wire.EventBatch, "heartbeat": wire.Heartbeat, "reset": wire.ResetView},
+)
+SOCKET = (
+    "A WebSocket with the events of `/stream` as JSON messages. A web page offers the subprotocols `anabranch.planner` "
+    "and `bearer.KEY`. The server closes with 1000 at the end, and with 1012 or 1013 when the client should reconnect "
+    "with its cursor."
+)
+IGNORED = {202: "Written to the stream.", 200: "Ignored; `reason` says why."}
+CURSOR = integer(0, LAST)
+CURSORS = (
+    parameter("Last-Event-ID", CURSOR, "The last `id` that was received", "header"),
+    parameter("last_event_id", CURSOR, "The same, for clients that cannot send headers"),
+)
+
+
+class PlannerUnavailable(StreamUnavailable):
+    code = "planner_unavailable"
+
+
+class PlannerSurface:
+    """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
+
+    def __init__(self, anabranch: Anabranch, access: Access, leaving: ShutdownEvent, left: ShutdownEvent) -> None:
+        self._anabranch = anabranch
+        self._settings = anabranch.settings
+        self._access = access
+        self._leaving = leaving
+        self._left = left
+        self._arrivals = Arrivals()
+
+    def operations(self) -> list[Operation[Any]]:
+        at = self._operation
+        begun = {201: "The step runs.", 200: "The step exists already. With streaming off: its answer, at its end."}
+        receipts = (wire.PushReceiptView, wire.TakenList)
+        page = (
+            parameter("after", CURSOR, "The last sequence that was received"),
+            parameter("limit", integer(1, MOST, default=USUAL), "Page size"),
+        )
+        events = "A subagent's results, or parts of them"
+        return [
+            at(
+                *("POST", STEPS, "begin_step", "Start a step", self._begin, wire.StepAccepted, wire.StepAnswer),
+                takes=wire.StepForm,
+                statuses=begun,
+                errors=(409,),
+            ),
+            at("DELETE", STEP, "cancel_step", "Cancel a step", self._cancel, wire.StepStands),
+            at(
+                *("POST", f"{STEP}/subagents/{{key}}/events", "push_events", events, self._push, *receipts),
+                takes=wire.Pushes,
+                statuses=IGNORED,
+            ),
+            at(
+                *("POST", f"{STEP}/progress", "push_progress", "The planner's own events", self._progress, receipts[0]),
+                takes=wire.ProgressForm,
+                statuses=IGNORED,
+            ),
+            at(
+                *("POST", f"{STEP}/safety", "decide_safety", "Apply a safety decision", self._safety, wire.Judged),
+                takes=wire.SafetyForm,
+            ),
+            at(
+                *("GET", f"{STEP}/events", "step_events", "A page of a step's events", self._events, wire.EventPage),
+                parameters=page,
+            ),
+            at(
+                *("GET", f"{STEP}/stream", "follow_step", "Follow a step", self._stream),
+                stream=STREAM,
+                statuses={
+                    200: "The events after the cursor.",
+                    204: "The step has ended, and the client has all of it.",
+                },
+                parameters=CURSORS,
+            ),
+            at(
+                *(WEBSOCKET, f"{STEP}/ws", "follow_step_socket", "Follow a step over a WebSocket", self._socket),
+                who=self._socket_caller,
+                statuses={101: SOCKET},
+                errors=(403, 426),
+                parameters=CURSORS,
+            ),
+        ]
+
+    def _operation(
+        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], *gives: type, **more: Any
+    ) -> Operation[Any]:
+        return Operation(
+            method=method,
+            path=path,
+            name=name,
+            summary=summary,
+            dialect=DIALECT,
+            handler=handler,
+            gives=gives,
+            surface=SURFACE,
+            **{"who": self._access.caller, **more},
+        )
+
+    async def _socket_caller(self, scope: Scope) -> Caller:
+        check_origin(scope, [origin for origin in self._settings.cors_origins if origin != "*"])
+        return await self._access.caller(with_key(scope))
+
+    def _step(self, call: Call[Any], plan_step_id: str | None = None) -> tuple[Planner, Place]:
+        """The planner and the step that a call names. The request is validated before the step is looked up, so that
+        an error says nothing about steps of other callers."""
+        if (planner := self._anabranch.planner) is None:
+            raise PlannerUnavailable(NO_SHARED_LOG)
+        session_id = wire.identifier(call.params["session"], "The session's id")
+        if plan_step_id is None:
+            plan_step_id = wire.identifier(call.params["step"], "The step's id")
+        return planner, (self._access.identity(call.caller), session_id, plan_step_id)
+
+    async def _begin(self, call: Call[wire.StepForm]) -> Reply:
+        planner, place = self._step(call, call.asked.plan_step_id)
+        identity, session_id, plan_step_id = place
+        directive = wire.directive(session_id, call.asked)
+        context = self._access.context(call.scope, call.caller, SURFACE)
+        created, page = await planner.begin(directive, context, identity)
+        if not planner.streaming:
+            return Reply(await self._answer_at_the_end(call, planner, place), 200)
+        status = "in_progress"
+        if page.ended:
+            last = await planner.page(*place, page.head - 1, 1)
+            status = wire.status_of(last.entries[-1])
+        return Reply(wire.accepted(session_id, plan_step_id, page, status), 201 if created else 200)
+
+    async def _answer_at_the_end(self, call: Call[Any], planner: Planner, place: Place) -> bytes:
+        """The step continues if its planner disconnects meanwhile; starting it again gets the answer."""
+        entries: list[SequencedEntry] = []
+        with self._until_revoked(call, self._left) as closing:
+            try:
+                async with (
+                    await planner.reader(*place, 0) as reader,
+                    until_gone(call.receive, closing, "http.disconnect"),
+                ):
+                    ended = False
+                    while not ended:
+                        batch = await reader.next(self._settings.heartbeat_interval)
+                        if batch is not None:
+                            entries = [*([] if batch.reset else entries), *batch.entries]
+                            ended = batch.ended
+            except TimeoutError:
+                raise closing.error or ClientGone() from None
+            except TooSlow:
+                raise StreamUnavailable("The step has more events than could be read; start it again.") from None
+        return wire.answer(*place[1:], entries)
+
+    async def _push(self, call: Call[wire.PushForm | list[wire.PushForm]]) -> Reply:
+        planner, place = self._step(call)
+        key, sent = wire.identifier(call.params["key"], "The subagent's key"), call.asked
+        if not isinstance(sent, list):
+            return _receipt(await planner.tell(*place, wire.push(key, sent)))
+        results = []
+        for one in [wire.push(key, form) for form in sent]:
+            try:
+                results.append(wire.taken(await planner.tell(*place, one)))
+            except (InvalidQuestion, StreamFull) as error:
+                results.append(wire.PushReceiptView(accepted=False, error=error.code, message=error.message))
+        status = 202 if any(one.accepted for one in results) else 200
+        return Reply(msgspec.json.encode(wire.TakenList(results=results)), status)
+
+    async def _progress(self, call: Call[wire.ProgressForm]) -> Reply:
+        planner, place = self._step(call)
+        return _receipt(await planner.tell(*place, wire.progress(call.asked, call.body)))
+
+    async def _safety(self, call: Call[wire.SafetyForm]) -> wire.Judged:
+        planner, place = self._step(call)
+        decision = wire.decision(call.asked)
+        receipt = await planner.tell(*place, decision)
+        return wire.Judged(
+            decision=wire.verdict(decision.decision),
+            status=receipt.status,
+            accepted=receipt.ignored is None,
+            sequence=receipt.sequence,
+            reason=receipt.ignored,
+        )
+
+    async def _cancel(self, call: Call[None]) -> wire.StepStands:
+        planner, place = self._step(call)
+        receipt = await planner.tell(*place, Cancel())
+        return wire.StepStands(
+            status=receipt.status,
+            accepted=receipt.ignored is None,
+            sequence=receipt.sequence,
+            reason=receipt.ignored,
+        )
+
+    async def _events(self, call: Call[None]) -> None:
+        planner, place = self._step(call)
+        after = wire.cursor(call.query.get("after", "0"), "after")
+        limit = call.query.get("limit", str(USUAL))
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= LONGEST_LIMIT and int(limit)):
+            raise InvalidQuestion("limit must be a whole number from 1 on.")
+        page = await planner.page(*place, after, min(int(limit), MOST))
+        await call.send({"type": "http.response.start", "status": 200, "headers": [JSON]})
+        with suppress(TimeoutError):
+            for part in wire.page(*place[1:], after, page):
+                for piece in pieces(part):
+                    async with asyncio.timeout(PIECE_S):
+                        await call.send({"type": "http.response.body", "body": piece, "more_body": True})
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stream(self, call: Call[None]) -> None:
+        planner, chain = self._chain(call)
+        async with chain:
+            if chain.over:
+                await send_empty(call.send, 204)
+                return
+            with self._until_revoked(call, self._closing(planner, chain)) as closing:
+                await tail(
+                    chain,
+                    call.receive,
+                    call.send,
+                    frames=wire.Frames().sse,
+                    heartbeat=wire.sse_heartbeat,
+                    heartbeat_s=self._settings.heartbeat_interval,
+                    closing=closing,
+                )
+
+    async def _socket(self, call: Call[None]) -> None:
+        planner, chain = self._chain(call)
+        async with chain:
+            with self._until_revoked(call, self._closing(planner, chain)) as closing:
+                if (error := closing.error) is not None:
+                    raise error
+                heartbeat_s = self._settings.heartbeat_interval
+                await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
+
+    def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
+        return until_revoked(closing, self._anabranch.revocations, call.caller.key)
+
+    def _chain(self, call: Call[None]) -> tuple[Planner, Chain]:
+        planner, place = self._step(call)
+        # A client that reconnects by itself uses its first address again: the header is newer.
+        sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id", "0")
+        return planner, Chain(planner, self._arrivals, place, wire.cursor(sent, "Last-Event-ID"))
+
+    def _closing(self, planner: Planner, chain: Chain) -> ShutdownEvent:
+        """A step that another worker keeps can be followed there at once; one that is kept here is followed to its
+        end, which the shutdown brings about."""
+        return self._left if planner.keeps(chain.page) else self._leaving
+
+
+def _receipt(receipt: Receipt) -> Reply:
+    return Reply(msgspec.json.encode(wire.taken(receipt)), 202 if receipt.ignored is None else 200)
+
 
 def with_key(scope: Scope) -> Scope:
-    """A web page cannot give a WebSocket headers: it offers its key as a subprotocol."""
+    """The scope with the key of a web page, which can send it only as a subprotocol."""
     keys = [one.removeprefix(KEY) for one in scope.get("subprotocols", ()) if one.startswith(KEY)]
     if not keys:
         return scope
@@ -60,7 +324,7 @@ def with_key(scope: Scope) -> Scope:
 
 
 def check_origin(scope: Scope, named: Collection[str]) -> None:
-    """Browsers open WebSockets across origins without asking us: so it is we who look. Others send no Origin."""
+    """Browsers open WebSockets across origins without CORS, so the origin is checked here. Others send no Origin."""
     host = header(scope, b"host") or ""
     for name, value in scope["headers"]:
         origin = value.decode("latin-1")
@@ -71,18 +335,18 @@ def check_origin(scope: Scope, named: Collection[str]) -> None:
 async def follow(
     reader: Tailed, scope: Scope, receive: Receive, send: Send, *, heartbeat_s: float, closing: ShutdownEvent
 ) -> None:
-    """Everything that an entered reader hands out, until the end, or until the client goes or must come back."""
+    """Sends what an entered reader returns, until the end, or until the client disconnects or must reconnect."""
     offered = PROTOCOL in scope.get("subprotocols", ())
     code = THE_END
     await receive()
     try:
         await send({"type": "websocket.accept", "subprotocol": PROTOCOL if offered else None, "headers": []})
-        async with until_gone(receive, closing, "websocket.disconnect") as patience:
-            await _pump(reader, send, patience, heartbeat_s)
+        async with until_gone(receive, closing, "websocket.disconnect") as timeouts:
+            await _pump(reader, send, timeouts, heartbeat_s)
     except (TooSlow, StreamUnavailable):
         code = COME_BACK
     except NotFound:
-        pass  # the step before has been forgotten, and no other came
+        pass  # the previous step has expired, and no other came
     except TimeoutError:
         match closing.error:
             case None:
@@ -92,281 +356,21 @@ async def follow(
             case _:
                 code = GOING_AWAY
     except OSError:
-        return  # the client has gone while something was sent
+        return  # the client has disconnected
     with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(GOODBYE_S):
+        async with asyncio.timeout(TIMING.end_s):
             await send({"type": "websocket.close", "code": code, "reason": ""})
 
 
-async def _pump(reader: Tailed, send: Send, patience: ReadTimeouts, heartbeat_s: float) -> None:
-    frames = views.Frames()
+async def _pump(reader: Tailed, send: Send, timeouts: ReadTimeouts, heartbeat_s: float) -> None:
+    frames = wire.Frames()
     while True:
         batch = await reader.next(heartbeat_s)
         if batch is None:
-            await patience.with_(send({"type": "websocket.send", "text": views.heartbeat(reader.head).decode()}))
+            await timeouts.with_(send({"type": "websocket.send", "text": wire.heartbeat(reader.head).decode()}))
             continue
         for part in parts(batch):
             for message in frames.messages(part):
-                await patience.with_(send({"type": "websocket.send", "text": message.decode()}))
+                await timeouts.with_(send({"type": "websocket.send", "text": message.decode()}))
         if batch.ended:
             return
-
-
-SURFACE = "planner"
-WEBSOCKET = "WEBSOCKET"
-MOST = 1_000
-LONGEST_LIMIT = 15
-USUAL = 100
-NO_SHARED_LOG = (
-    "Several workers without a Redis cannot keep planner steps: "
-    "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
-)
-
-
-class PlannerUnavailable(StreamUnavailable):
-    code = "planner_unavailable"
-
-
-class Call(NamedTuple):
-    """A request to a step, from somebody who is known."""
-
-    planner: Planner
-    caller: Caller
-    identity: str
-    session_id: str
-    plan_step_id: str
-    key: str
-    scope: Scope
-    receive: Receive
-    send: Send
-
-    @property
-    def step(self) -> tuple[str, str, str]:
-        return self.identity, self.session_id, self.plan_step_id
-
-
-Handler = Callable[[Call], Awaitable[None]]
-
-
-class PlannerSurface:
-    """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
-
-    def __init__(self, anabranch: Anabranch, leaving: ShutdownEvent, left: ShutdownEvent) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = Access(anabranch)
-        self._leaving = leaving
-        self._left = left
-        self._arrivals = Arrivals()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._answered(scope, receive, send)
-        except Gone:
-            pass
-        except AnabranchError as error:
-            await self._refuse(send, error)
-        except UnicodeDecodeError:
-            await self._refuse(send, InvalidQuestion("The request is not UTF-8."))
-        except (msgspec.MsgspecError, RecursionError) as error:
-            await self._refuse(send, InvalidQuestion(f"The request is not valid: {error}"))
-
-    async def _refuse(self, send: Send, error: AnabranchError) -> None:
-        self._anabranch.turned_away(SURFACE, error.code)
-        await send_error(send, error)
-
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Who asks comes first, then whether the request makes sense by itself; only then is the step looked up, so
-        that what is said of a request says nothing of steps that are not the caller's."""
-        method, handler, ids = self._routed(_segments(scope))
-        asked = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
-        if asked != method:
-            raise _not_that(method, asked)
-        if asked == WEBSOCKET:
-            check_origin(scope, [origin for origin in self._settings.cors_origins if origin != "*"])
-            scope = with_key(scope)
-        caller = await self._access.caller(scope)
-        if (planner := self._anabranch.planner) is None:
-            raise PlannerUnavailable(NO_SHARED_LOG)
-        session_id, plan_step_id, key = (
-            wire.identifier(given, what) if given is not None else ""
-            for given, what in zip_longest(ids, ("The session's id", "The step's id", "The subagent's key"))
-        )
-        identity = self._access.identity(caller)
-        await handler(Call(planner, caller, identity, session_id, plan_step_id, key, scope, receive, send))
-
-    def _routed(self, segments: Sequence[str]) -> tuple[str, Handler, tuple[str, ...]]:
-        match segments:
-            case ["planner", "sessions", session, "steps"]:
-                return "POST", self._begin, (session,)
-            case ["planner", "sessions", session, "steps", step]:
-                return "DELETE", self._cancel, (session, step)
-            case ["planner", "sessions", session, "steps", step, "progress"]:
-                return "POST", self._progress, (session, step)
-            case ["planner", "sessions", session, "steps", step, "safety"]:
-                return "POST", self._safety, (session, step)
-            case ["planner", "sessions", session, "steps", step, "stream"]:
-                return "GET", self._stream, (session, step)
-            case ["planner", "sessions", session, "steps", step, "events"]:
-                return "GET", self._events, (session, step)
-            case ["planner", "sessions", session, "steps", step, "ws"]:
-                return WEBSOCKET, self._socket, (session, step)
-            case ["planner", "sessions", session, "steps", step, "subagents", key, "events"]:
-                return "POST", self._push, (session, step, key)
-            case _:
-                raise HTTPException(404)
-
-    async def _body(self, call: Call) -> bytes:
-        return await body_of(call.receive, self._settings.max_request_bytes)
-
-    async def _begin(self, call: Call) -> None:
-        directive = wire.directive(call.session_id, wire.step_of(await self._body(call)))
-        context = self._access.context(call.scope, call.caller, SURFACE)
-        created, page = await call.planner.begin(directive, context, call.identity)
-        call = call._replace(plan_step_id=directive.plan_step_id)
-        if not call.planner.streaming:
-            await self._answer_at_the_end(call)
-            return
-        status = "in_progress"
-        if page.ended:
-            last = await call.planner.page(*call.step, page.head - 1, 1)
-            status = views.status_of(last.entries[-1])
-        body = views.accepted(call.session_id, call.plan_step_id, page, status)
-        await send_json(call.send, 201 if created else 200, body)
-
-    async def _answer_at_the_end(self, call: Call) -> None:
-        """The step goes on if its planner leaves meanwhile; handing it over again gets the answer."""
-        entries: list[SequencedEntry] = []
-        with self._until_revoked(call, self._left) as closing:
-            try:
-                async with (
-                    await call.planner.reader(*call.step, 0) as reader,
-                    until_gone(call.receive, closing, "http.disconnect"),
-                ):
-                    ended = False
-                    while not ended:
-                        batch = await reader.next(self._settings.heartbeat_interval)
-                        if batch is not None:
-                            entries = [*([] if batch.reset else entries), *batch.entries]
-                            ended = batch.ended
-            except TimeoutError:
-                raise closing.error or Gone() from None
-            except TooSlow:  # it takes everything at once
-                raise StreamUnavailable("The step brings more than could be read; hand it over again.") from None
-        with suppress(TimeoutError):
-            await send_json(call.send, 200, views.answer(call.session_id, call.plan_step_id, entries))
-
-    async def _push(self, call: Call) -> None:
-        sent = wire.pushes_of(await self._body(call))
-        if not isinstance(sent, list):
-            receipt = await call.planner.tell(*call.step, wire.push(call.key, sent))
-            status = 202 if receipt.ignored is None else 200
-            await send_json(call.send, status, msgspec.json.encode(views.taken(receipt)))
-            return
-        if not 1 <= len(sent) <= wire.PUSHES:
-            raise InvalidQuestion(f"Send one event, or a list of 1 to {wire.PUSHES}.")
-        results = []
-        for one in [wire.push(call.key, form) for form in sent]:
-            try:
-                results.append(views.taken(await call.planner.tell(*call.step, one)))
-            except (InvalidQuestion, StreamFull) as error:
-                results.append(views.PushReceiptView(accepted=False, error=error.code, message=error.message))
-        status = 202 if any(one.accepted for one in results) else 200
-        await send_json(call.send, status, msgspec.json.encode(views.TakenList(results=results)))
-
-    async def _progress(self, call: Call) -> None:
-        receipt = await call.planner.tell(*call.step, wire.progress(await self._body(call)))
-        status = 202 if receipt.ignored is None else 200
-        await send_json(call.send, status, msgspec.json.encode(views.taken(receipt)))
-
-    async def _safety(self, call: Call) -> None:
-        decision = wire.decision(wire.safety_of(await self._body(call)))
-        receipt = await call.planner.tell(*call.step, decision)
-        body = views.Judged(
-            decision=wire.verdict(decision.decision),
-            status=receipt.status,
-            accepted=receipt.ignored is None,
-            sequence=receipt.sequence,
-            reason=receipt.ignored,
-        )
-        await send_json(call.send, 200, msgspec.json.encode(body))
-
-    async def _cancel(self, call: Call) -> None:
-        receipt = await call.planner.tell(*call.step, Cancel())
-        body = views.StepStands(
-            status=receipt.status,
-            accepted=receipt.ignored is None,
-            sequence=receipt.sequence,
-            reason=receipt.ignored,
-        )
-        await send_json(call.send, 200, msgspec.json.encode(body))
-
-    async def _events(self, call: Call) -> None:
-        asked = parse_qs(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        after = wire.cursor(asked.get("after", ["0"])[-1], "after")
-        limit = asked.get("limit", [str(USUAL)])[-1]
-        if not (limit.isascii() and limit.isdigit() and len(limit) <= LONGEST_LIMIT and int(limit)):
-            raise InvalidQuestion("limit must be a whole number from 1 on.")
-        page = await call.planner.page(*call.step, after, min(int(limit), MOST))
-        await call.send({"type": "http.response.start", "status": 200, "headers": [JSON]})
-        with suppress(TimeoutError):
-            for part in views.page(call.session_id, call.plan_step_id, after, page):
-                for piece in pieces(part):
-                    async with asyncio.timeout(PIECE_S):
-                        await call.send({"type": "http.response.body", "body": piece, "more_body": True})
-            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _stream(self, call: Call) -> None:
-        async with self._chain(call) as chain:
-            if chain.over:
-                await call.send({"type": "http.response.start", "status": 204, "headers": []})
-                await call.send({"type": "http.response.body", "body": b"", "more_body": False})
-                return
-            with self._until_revoked(call, self._closing(call, chain)) as closing:
-                await tail(
-                    chain,
-                    call.receive,
-                    call.send,
-                    frames=views.Frames().sse,
-                    heartbeat=views.sse_heartbeat,
-                    heartbeat_s=self._settings.heartbeat_interval,
-                    closing=closing,
-                )
-
-    async def _socket(self, call: Call) -> None:
-        async with self._chain(call) as chain:
-            with self._until_revoked(call, self._closing(call, chain)) as closing:
-                if (error := closing.error) is not None:
-                    raise error
-                heartbeat_s = self._settings.heartbeat_interval
-                await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
-
-    def _until_revoked(self, call: Call, closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
-        return until_revoked(closing, self._anabranch.revocations, call.caller.key)
-
-    def _chain(self, call: Call) -> Chain:
-        asked = parse_qs(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        # A client that reconnects by itself still has the address that it began with: the header is the newer one.
-        sent = header(call.scope, b"last-event-id") or asked.get("last_event_id", ["0"])[-1]
-        return Chain(call.planner, self._arrivals, call.step, wire.cursor(sent, "Last-Event-ID"))
-
-    def _closing(self, call: Call, chain: Chain) -> ShutdownEvent:
-        """Who follows a step that is kept elsewhere can do so there, too; one that is kept here is followed to its end,
-        which a stopping server brings about."""
-        return self._left if call.planner.keeps(chain.page) else self._leaving
-
-
-def _segments(scope: Scope) -> list[str]:
-    """The path's, each decoded by itself: an id may have a slash in it."""
-    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    return [unquote(segment, errors="strict") for segment in raw.decode("latin-1").split("/")[1:]]
-
-
-def _not_that(method: str, asked: str) -> HTTPException:
-    if method != WEBSOCKET:
-        return HTTPException(405, headers={"Allow": method})
-    if asked != "GET":
-        return HTTPException(405, headers={"Allow": "GET"})
-    return HTTPException(
-        426, "Open this address as a WebSocket.", headers={"Upgrade": "websocket", "Connection": "Upgrade"}
-    )

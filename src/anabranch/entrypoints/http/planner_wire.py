@@ -1,23 +1,21 @@
-"""Spec 2 on the wire, as it comes in: envelopes, what subagents push, progress and safety decisions."""
+"""The types of spec 2's surface: steps, pushed results, progress and safety decisions, and the events of a step."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry, epoch
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Decision, Directive, Expected, Progress, Push, Receipt, Trace, verdict_of
-from anabranch.entrypoints.http.asgi import PIECE_BYTES
-from anabranch.entrypoints.http.knowledge_errors import RequestTooLarge
+from anabranch.entrypoints.http.asgi import PIECE_BYTES, RequestTooLarge, is_deeper
 from anabranch.eventlog.reader import Batch
 from anabranch.planner.encoder import StepRecord, numbered
-
-N = TypeVar("N", int, float)
 
 LONGEST_ID = 200
 LONGEST_URL = 2_048
@@ -31,37 +29,41 @@ REVISIONS = 2**31 - 1
 PAYLOAD_BYTES = 512 * 1024
 CONTEXT_BYTES = 16 * 1024
 DEEPEST = 100
-STATUSES = get_args(SubagentStatus)
-RESULT = "subagent_result"
-# Controls, what ends a line elsewhere, and halves of a character.
-UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Neither empty, nor `.` or `..`, without control characters and line separators. (`$` alone would allow a newline.)
+ID = r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$(?!\n)"
+ID_SCHEMA = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": LONGEST_ID,
+    "allOf": [{"pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"}, {"pattern": r"[^.]"}],
+}
+IDENTIFIER = re.compile(ID)
 CURSOR = re.compile(r"[0-9]{1,16}", re.ASCII)
-TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
-TRACESTATE = re.compile(r"[ -~]{0,512}", re.ASCII)
-WEB = re.compile(r"https?://[!-~]+", re.ASCII | re.IGNORECASE)
 
 Scalar = str | int | float | bool | None
+Identifier = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID, pattern=ID)]
+Url = Annotated[str, Meta(max_length=LONGEST_URL, pattern=r"^[hH][tT][tT][pP][sS]?://[!-~]+$(?!\n)")]
+Legacy = Annotated[dict[Identifier, Any], Meta(max_length=SUBAGENTS)]
 
 
 class TelemetryForm(Value):
-    """Where in a trace it happened, how long it took, and what was counted."""
+    """The trace and span, the latency, and metrics."""
 
-    trace_id: str | None = None
-    span_id: str | None = None
-    tracestate: str | None = None
-    latency_ms: int | float | None = None
-    metrics: dict[str, float] | None = None
+    trace_id: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$(?!\n)")] | None = None
+    span_id: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{16}$(?!\n)")] | None = None
+    tracestate: Annotated[str, Meta(max_length=512, pattern=r"^[ -~]*$(?!\n)")] | None = None
+    latency_ms: Annotated[float, Meta(ge=0, le=LAST)] | None = None
+    metrics: Annotated[dict[Identifier, float], Meta(max_length=METRICS)] | None = None
 
 
 class SubagentForm(Value):
-    """One subagent that the step waits for. It is asked at `url`, works here on `input`, or pushes its results."""
+    """A subagent that the step waits for. It is called at `url`, runs here on `input`, or pushes its results."""
 
-    key: str
-    result_key: str | None = None
+    key: Identifier
+    result_key: Identifier | None = None
     telemetry: TelemetryForm | None = None
-    deadline_ms: int | None = None
-    url: str | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=DEADLINE_MS)] | None = None
+    url: Url | None = None
     required: bool = False
     input: Any = None
 
@@ -69,26 +71,26 @@ class SubagentForm(Value):
 class StepForm(Value):
     """A step of a plan. `legacy_response` is the single answer to compare with, by result key (shadow mode)."""
 
-    plan_step_id: str
-    expected_subagents: list[SubagentForm]
+    plan_step_id: Identifier
+    expected_subagents: Annotated[list[SubagentForm], Meta(min_length=1, max_length=SUBAGENTS)]
     session_id: str | None = None
     planner_context: dict[str, Scalar] | None = None
-    next_step_id: str | None = None
-    callback_url: str | None = None
+    next_step_id: Identifier | None = None
+    callback_url: Url | None = None
     shadow: bool = False
-    legacy_response: dict[str, Any] | None = None
+    legacy_response: Legacy | None = None
 
 
 class PushForm(Value):
-    """What a subagent has to say; `completed` is taken for `success`."""
+    """A subagent's result, or a part of it; `completed` means `success`."""
 
-    status: str
+    status: SubagentStatus | Literal["completed"]
     payload: dict[str, Any] | None = None
-    result_key: str | None = None
-    revision: int | None = None
-    attempt: int | None = None
+    result_key: Identifier | None = None
+    revision: Annotated[int, Meta(ge=1, le=REVISIONS)] | None = None
+    attempt: Annotated[int, Meta(ge=1, le=ATTEMPTS)] | None = None
     telemetry: TelemetryForm | None = None
-    type: str = RESULT
+    type: Literal["subagent_result"] = "subagent_result"
     subagent: str | None = None
     error: Any = None
     message: Any = None
@@ -96,27 +98,24 @@ class PushForm(Value):
 
 class ProgressForm(Value):
     payload: dict[str, Any] | None = None
-    stage: str | None = None
-    status: str | None = None
-    next_step_id: str | None = None
-    legacy_response: dict[str, Any] | None = None
+    stage: Identifier | None = None
+    status: Identifier | None = None
+    next_step_id: Identifier | None = None
+    legacy_response: Legacy | None = None
 
 
 class SafetyForm(Value):
-    """What is neither `allow` nor `warn` counts as `block`."""
+    """Every decision but `allow` and `warn` counts as `block`."""
 
     decision: Any
-    reason: str | None = None
+    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
 
 
-step_of = msgspec.json.Decoder(StepForm).decode
-pushes_of = msgspec.json.Decoder(PushForm | list[PushForm]).decode
-progress_of = msgspec.json.Decoder(ProgressForm).decode
-safety_of = msgspec.json.Decoder(SafetyForm).decode
+Pushes = PushForm | Annotated[list[PushForm], Meta(min_length=1, max_length=PUSHES)]
 
 
 def identifier(value: str, what: str) -> str:
-    if not 1 <= len(value) <= LONGEST_ID or UNSPEAKABLE.search(value) or value in (".", ".."):
+    if len(value) > LONGEST_ID or IDENTIFIER.search(value) is None:
         raise InvalidQuestion(
             f"{what} must have 1 to {LONGEST_ID} characters, without control characters (and be neither . nor ..)."
         )
@@ -124,7 +123,7 @@ def identifier(value: str, what: str) -> str:
 
 
 def cursor(value: str, what: str) -> int:
-    """A cursor as it was sent: only what we have given out can be one."""
+    """A cursor: a sequence that this server has sent."""
     if CURSOR.fullmatch(value) is None or int(value) > LAST:
         raise InvalidQuestion(f"{what} must be a sequence that was received: a whole number from 0 to {LAST}.")
     return int(value)
@@ -133,8 +132,6 @@ def cursor(value: str, what: str) -> int:
 def directive(session_id: str, form: StepForm) -> Directive:
     if form.session_id is not None and form.session_id != session_id:
         raise InvalidQuestion("session_id in the body is not the one in the address; leave it out, or make them agree.")
-    if not 1 <= len(form.expected_subagents) <= SUBAGENTS:
-        raise InvalidQuestion(f"expected_subagents must name 1 to {SUBAGENTS} subagents.")
     expected = tuple(_expected(one, f"expected_subagents[{n}]") for n, one in enumerate(form.expected_subagents))
     if len({one.result_key for one in expected}) < len(expected):
         raise InvalidQuestion("Two of the expected_subagents have the same result_key; give each one its own.")
@@ -143,81 +140,67 @@ def directive(session_id: str, form: StepForm) -> Directive:
         raise RequestTooLarge(f"planner_context is larger than {CONTEXT_BYTES:,} bytes.", limit=CONTEXT_BYTES)
     return Directive(
         session_id=session_id,
-        plan_step_id=identifier(form.plan_step_id, "plan_step_id"),
+        plan_step_id=form.plan_step_id,
         expected=expected,
         planner_context=context,
-        next_step_id=_optional_id(form.next_step_id, "next_step_id"),
-        callback_url=_url(form.callback_url, "callback_url"),
+        next_step_id=form.next_step_id,
+        callback_url=form.callback_url,
         shadow=form.shadow,
         legacy=_legacy(form.legacy_response),
     )
 
 
 def _expected(form: SubagentForm, where: str) -> Expected:
-    key = identifier(form.key, f"{where}.key")
     return Expected(
-        key=key,
-        result_key=_optional_id(form.result_key, f"{where}.result_key") or key,
-        trace=_trace(form.telemetry, f"{where}.telemetry"),
-        deadline_ms=_between(form.deadline_ms, 1, DEADLINE_MS, f"{where}.deadline_ms"),
-        url=_url(form.url, f"{where}.url"),
+        key=form.key,
+        result_key=form.result_key or form.key,
+        trace=_trace(form.telemetry),
+        deadline_ms=form.deadline_ms,
+        url=form.url,
         required=form.required,
         input=None if form.input is None else packed(form.input, f"{where}.input"),
     )
 
 
 def push(name: str, form: PushForm) -> Push:
-    status = "success" if form.status == "completed" else form.status
-    if status not in STATUSES:
-        raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)} (or completed, for success).")
-    if form.type != RESULT:
-        raise InvalidQuestion(f"type must be {RESULT}, or be left out.")
     telemetry = form.telemetry or TelemetryForm()
-    metrics = telemetry.metrics or {}
-    if len(metrics) > METRICS:
-        raise InvalidQuestion(f"telemetry.metrics has more than {METRICS} entries.")
-    latency_ms = telemetry.latency_ms
     return Push(
         name=name,
-        status=status,  # type: ignore[arg-type]  # it is one of them
-        payload=packed(_said(form), "payload"),
-        result_key=_optional_id(form.result_key, "result_key"),
-        revision=_between(form.revision, 1, REVISIONS, "revision"),
-        attempt=_between(form.attempt, 1, ATTEMPTS, "attempt"),
-        trace=_trace(telemetry, "telemetry"),
-        latency_ms=None if latency_ms is None else round(_between(latency_ms, 0, LAST, "telemetry.latency_ms") or 0),
-        metrics={identifier(name, "The name of a metric"): value for name, value in metrics.items()},
+        status="success" if form.status == "completed" else form.status,
+        payload=packed(_payload(form), "payload"),
+        result_key=form.result_key,
+        revision=form.revision,
+        attempt=form.attempt,
+        trace=_trace(telemetry),
+        latency_ms=None if telemetry.latency_ms is None else round(telemetry.latency_ms),
+        metrics=telemetry.metrics or {},
     )
 
 
-def _said(form: PushForm) -> dict[str, Any]:
-    """What went wrong may be said without a payload."""
+def _payload(form: PushForm) -> dict[str, Any]:
+    """An error may come without a payload."""
     if form.payload is not None:
         return form.payload
     return {name: said for name, said in (("error", form.error), ("message", form.message)) if said is not None}
 
 
-def progress(body: bytes) -> Progress:
-    """What the planner says without a payload is the payload."""
-    form = progress_of(body)
+def progress(form: ProgressForm, body: bytes) -> Progress:
+    """Without a payload, the other fields of the body are the payload."""
     payload = form.payload
     if payload is None:
         everything = msgspec.json.decode(body, type=dict[str, Any])
         payload = {name: said for name, said in everything.items() if name not in ProgressForm.__struct_fields__}
     return Progress(
         payload=packed(payload, "payload"),
-        stage=_optional_id(form.stage, "stage") or "planner",
-        status=_optional_id(form.status, "status") or "in_progress",
-        next_step_id=_optional_id(form.next_step_id, "next_step_id"),
+        stage=form.stage or "planner",
+        status=form.status or "in_progress",
+        next_step_id=form.next_step_id,
         legacy=_legacy(form.legacy_response),
     )
 
 
 def decision(form: SafetyForm) -> Decision:
-    reason = form.reason or ""
-    if len(reason) > LONGEST_REASON:
-        raise InvalidQuestion(f"reason has more than {LONGEST_REASON:,} characters.")
-    return Decision(decision=verdict(form.decision), reason=reason)
+    return Decision(decision=verdict(form.decision), reason=form.reason or "")
 
 
 def verdict(decided: object) -> Literal["allow", "warn", "block"]:
@@ -225,77 +208,38 @@ def verdict(decided: object) -> Literal["allow", "warn", "block"]:
 
 
 def packed(value: Any, what: str) -> msgspec.Raw:
-    """A value as compact JSON: however it was written, it comes to one line, and is no deeper than all can read."""
+    """A value as compact JSON on one line, with limits on its size and nesting."""
     body = msgspec.json.encode(value)
     if len(body) > PAYLOAD_BYTES:
         raise RequestTooLarge(f"{what} is larger than {PAYLOAD_BYTES:,} bytes.", limit=PAYLOAD_BYTES)
-    if body.count(b"[") + body.count(b"{") > DEEPEST and _is_deeper(value, DEEPEST):
+    if body.count(b"[") + body.count(b"{") > DEEPEST and is_deeper(value, DEEPEST):
         raise InvalidQuestion(f"{what} is nested more than {DEEPEST} deep.")
     return msgspec.Raw(body)
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _legacy(answers: Mapping[str, Any] | None) -> Mapping[str, msgspec.Raw] | None:
     if answers is None:
         return None
-    if len(answers) > SUBAGENTS:
-        raise InvalidQuestion(f"legacy_response has more than {SUBAGENTS} results.")
-    return {
-        identifier(key, "A result_key in legacy_response"): packed(answer, "A result in legacy_response")
-        for key, answer in answers.items()
-    }
+    return {key: packed(answer, "A result in legacy_response") for key, answer in answers.items()}
 
 
-def _trace(telemetry: TelemetryForm | None, where: str) -> Trace | None:
-    """The trace that a form names; one that is all zeros is none."""
+def _trace(telemetry: TelemetryForm | None) -> Trace | None:
+    """The trace that a form names; an id of zeros only is none."""
     if telemetry is None or telemetry.trace_id is None or telemetry.span_id is None:
         return None
     trace_id, span_id = telemetry.trace_id.lower(), telemetry.span_id.lower()
-    if TRACE_ID.fullmatch(trace_id) is None or SPAN_ID.fullmatch(span_id) is None:
-        raise InvalidQuestion(f"{where}.trace_id must be 32 hexadecimal digits, and {where}.span_id 16.")
-    if TRACESTATE.fullmatch(telemetry.tracestate or "") is None:
-        raise InvalidQuestion(f"{where}.tracestate must have at most 512 printable characters of ASCII.")
     if not (trace_id.strip("0") and span_id.strip("0")):
         return None
     return Trace(trace_id=trace_id, span_id=span_id, tracestate=telemetry.tracestate or None)
 
 
-def _between(value: N | None, least: int, most: int, what: str) -> N | None:
-    if value is not None and not least <= value <= most:
-        raise InvalidQuestion(f"{what} must be from {least} to {most:,}.")
-    return value
-
-
-def _optional_id(value: str | None, what: str) -> str | None:
-    return None if value is None else identifier(value, what)
-
-
-def _url(value: str | None, what: str) -> str | None:
-    if value is not None and (len(value) > LONGEST_URL or WEB.fullmatch(value) is None):
-        raise InvalidQuestion(f"{what} must be an http or https URL of at most {LONGEST_URL:,} characters.")
-    return value
-
-
 EVENTS_A_FRAME = 5
-# Whatever else ended a step, it also ended the plan.
-GOES_ON = ("success", "partial_failure", "failed")
+# Any other final status also ends the plan.
+CONTINUING = ("success", "partial_failure", "failed")
 
 
 class StepAccepted(Value):
-    """A step, and where to follow it."""
+    """A step, and the addresses of its events."""
 
     session_id: str
     plan_step_id: str
@@ -314,7 +258,7 @@ class StepResult(Value):
 
 
 class StepAnswer(Value):
-    """A step's single answer, at its end: the latest result under each key, and how each subagent did."""
+    """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
     session_id: str
     plan_step_id: str
@@ -327,8 +271,8 @@ class StepAnswer(Value):
 
 
 class PushReceiptView(Value, omit_defaults=True):
-    """What became of something that was sent: `sequence` is its place in the stream, `reason` why it was ignored.
-    In a list, one that was refused has an `error` and its `message`."""
+    """The outcome of a push: `sequence` is its place in the stream, `reason` why it was ignored. In a list, a refused
+    push has an `error` and its `message`."""
 
     accepted: bool
     sequence: int = 0
@@ -343,7 +287,7 @@ class TakenList(Value):
 
 
 class Judged(Value, omit_defaults=True):
-    """The decision as it was applied, and how the step stands."""
+    """The decision that was applied, and the status of the step."""
 
     decision: Literal["allow", "warn", "block"]
     status: str
@@ -360,13 +304,13 @@ class StepStands(Value, omit_defaults=True):
 
 
 class PlannerEventView(StepRecord):
-    """An event as clients see it; what a client has under a type and a result key, a higher revision replaces."""
+    """An event as clients see it; a higher revision replaces the one with the same type and result key."""
 
     sequence: int
 
 
 class EventPage(Value):
-    """`next_cursor` is the `after` of the next page. With `reset`, the cursor meant nothing: it begins again."""
+    """`next_cursor` is the `after` of the next page. With `reset`, the cursor was not valid: events start again."""
 
     session_id: str
     plan_step_id: str
@@ -377,7 +321,7 @@ class EventPage(Value):
 
 
 class EventBatch(Value):
-    """What `planner_stream` carries: up to five events; `batch_sequence` counts from 1 on each connection."""
+    """The data of `planner_stream`: up to five events; `batch_sequence` counts from 1 on each connection."""
 
     batch_sequence: int
     events: list[PlannerEventView]
@@ -385,14 +329,14 @@ class EventBatch(Value):
 
 
 class Heartbeat(Value):
-    """Nothing is new; `sequence` is the latest there is."""
+    """No new events; `sequence` is the latest one."""
 
     sequence: int
     type: Literal["heartbeat"] = "heartbeat"
 
 
 class ResetView(Value):
-    """The cursor means nothing any more: what was read so far is void, and all of it follows."""
+    """The cursor is not valid: discard what was read so far, all events follow."""
 
     sequence: int
     epoch: int
@@ -438,7 +382,7 @@ def accepted(session_id: str, plan_step_id: str, page: Page, status: str) -> byt
 
 
 def answer(session_id: str, plan_step_id: str, entries: Iterable[SequencedEntry]) -> bytes:
-    """What the events of an ended step come to."""
+    """The single answer of an ended step, from its events."""
     results: dict[str, StepResult] = {}
     status, sequence, end = "", 0, EndPayload()
     for entry in entries:
@@ -469,9 +413,9 @@ def status_of(final: SequencedEntry) -> str:
 
 
 def next_step(final: SequencedEntry) -> str | None:
-    """Where the stream goes on after a step's last event."""
+    """The step that follows, as a step's last event names it."""
     said = _event_of(final.body).content
-    return _end_of(said.payload).next_step_id if said.status in GOES_ON else None
+    return _end_of(said.payload).next_step_id if said.status in CONTINUING else None
 
 
 def taken(receipt: Receipt) -> PushReceiptView:
@@ -481,7 +425,7 @@ def taken(receipt: Receipt) -> PushReceiptView:
 
 
 def page(session_id: str, plan_step_id: str, after: int, found: Page) -> Iterator[bytes]:
-    """A page of events, in pieces: those who read slowly hold no copy of all of it."""
+    """A page of events in pieces, so that a slow client holds no copy of all of it."""
     entries = found.entries
     head = msgspec.json.encode({"session_id": session_id, "plan_step_id": plan_step_id})
     yield b'%b,"events":[' % head[:-1]

@@ -1,4 +1,4 @@
-"""Serving: uvicorn, the sockets, the workers, and an orderly end."""
+"""Serving: uvicorn, the sockets, the workers, and the graceful shutdown."""
 
 import asyncio
 import logging
@@ -24,27 +24,35 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 
-class Stall:
-    """Ends a connection whose client takes nothing: to close it would be to wait until all is sent, which is never. It
-    is a little quicker than the bound on what surfaces send, so that they find the client gone."""
+class AbortsStalled(asyncio.Protocol):
+    """Aborts a connection whose client does not read: closing it would wait until everything is sent. The limit is
+    shorter than the one of the surfaces, so that they see a disconnect."""
 
-    within_s = 25.0
+    stall_s = 25.0
+    transport: asyncio.Transport
+    _stall_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_stall()
+        super().connection_lost(exc)
 
-    def begins(self, transport: asyncio.Transport) -> None:
-        self.is_over()
-        self._timer = asyncio.get_running_loop().call_later(self.within_s, transport.abort)
+    def pause_writing(self) -> None:
+        self._end_stall()
+        self._stall_timer = asyncio.get_running_loop().call_later(self.stall_s, self.transport.abort)
+        super().pause_writing()
 
-    def is_over(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
 
-class HeadCapped(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on a request's head: the parser has none, and a head may never end."""
+class HeadCapped(AbortsStalled, HttpToolsProtocol):
+    """uvicorn's HTTP protocol with limits on the size and time of a request's head; the parser has none."""
 
     max_head_bytes = 64 * 1024
     head_s = 30.0
@@ -53,21 +61,11 @@ class HeadCapped(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._stall = Stall()
         self._head_begins()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_over()
-        self._stall.is_over()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stall.is_over()
-        super().resume_writing()
 
     def on_message_begin(self) -> None:
         self._head_begins()
@@ -95,8 +93,8 @@ class HeadCapped(HttpToolsProtocol):
             self._head_timer = None
 
 
-class Socket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol for WebSockets: `send` waits while the client takes nothing, but not for ever."""
+class Socket(AbortsStalled, WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol with limits: on what a client sends, and on the time that it does not read."""
 
     max_message_bytes = 64 * 1024
     max_heard_bytes = 128 * 1024
@@ -105,25 +103,11 @@ class Socket(WebSocketsSansIOProtocol):
     _heard_until = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._stall = Stall()
         self.logger = self.conn.logger = logging.getLogger(SOCKETS)
         super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stall.is_over()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._stall.begins(self.transport)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stall.is_over()
-        super().resume_writing()
-
     def data_received(self, data: bytes) -> None:
-        """The whole head comes first, at once. If nothing came of it, the refusal is written, but nobody would send
-        it."""
+        """The whole head comes first. If the handshake fails, the refusal is queued, and must be written here."""
         if self._is_too_much(len(data)):
             self.transport.abort()
             return
@@ -134,8 +118,8 @@ class Socket(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def _is_too_much(self, count: int) -> bool:
-        """Clients have nothing to say here but that they live. Others wait while frames are taken apart, and each ping
-        is answered in memory, whether or not anybody reads that."""
+        """Whether a client sends more than pings. Parsing frames delays other clients, and every ping is answered in
+        memory, even if the client does not read."""
         now = self.loop.time()
         if now >= self._heard_until:
             self._heard_bytes, self._heard_until = 0, now + self.heard_s
@@ -143,21 +127,21 @@ class Socket(WebSocketsSansIOProtocol):
         return self._heard_bytes > self.max_heard_bytes
 
     async def send(self, message: "ASGISendEvent") -> None:
-        """A handshake that was refused is over as well; uvicorn forgets to note it, and calls each an error."""
+        """Marks a refused handshake as complete; uvicorn does not, and logs each as an error."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True
 
     def shutdown(self) -> None:
-        """One that is open is closed by the surface: it knows whether the stream can be followed to its end."""
+        """An open socket is closed by the surface, which knows whether the stream can be followed to its end."""
         if self.close_sent or not self.handshake_complete:
             super().shutdown()
 
 
 class Workers(Multiprocess):
-    """uvicorn's parent of several workers. It lets go of the port when they do: whoever comes while they drain is
-    refused at once, and does not wait for a server that takes nobody any more. SIGHUP is for the workers, who read the
-    configuration again; uvicorn would restart them. It is held here, so it is for those, too, who are just starting."""
+    """uvicorn's parent of several workers. It closes the port with them: a client that connects during the drain is
+    refused at once. SIGHUP is forwarded to the workers, which reload the configuration; uvicorn would restart them. It
+    is kept here for workers that are just starting."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
@@ -183,7 +167,7 @@ class Workers(Multiprocess):
 
 
 def serve(settings: Settings, log: Log) -> None:
-    """Serve until told to stop. The settings must stand in the environment: workers read them there."""
+    """Serve until a stop signal. The settings must be in the environment: workers read them there."""
     _raise_open_files()
     hold_hangups()
     config = uvicorn.Config(
@@ -196,7 +180,7 @@ def serve(settings: Settings, log: Log) -> None:
         http=HeadCapped,
         ws=Socket,
         ws_max_size=Socket.max_message_bytes,
-        ws_per_message_deflate=False,  # it takes about 300 KB a client
+        ws_per_message_deflate=False,  # it takes about 300 KB per client
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
         lifespan="on",
@@ -210,7 +194,7 @@ def serve(settings: Settings, log: Log) -> None:
     host, port = bound.getsockname()[:2]
     log.info("server_started", host=host, port=port, workers=settings.workers)
     announce(settings, log)
-    # The server raises a signal again once it has stopped; by then it has done its work, and the exit is a clean one.
+    # uvicorn raises the signal again once it has stopped; the exit is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):
         if settings.workers > 1:

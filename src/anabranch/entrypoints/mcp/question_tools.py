@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS
+from anabranch.app.query_log import LogEntry
+from anabranch.app.questions import SearchScope
 from anabranch.domain.errors import AnabranchError, NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
 from anabranch.domain.model import (
@@ -15,12 +17,10 @@ from anabranch.domain.model import (
     Filters,
     Ground,
     Passage,
-    Question,
     SourceReply,
     Status,
-    Until,
 )
-from anabranch.entrypoints.http.query_wire import sentence_by_sentence
+from anabranch.entrypoints.http.citations import sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
     AskResponse,
@@ -54,7 +54,6 @@ def progress_text(name: str, reply: SourceReply) -> str:
     return f"{name}: {count} result{'' if count == 1 else 's'} in {reply.latency_ms} ms"
 
 
-PROFILE = "query"
 MAX_SHOWN = 50
 NO_DOCUMENTS_HINT = "There are no documents that you can read. To add documents, run: anabranch ingest."
 NO_DOCUMENTS = "There are no documents that you can read. Name one of: {names} in `sources`."
@@ -74,17 +73,10 @@ async def search(
     searched = await _collections(anabranch, collections, asker)
     if not searched:
         return SearchResponse(results=(), time_ms=0, hint=NO_DOCUMENTS_HINT)
-    question = Question(
-        text=query,
-        sources=(COLLECTIONS,),
-        top_k=limit,
-        similarity_threshold=0.0,
-        until=Until.MERGE,
-        profile=PROFILE,
-        filters=_filters(searched, collections),
-        diversity=anabranch.settings.mmr_lambda,
-    )
-    run, _ = await anabranch.begin(question, asker.context)
+    filters = _filters(searched, collections)
+    question = anabranch.questions.search_tool(query, filters, limit)
+    entry = LogEntry(collections=tuple(one.key for one in searched))
+    run, _ = await anabranch.begin(question, asker.context, entry=entry)
     answer = await run.value()
     if answer.ground is Ground.ALL_FAILED:
         raise McpSearchFailed(answer.replies[0].error or "The search failed.")
@@ -100,22 +92,7 @@ async def ask(
     if not sources:
         others = named(configured(anabranch)) if asker.vouched else ""
         return _refused(NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT)
-    model = anabranch.model
-    asked = Question(
-        text=question,
-        sources=sources,
-        model=model,
-        top_k=top_k,
-        # Our own ranking needs no threshold; SyftAI-Space sources return only what is above one.
-        similarity_threshold=0.5 if any(one.kind == "space" for one in sources) else 0.0,
-        temperature=0.0,
-        profile=PROFILE,
-        refuse=True,
-        filters=filters,
-        rewrite=anabranch.rewrites(model) and COLLECTIONS in sources,
-        diversity=anabranch.settings.mmr_lambda,
-        threshold=anabranch.settings.guard_threshold,
-    )
+    asked = anabranch.questions.ask_tool(question, SearchScope(sources=sources, filters=filters), top_k)
     run, _ = await anabranch.begin(asked, asker.context)
     done, total = 0, len(sources) + 1
     async with run.listen() as listener:

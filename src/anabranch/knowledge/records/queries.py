@@ -22,22 +22,23 @@ class QuotedChunk(Value):
 
 
 class QueryRecord(Value):
-    """A question and its answer. Clients send `id` with their feedback."""
+    """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
+    client sends with its feedback."""
 
     id: str
     user: str
     original: str
-    answer: str
-    refused: bool
-    model: str | None
-    found: tuple[Passage, ...]
-    quotes: tuple[QuotedChunk, ...]
-    collections: tuple[int, ...]
     top_k: int
-    input_tokens: int
-    output_tokens: int
-    retrieval_ms: int
-    latency_ms: int
+    answer: str | None = None
+    refused: bool = False
+    model: str | None = None
+    found: tuple[Passage, ...] = ()
+    quotes: tuple[QuotedChunk, ...] = ()
+    collections: tuple[int, ...] | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    retrieval_ms: int = 0
+    latency_ms: int = 0
     conversation: str | None = None
     rewritten: str | None = None
     variants: tuple[str, ...] = ()
@@ -46,6 +47,9 @@ class QueryRecord(Value):
     transaction_token: str | None = None
     faithfulness: float | None = None
     relevance: float | None = None
+    surface: str | None = None
+    settings: Any = None
+    outcome: str | None = None
 
 
 class Turn(Value):
@@ -61,7 +65,7 @@ def asker(caller: Caller) -> str:
 def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
     now = time.time()
     db.execute(
-        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             asked.id,
             asked.user,
@@ -76,11 +80,19 @@ def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
             asked.retrieval_ms,
             asked.latency_ms,
             now,
+            asked.surface,
+            as_json(asked.settings),
+            asked.outcome,
         ),
     )
     db.executemany(
-        "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, asked.id, now) for key in asked.collections)
+        "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, asked.id, now) for key in asked.collections or ())
     )
+    if asked.answer is not None:
+        _record_answer(db, asked, now)
+
+
+def _record_answer(db: sqlite3.Connection, asked: QueryRecord, now: float) -> None:
     db.executemany(
         "INSERT INTO retrievals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -132,8 +144,9 @@ def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> l
 
 
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> bool:
-    """Record feedback; False if the caller has no question with this id."""
-    row = db.execute("SELECT user FROM queries WHERE id = ?", (query,)).fetchone()
+    """Feedback on the caller's own question; False if none of that id was answered."""
+    answered = "SELECT user FROM queries JOIN responses ON responses.query = queries.id WHERE id = ?"
+    row = db.execute(answered, (query,)).fetchone()
     if row is None or not (caller.operator or row["user"] == asker(caller)):
         return False
     db.execute("UPDATE responses SET feedback = ?, comment = ? WHERE query = ?", (rating, comment, query))

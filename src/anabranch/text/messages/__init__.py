@@ -1,4 +1,4 @@
-"""What the system itself says to a reader, in each of its languages, and which of them a reader is given."""
+"""Our own messages in several languages, and the choice of the language."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import msgspec
 DEFAULT = "en"
 LANGUAGES = (DEFAULT, "de", "es", "fr", "zh")
 
-# Whoever names more languages, or longer ones, is no reader.
+# Bounds on the Accept-Language header.
 MAX_RANGES = 32
 MAX_RANGE = 64
 
@@ -22,26 +22,26 @@ RANGE = re.compile(
 
 
 def message(key: str, language: str | None = None, /, **values: str | int | float) -> str:
-    """In English where the language is not one of ours. Values are put in as they are, whatever they look like; a value
-    that is missing costs nobody the message."""
+    """The message, in English for an unknown language. Values are inserted verbatim; a missing value is
+    shown as `?`."""
     text = texts(known(language) or DEFAULT)[key]
     return PLACEHOLDER.sub(lambda found: str(values.get(found[1], "?")), text)
 
 
 def known(tag: str | None) -> str | None:
-    """Which of our languages a tag such as `de-AT` or `zh_CN` means, if any."""
+    """The supported language of a tag such as `de-AT` or `zh_CN`, if any."""
     found = SUBTAGS.fullmatch(tag) if tag is not None and len(tag) <= MAX_RANGE else None
     language = found[1].lower() if found else None
     return language if language in LANGUAGES else None
 
 
 def language_of(accept_language: str | None, wanted: str | None = None) -> str:
-    """The language that was asked for by name, else the one of ours that the header (RFC 9110, 12.5.4) likes best."""
+    """The language requested by name, else the best match of the Accept-Language header (RFC 9110, 12.5.4)."""
     return known(wanted) or _liked(accept_language or "") or DEFAULT
 
 
 def _liked(accept_language: str) -> str | None:
-    """Among equals the first. What does not read as a language and its weight is passed over."""
+    """The supported language with the highest weight, the first of equals; invalid parts are ignored."""
     weights: dict[str, float] = {}
     for entry in accept_language.split(",", MAX_RANGES)[:MAX_RANGES]:
         if len(entry) <= MAX_RANGE and (found := RANGE.fullmatch(entry)):
@@ -56,6 +56,6 @@ def _liked(accept_language: str) -> str | None:
 
 @cache
 def texts(language: str) -> Mapping[str, str]:
-    from importlib.resources import files  # noqa: PLC0415  most processes never say a word of their own
+    from importlib.resources import files  # noqa: PLC0415  most processes need no message
 
     return msgspec.json.decode(files(__package__).joinpath(f"{language}.json").read_bytes(), type=dict[str, str])

@@ -75,7 +75,7 @@ def reloaded(**differences: Any) -> tuple[str, dict[str, Any]]:
     return "configuration_reloaded", {**nothing, **differences}
 
 
-async def test_what_has_changed_is_handed_on_and_named(node: Node) -> None:
+async def test_a_reload_applies_and_logs_the_changes(node: Node) -> None:
     line = await node.again(
         BEFORE.replace("KEY: hush", "KEY: hush-hush").replace("old: {command: old}", "new: {command: new}")
         + "aggregator: {defaultMaxResults: 50}"
@@ -87,7 +87,7 @@ async def test_what_has_changed_is_handed_on_and_named(node: Node) -> None:
     assert aggregation.default_max_results == 50
 
 
-async def test_each_is_compared_with_the_one_before(node: Node) -> None:
+async def test_each_reload_is_compared_with_the_previous_one(node: Node) -> None:
     assert await node.again(BEFORE) == reloaded()
     changed = BEFORE.replace("command: old", "command: older")
     assert await node.again(changed) == reloaded(changed=["old"])
@@ -106,7 +106,9 @@ async def test_each_is_compared_with_the_one_before(node: Node) -> None:
         (lambda text: text.replace("  shelf:", "  sheaf:").replace("old:", "shelf:"), "mcpServers.shelf: a source"),
     ],
 )
-async def test_a_wrong_file_changes_nothing(node: Node, spoil: Callable[[str], str], said: str) -> None:
+async def test_an_invalid_configuration_file_changes_nothing(
+    node: Node, spoil: Callable[[str], str], said: str
+) -> None:
     event, reason = await node.again(spoil(BEFORE))
     assert event == "configuration_refused"
     assert said in reason["reason"]
@@ -114,7 +116,7 @@ async def test_a_wrong_file_changes_nothing(node: Node, spoil: Callable[[str], s
     assert await node.again(BEFORE) == reloaded()
 
 
-async def test_a_file_that_has_gone_changes_nothing(node: Node) -> None:
+async def test_a_missing_configuration_file_changes_nothing(node: Node) -> None:
     node.path.unlink()
     await node.reloading.again()
     assert node.log.lines[0][0] == "configuration_refused"
@@ -122,7 +124,7 @@ async def test_a_file_that_has_gone_changes_nothing(node: Node) -> None:
     assert node.taken == []
 
 
-async def test_what_needs_a_restart_is_named_until_it_is_as_it_was(node: Node) -> None:
+async def test_reload_logs_blocks_that_need_a_restart(node: Node) -> None:
     port = BEFORE + "settings: {port: 4711}"
     assert await node.again(port) == reloaded(restart_needed=["settings"])
     assert await node.again(port) == reloaded(restart_needed=["settings"])
@@ -131,7 +133,7 @@ async def test_what_needs_a_restart_is_named_until_it_is_as_it_was(node: Node) -
     assert await node.again(more) == reloaded(restart_needed=["sources", "models"])
 
 
-async def test_our_own_mistake_is_not_the_end_of_it(node: Node) -> None:
+async def test_an_unexpected_error_in_a_reload_is_logged(node: Node) -> None:
     node.broken = RuntimeError("No.")
     event, said = await node.again(BEFORE)
     assert event == "configuration_refused"

@@ -10,7 +10,8 @@ import pytest
 
 from anabranch.domain.contracts import Embedder, Exchange
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
-from anabranch.models.openai_embeddings import OpenAIEmbeddings, embeddings_url
+from anabranch.models.model_server import ModelServer, api_url
+from anabranch.models.openai_embeddings import OpenAIEmbeddings
 from support.model_servers import Served, served
 
 DIMENSIONS = 8
@@ -26,7 +27,11 @@ def good(asked: dict[str, Any]) -> object:
 
 
 def embedder(server: Served, **more: Any) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(server.url, "small", server.outbound, api_key="key", sleep=server.sleep, **more)
+    return client(server.url, server.outbound, api_key="key", sleep=server.sleep, **more)
+
+
+def client(url: str, outbound: Any, *, window: int = 8000, **more: Any) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(ModelServer(api_url(url, "/embeddings"), outbound, **more), "small", window)
 
 
 async def test_texts_come_back_in_their_order_and_in_batches() -> None:
@@ -55,14 +60,14 @@ async def test_long_vectors_come_in_small_batches() -> None:
     assert [len(asked["input"]) for asked in server.asked] == [16, 20, 4]
 
 
-async def test_no_texts_no_call() -> None:
+async def test_embedding_no_texts_makes_no_call() -> None:
     async with served(good) as server:
         assert list(await embedder(server).embed([])) == []
     assert server.asked == []
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, ConnectionResetError()])
-async def test_what_may_pass_is_tried_again(fault: int | BaseException) -> None:
+async def test_transient_embedding_failures_are_retried(fault: int | BaseException) -> None:
     async with served(fault, fault, fault, good) as server:
         assert len(await embedder(server).embed(["a"])) == 1
     assert len(server.slept) == 3
@@ -78,7 +83,7 @@ async def test_a_server_that_stays_away_fails_after_three_retries() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413])
-async def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
+async def test_permanent_embedding_failures_are_not_retried(status: int) -> None:
     async with served(status) as server:
         with pytest.raises(EmbeddingFailed, match="No luck today") as failed:
             await embedder(server).embed(["a"])
@@ -87,9 +92,9 @@ async def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
     assert failed.value.details == {"upstream_status": status}
 
 
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_embedding_server_fails() -> None:
     async with served(good) as server:
-        gone = OpenAIEmbeddings("http://127.0.0.1:9", "small", server.outbound, sleep=server.sleep)
+        gone = client("http://127.0.0.1:9", server.outbound, sleep=server.sleep)
         with pytest.raises(EmbeddingFailed, match="No connection"):
             await gone.embed(["a"])
     assert len(server.slept) == 3
@@ -97,7 +102,7 @@ async def test_nobody_listens() -> None:
 
 async def test_an_address_that_cannot_be_called_is_not_tried_again() -> None:
     async with served(good) as server:
-        wrong = OpenAIEmbeddings("ftp://127.0.0.1", "small", server.outbound, sleep=server.sleep)
+        wrong = client("ftp://127.0.0.1", server.outbound, sleep=server.sleep)
         with pytest.raises(EmbeddingFailed, match="must begin with http"):
             await wrong.embed(["a"])
     assert server.slept == []
@@ -158,7 +163,7 @@ async def test_what_is_sent_fits_the_window_and_is_never_empty() -> None:
 
 
 def test_tokens_are_about_what_models_count() -> None:
-    embeds = OpenAIEmbeddings("http://127.0.0.1", "small", None)  # type: ignore[arg-type]  # nothing is sent
+    embeds = client("http://127.0.0.1", None)  # nothing is sent
     assert embeds.window == 8000
     text = "Internationalization, 2024: 東京 has 14 million people."
     pieces = [text[start:end] for start, end in embeds.tokens(text)]
@@ -168,8 +173,8 @@ def test_tokens_are_about_what_models_count() -> None:
 
 
 @pytest.mark.parametrize("given", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h/v1/embeddings"])
-def test_an_address_may_be_given_in_part(given: str) -> None:
-    assert embeddings_url(given) == "http://h/v1/embeddings"
+def test_embedding_url_may_be_host_or_full_path(given: str) -> None:
+    assert api_url(given, "/embeddings") == "http://h/v1/embeddings"
 
 
 class Busy:
@@ -208,7 +213,7 @@ class Busy:
         yield await self.read()
 
 
-async def test_a_server_may_say_how_long_to_wait() -> None:
+async def test_retry_after_of_an_embedding_server_is_respected() -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -216,14 +221,14 @@ async def test_a_server_may_say_how_long_to_wait() -> None:
         outbound.status = 200
 
     outbound = Busy("7")
-    await OpenAIEmbeddings("http://h", "m", outbound, sleep=sleep).embed(["a"])
+    await client("http://h", outbound, sleep=sleep).embed(["a"])
     assert slept == [7.0]
     outbound = Busy("3600")
     with pytest.raises(EmbeddingFailed, match="429"):
-        await OpenAIEmbeddings("http://h", "m", outbound, sleep=sleep).embed(["a"])
+        await client("http://h", outbound, sleep=sleep).embed(["a"])
     assert slept == [7.0]
 
 
-def test_an_address_that_is_none() -> None:
+def test_an_invalid_embedding_url_is_refused() -> None:
     with pytest.raises(UpstreamError):
-        embeddings_url("http://h/?q=1")
+        api_url("http://h/?q=1", "/embeddings")

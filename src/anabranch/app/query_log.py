@@ -1,0 +1,209 @@
+"""The query log: every question that is answered is recorded once, from whatever surface it came."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from anabranch.app.endpoint_resolver import EXTRACTIVE
+from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.domain.contracts import Answerer, Emit, Telemetry
+from anabranch.domain.errors import AnabranchError, Cancelled, InternalError, NotFound
+from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
+from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.knowledge.records import queries
+from anabranch.knowledge.records.identifiers import new_id
+
+if TYPE_CHECKING:  # it loads numpy
+    from anabranch.knowledge.knowledge import Knowledge
+
+CHAT_SURFACE = "chat"
+
+
+class LogEntry(Value):
+    """What a surface knows of a question's record before the answer. `collections` are keys; None: derived from the
+    question when the record is written. A question with a `transaction` is recorded before its answer is sent."""
+
+    query_id: str = msgspec.field(default_factory=new_id)
+    conversation: str | None = None
+    collections: tuple[int, ...] | None = None
+    endpoint: str | None = None
+    transaction: str | None = None
+
+
+class QueryLog:
+    """Writes records in the background, in the order in which the questions end, into the data folder if there is one.
+    If it is not `enabled`, only payments are recorded, without the question and the answer."""
+
+    def __init__(self, knowledge: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._knowledge = knowledge
+        self._telemetry = telemetry
+        self._writes: set[asyncio.Task[None]] = set()
+
+    @property
+    def active(self) -> bool:
+        return self.enabled and self._knowledge.exists
+
+    def logged(self, inner: Answerer, entry: LogEntry | None) -> Answerer:
+        """The Answerer, recorded where there is something to record it in."""
+        if not self.active and (entry is None or entry.transaction is None):
+            return inner
+        return Logged(inner, self, entry or LogEntry())
+
+    def write(self, record: Coroutine[Any, Any, None], context: Context) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._writes.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._telemetry.crashed(error, context)
+
+        task = asyncio.create_task(record)
+        self._writes.add(task)
+        task.add_done_callback(done)
+
+    async def settled(self) -> None:
+        """Wait until every question that has ended is recorded, or has failed to be."""
+        if self._writes:
+            await asyncio.wait(set(self._writes))
+
+    async def record(self, record: queries.QueryRecord, question: Question, context: Context) -> None:
+        knowledge = await self._knowledge()
+        if record.collections is None:
+            keys = () if record.answer is None else await _searched(knowledge, question, Caller.of(context))
+            record = msgspec.structs.replace(record, collections=keys)
+        await knowledge.record(record)
+
+
+class Logged:
+    """An Answerer that records its question with surface, settings and outcome."""
+
+    def __init__(self, inner: Answerer, log: QueryLog, entry: LogEntry) -> None:
+        self._inner = inner
+        self._log = log
+        self._entry = entry
+
+    async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
+        began = time.monotonic()
+        try:
+            answer = await self._inner.answer(question, context, emit)
+        except BaseException as error:
+            self._failed(_code(error), question, context, round((time.monotonic() - began) * 1000))
+            raise
+        if answer.ground is Ground.ALL_FAILED and (answer.refused or not answer.text):
+            self._failed(Ground.ALL_FAILED, question, context, answer.timings.total_ms)
+            return answer
+        record = self._record(question, context, answer)
+        if self._entry.transaction is not None:
+            await self._log.record(record, question, context)
+        else:
+            self._log.write(self._log.record(record, question, context), context)
+        return answer
+
+    def _failed(self, outcome: str, question: Question, context: Context, time_ms: int) -> None:
+        """A question without an answer: no response, no payment, no place in a conversation."""
+        if self._log.active:
+            record = msgspec.structs.replace(
+                self._asked(question, context), outcome=outcome, transaction_token=None, latency_ms=time_ms
+            )
+            self._log.write(self._log.record(record, question, context), context)
+
+    def _asked(self, question: Question, context: Context) -> queries.QueryRecord:
+        entry = self._entry
+        return queries.QueryRecord(
+            id=entry.query_id,
+            user=queries.asker(Caller.of(context)),
+            original=question.text if self._keeps_text(context) else "",
+            collections=entry.collections,
+            top_k=question.top_k,
+            conversation=entry.conversation,
+            filters=question.filters,
+            endpoint=entry.endpoint,
+            transaction_token=entry.transaction,
+            surface=context.surface,
+            settings=settings_of(question),
+        )
+
+    def _record(self, question: Question, context: Context, answer: Answer) -> queries.QueryRecord:
+        keeps_text = self._keeps_text(context)
+        # A cached answer was paid for the first time.
+        usage = Usage() if answer.cached else answer.usage or Usage()
+        scores = [answer.passages[index].score for index in {citation.passage for citation in answer.citations}]
+        verbatim = question.model is not None and question.model.kind == EXTRACTIVE.kind and not answer.refused
+        return msgspec.structs.replace(
+            self._asked(question, context),
+            answer=answer.text if keeps_text else "",
+            refused=answer.refused,
+            outcome="refused" if answer.refused else "answered",
+            model=answer.model,
+            found=tuple(one for reply in answer.replies for one in reply.passages) if keeps_text else (),
+            quotes=_quotes(answer) if keeps_text else (),
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            retrieval_ms=answer.timings.retrieval_ms,
+            latency_ms=answer.timings.total_ms,
+            rewritten=answer.rewritten if keeps_text else None,
+            variants=answer.variants if keeps_text else (),
+            # Quoted sentences are faithful; of a model's own, nothing is known.
+            faithfulness=1.0 if verbatim and question.until is Until.GENERATE else None,
+            relevance=sum(scores) / len(scores) if scores else None,
+        )
+
+    def _keeps_text(self, context: Context) -> bool:
+        """Not where the log is off and only the payment is recorded, and not of a guest of the open chat surface."""
+        guest = context.user_id is None and not context.operator
+        return self._log.enabled and not (guest and context.surface == CHAT_SURFACE)
+
+
+def settings_of(question: Question) -> dict[str, Any]:
+    """What shaped the answer besides the text: no address, and nothing that could be a secret."""
+    return {
+        "profile": question.profile.name,
+        "until": question.until,
+        "sources": [source.path for source in question.sources],
+        "model": question.model.path if question.model is not None else None,
+        "similarity_threshold": question.similarity_threshold,
+        "max_tokens": question.max_tokens,
+        "temperature": question.temperature,
+        "rerank": question.rerank,
+        "rewrite": question.rewrite,
+        "diversity": question.diversity,
+        "threshold": question.threshold,
+        "language": question.language,
+    }
+
+
+def _quotes(answer: Answer) -> tuple[queries.QuotedChunk, ...]:
+    cited = ((one, answer.passages[one.passage]) for one in answer.citations)
+    return tuple(
+        queries.QuotedChunk(
+            citation_index=one.passage + 1,
+            chunk=passage.place.chunk_id,
+            document=passage.document_id or "",
+            text=passage.text[one.passage_start : one.passage_end],
+        )
+        for one, passage in cited
+        if passage.place is not None
+    )
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, AnabranchError):
+        return error.code
+    return Cancelled.code if isinstance(error, asyncio.CancelledError) else InternalError.code
+
+
+async def _searched(knowledge: "Knowledge", question: Question, caller: Caller) -> tuple[int, ...]:
+    """The keys of the collections that a question went to."""
+    names = [source.slug for source in question.sources if source.kind == "collection"]
+    if EVERYTHING in names:
+        named = question.filters.collections
+    elif names:
+        named = tuple(names)
+    else:
+        return ()
+    try:
+        return tuple(one.key for one in await knowledge.chosen(caller, named))
+    except NotFound:  # deleted meanwhile
+        return ()

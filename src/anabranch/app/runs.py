@@ -1,0 +1,145 @@
+"""The Runs of this process: admission, rate limits, the query log, and the end of all of them."""
+
+import asyncio
+from typing import NamedTuple
+
+from anabranch.app.policies import Policies
+from anabranch.app.query_log import LogEntry, QueryLog
+from anabranch.app.revocations import Revocations
+from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Answerer, Telemetry
+from anabranch.domain.errors import InvalidQuestion, Overloaded, RateLimited, ShuttingDown
+from anabranch.domain.model import Allowance, Context, Question
+from anabranch.domain.signals import Rejected
+from anabranch.network import redaction
+from anabranch.pipeline.run import Run
+from anabranch.policies.admission import AdmissionSlot, AdmittedAnswerer
+
+CLOSING = "The server is shutting down; ask again in a moment."
+
+
+class StartedRun(NamedTuple):
+    """A Run, and what its caller may still ask, where that is limited."""
+
+    run: Run
+    allowance: Allowance | None
+
+
+class Runs:
+    """Starts Runs within the limits of the settings, and ends them when the process shuts down."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        answerer: Answerer,
+        policies: Policies,
+        query_log: QueryLog,
+        revocations: Revocations,
+        telemetry: Telemetry,
+    ) -> None:
+        self.draining = False
+        self._settings = settings
+        self._answerer = answerer
+        self._policies = policies
+        self._query_log = query_log
+        self._revocations = revocations
+        self._telemetry = telemetry
+        self._running: set[Run] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def check(self, surface: str) -> None:
+        """Refuse a request before its body is read, if its question could not be admitted now."""
+        if self.draining:
+            raise ShuttingDown(CLOSING)
+        await self._policies.gate.check(surface)
+
+    def rejected(self, surface: str, code: str) -> None:
+        """Count a request that was refused before it became a question. Rate limits and overload are counted where they
+        are found."""
+        if code not in (RateLimited.code, Overloaded.code):
+            self._telemetry.noted(Rejected(surface=surface, code=code))
+
+    async def begin(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None = None,
+        entry: LogEntry | None = None,
+    ) -> StartedRun:
+        """Start a Run that counts against its caller's rate limit and ends if its caller's key is revoked. Attach to it
+        before the loop turns again."""
+        self._validate(question)
+        slot = self._slot(context)
+        try:
+            allowance = await self._policies.meter(context)
+            if self.draining:  # it began meanwhile, and no longer waits for new Runs
+                raise ShuttingDown(CLOSING)
+        except BaseException:
+            slot.leave()
+            raise
+        return StartedRun(self._start(question, context, answerer, entry, slot, context.key), allowance)
+
+    def start(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None = None,
+        entry: LogEntry | None = None,
+    ) -> Run:
+        """Start a Run. Attach to it (`listen`, `value`) before the loop turns again."""
+        self._validate(question)
+        return self._start(question, context, answerer, entry, self._slot(context))
+
+    async def drain(self, grace_s: float) -> None:
+        """Start no new Run, give the running ones `grace_s`, then end the rest with ShuttingDown."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for run in tuple(self._running):
+                run.stop(ShuttingDown(CLOSING))
+        await self._idle.wait()
+
+    def _slot(self, context: Context) -> AdmissionSlot:
+        if self.draining:
+            raise ShuttingDown(CLOSING)
+        return self._policies.gate.enter(context.surface)
+
+    def _start(
+        self,
+        question: Question,
+        context: Context,
+        answerer: Answerer | None,
+        entry: LogEntry | None,
+        slot: AdmissionSlot,
+        key: str | None = None,
+    ) -> Run:
+        def ended(run: Run) -> None:
+            slot.leave()
+            self._running.discard(run)
+            if not self._running:
+                self._idle.set()
+            if key is not None:
+                self._revocations.discard(key, run.stop)
+
+        logged = self._query_log.logged(answerer or self._answerer, entry)
+        run = Run(AdmittedAnswerer(logged, slot), question, context, self._telemetry, ended=ended)
+        if key is not None:
+            self._revocations.add(key, run.stop)
+        self._running.add(run)
+        self._idle.clear()
+        redaction.asked(question, context)
+        return run.start()
+
+    def _validate(self, question: Question) -> None:
+        """The limits, the same for every surface."""
+        if not question.text.strip():
+            raise InvalidQuestion("The prompt is empty: ask something.")
+        # The operator decides how many MCP servers there are, and `aggregate` has its own limit on results.
+        asked, most = sum(source.kind != "mcp" for source in question.sources), self._settings.max_data_sources
+        if asked > most:
+            raise InvalidQuestion(f"The question names {asked} sources; at most {most} can be asked at once.")
+        if not 1 <= question.top_k <= self._settings.max_top_k and question.ranking is None:
+            raise InvalidQuestion(f"top_k is {question.top_k}; it must be from 1 to {self._settings.max_top_k}.")

@@ -1,0 +1,134 @@
+"""The operator's surface: health, readiness, metrics, the API description, and the files for web pages."""
+
+import asyncio
+import gzip
+from functools import partial
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from prometheus_client.exposition import gzip_accepted
+from starlette.types import Scope
+
+from anabranch.app import Anabranch
+from anabranch.domain.errors import Forbidden
+from anabranch.entrypoints.http import openapi
+from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.asgi import Headers, header
+from anabranch.entrypoints.http.errors import PLAIN
+from anabranch.entrypoints.http.operations import Call, Operation, Reply
+from anabranch.knowledge.model import Caller
+from anabranch.telemetry.metrics import Metrics
+
+# The client of streams, for web pages.
+MODULES = ("stream.js", "connection.js")
+NOT_OPERATOR = "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
+NO_CACHE: Headers = ((b"cache-control", b"no-cache"),)
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    status: str
+    service: str = ""
+    version: str = ""
+
+
+class OpsSurface:
+    """Operations that hold no data of callers. `others` are the operations of the other surfaces."""
+
+    def __init__(self, anabranch: Anabranch, access: Access, metrics: Metrics, others: list[Operation[Any]]) -> None:
+        self._anabranch = anabranch
+        self._access = access
+        self._metrics = metrics
+        self._healthy = Health(status="healthy", service="anabranch", version=version("anabranch"))
+        self._operations = [*others, *self._table()]
+        self._description = Reply(msgspec.json.encode(openapi.describe(self._operations, anabranch.settings)))
+
+    def operations(self) -> list[Operation[Any]]:
+        """The whole table."""
+        return self._operations
+
+    def _table(self) -> list[Operation[Any]]:
+        at = partial(Operation[Any], method="GET", dialect=PLAIN)
+        who = None if self._anabranch.settings.metrics_public else self._operator
+        ready = {200: "Ready.", 503: "Draining."}
+        web = [
+            at(
+                path=f"/web/{name}",
+                name=name.replace(".", "_"),
+                summary=f"The JavaScript client: {name}",
+                handler=_file(name, "text/javascript; charset=utf-8"),
+                media_type="text/javascript",
+                gives=(str,),
+            )
+            for name in MODULES
+        ]
+        if self._anabranch.settings.debug:
+            page = _file("docs.html", "text/html; charset=utf-8")
+            web.append(at(path="/docs", name="docs", summary="API documentation", handler=page, media_type="text/html"))
+        return [
+            at(path="/health", name="health", summary="Liveness", handler=self._health, gives=(Health,)),
+            at(
+                path="/ready",
+                name="ready",
+                summary="Whether the server takes questions",
+                handler=self._ready,
+                gives=(Health,),
+                statuses=ready,
+            ),
+            at(path="/openapi.json", name="openapi", summary="This description", handler=self._describe, gives=(dict,)),
+            at(
+                path="/metrics",
+                name="metrics",
+                summary="Metrics for Prometheus",
+                handler=self._expose,
+                media_type="text/plain",
+                gives=(str,),
+                errors=(401, 403),
+                who=who,
+            ),
+            *web,
+        ]
+
+    async def _operator(self, scope: Scope) -> Caller:
+        """Metrics name the endpoints of every owner, so they are for the operator."""
+        caller = await self._access.caller(scope)
+        if not caller.operator:
+            raise Forbidden(NOT_OPERATOR)
+        return caller
+
+    async def _health(self, _call: Call[None]) -> Health:
+        return self._healthy
+
+    async def _ready(self, _call: Call[None]) -> Reply:
+        draining = self._anabranch.draining
+        body = Health(status="draining" if draining else "ready")
+        return Reply(msgspec.json.encode(body), 503 if draining else 200)
+
+    async def _describe(self, _call: Call[None]) -> Reply:
+        return self._description
+
+    async def _expose(self, call: Call[None]) -> Reply:
+        compressed = gzip_accepted(header(call.scope, b"accept-encoding") or "")
+        # Thousands of lines take tens of milliseconds, which would delay every answer.
+        accept = header(call.scope, b"accept") or ""
+        body, media_type = await asyncio.to_thread(self._read_metrics, accept, compressed=compressed)
+        headers = [
+            (b"content-type", media_type.encode()),
+            (b"cache-control", b"no-store"),
+            (b"vary", b"accept, accept-encoding"),
+            *([(b"content-encoding", b"gzip")] if compressed else []),
+        ]
+        return Reply(body, 200, headers)
+
+    def _read_metrics(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
+        body, media_type = self._metrics.exposition(accept)
+        return (gzip.compress(body, 1) if compressed else body), media_type
+
+
+def _file(name: str, media_type: str) -> Any:
+    async def send(_call: Call[None]) -> Reply:
+        headers = [(b"content-type", media_type.encode()), *NO_CACHE]
+        return Reply(files("anabranch.web").joinpath(name).read_bytes(), 200, headers)
+
+    return send
