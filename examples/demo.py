@@ -1,4 +1,4 @@
-"""`make demo`: three owners publish the documentation, one question goes to all three, then the server keeps running."""
+"""`make demo`: three owners publish the documentation, one question goes to all of them, the server keeps running."""
 
 import os
 import shlex
@@ -42,17 +42,13 @@ class Demo:
         }
 
     def run(self) -> None:
-        self.say(
-            "Three owners ingest their documents. Each collection is parsed, chunked, embedded and indexed on this machine."
-        )
+        self.say("Three owners ingest their documents. Each collection is parsed, chunked, embedded and indexed here.")
         for path, files in LIBRARY.items():
             collection = path.partition("/")[2]
             self.do("ingest", *files, "--collection", collection)
             self.do("publish", collection, "--as", path)
         with self.serving() as server:
-            self.say(
-                f"The server runs at {self._url}. One question to all three collections over HTTP, each named with its owner:"
-            )
+            self.say(f"The server runs at {self._url}. One question to all three over HTTP, each named with its owner:")
             sources = [f"--source={path.partition('/')[0]}@{self._url}/{path.partition('/')[2]}" for path in LIBRARY]
             self.do("ask", QUESTION, *sources)
             self.say(f"The server keeps running; its API is described at {self._url}/docs. In another terminal:")
