@@ -109,8 +109,10 @@ class EndsAtOnce(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(settings: Settings, protocol: type[HeadCapped] = HeadCapped) -> AsyncIterator[Server]:
-    service = Service(settings, configured_log(settings))
+async def running(
+    settings: Settings, protocol: type[HeadCapped] = HeadCapped, **timing: float
+) -> AsyncIterator[Server]:
+    service = Service(settings, configured_log(settings), **timing)
     config = uvicorn.Config(
         service,
         host="127.0.0.1",

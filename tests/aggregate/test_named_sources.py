@@ -71,9 +71,13 @@ async def test_names_that_nobody_has_configured_are_refused(shelf: Library) -> N
     assert "notes, broken" in reply.body["message"]
 
 
-async def test_people_with_a_key_may_name_them(shelf: Library) -> None:
-    answer = await shelf.ask(QUESTION, sources=["notes"], who="bob")
-    assert answer["citations"]
+@pytest.mark.parametrize("path", ["/v1/query", "/rag/stream"])
+async def test_only_the_operator_may_name_them(shelf: Library, path: str) -> None:
+    request = {"query": QUESTION, "sources": ["notes"]}
+    refused = await shelf.call("POST", path, request, who="bob")
+    assert refused.status == 403
+    assert "Only the operator may name configured sources" in str(refused.body)
+    assert (await shelf.call("POST", path, request, who="root")).status == 200
 
 
 async def test_the_rag_stream_asks_them_too(shelf: Library) -> None:

@@ -93,7 +93,12 @@ class Node:
             return Reply(response.status, json.loads(raw) if is_json else raw.decode(), response.headers)
 
     async def raw(self, path: str, *lines: str, version: str = "1.1", body: str = "{}") -> Reply:
-        """A request with exactly these header lines."""
+        """A request with exactly these header lines, answered with JSON."""
+        status, sent = await self.sent(path, *lines, version=version, body=body)
+        return Reply(status, json.loads(sent), {})
+
+    async def sent(self, path: str, *lines: str, version: str = "1.1", body: str = "{}") -> tuple[int, str]:
+        """A request with exactly these header lines: the status and the body, however it is written."""
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         head = [f"POST {path} HTTP/{version}", *lines, f"Content-Length: {len(body)}", "Connection: close"]
@@ -101,7 +106,7 @@ class Node:
         answer = (await reader.read()).decode()
         writer.close()
         head_text, _, sent = answer.partition("\r\n\r\n")
-        return Reply(int(head_text.split(" ", 2)[1]), json.loads(sent), {})
+        return int(head_text.split(" ", 2)[1]), sent
 
     @property
     def host(self) -> str:

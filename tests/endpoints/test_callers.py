@@ -1,5 +1,6 @@
 """Who may come in: by key, by token, or because they sit at this machine; and who only looks as if they did."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -187,6 +188,43 @@ async def test_from_where(peer: str | None, settings: dict[str, Any], may: bool)
     assert await vouched(scope(LOCAL_HOST, peer=peer), **settings) is may
 
 
+@pytest.mark.parametrize(
+    ("headers", "may"),
+    [
+        pytest.param((("host", "node.example"),), True, id="no page at all"),
+        pytest.param((("host", "10.0.0.5:8001"), ("origin", "http://10.0.0.5:8001")), True, id="our page, by address"),
+        pytest.param((("host", "node.example"), ("origin", "https://node.example")), True, id="our page, over TLS"),
+        pytest.param(
+            (LOCAL_HOST, ("origin", "https://ui.example"), ("sec-fetch-site", "same-origin")),
+            True,
+            id="our page, by a proxy that changes the host",
+        ),
+        pytest.param((("host", "node.example"), ("origin", "https://app.example")), True, id="a page that is named"),
+        pytest.param(
+            (("host", "node.example"), ("origin", "https://app.example"), ("sec-fetch-site", "cross-site")),
+            True,
+            id="a page that is named, and far away",
+        ),
+        pytest.param((("host", "evil.example"), ("origin", "http://evil.example")), False, id="a rebound name"),
+        pytest.param((("host", "node.example"), ("origin", "https://evil.example")), False, id="a foreign page"),
+        pytest.param((("host", "node.example"), ("origin", "null")), False, id="a page without an origin"),
+        pytest.param((("host", "node.example"), ("origin", "")), False, id="an empty origin"),
+        pytest.param(
+            (("host", "node.example"), ("origin", "https://app.example"), ("origin", "https://evil.example")),
+            False,
+            id="two origins",
+        ),
+        pytest.param((("host", "node.example"), ("sec-fetch-site", "cross-site")), False, id="an image or a form"),
+        pytest.param((("host", "node.example"), ("sec-fetch-site", "same-site")), False, id="a page on another port"),
+    ],
+)
+async def test_with_no_login_at_all_only_foreign_pages_are_not_the_operator(
+    headers: tuple[tuple[str, str], ...], may: bool
+) -> None:
+    given: dict[str, Any] = {"auth": "none", "cors_origins": ("*", "https://app.example")}
+    assert await vouched(scope(*headers, peer="192.168.0.7"), **given) is may
+
+
 async def test_old_proxies_speak_an_old_protocol() -> None:
     assert not await vouched(scope(LOCAL_HOST, version="1.0"))
 
@@ -339,6 +377,67 @@ async def asked(there: Node, what: str, lines: list[str]) -> tuple[int, ...]:
         for path, body in (CHAT, PUBLISHED, QUERY)
     ]
     return tuple(reply.status for reply in replies)
+
+
+CONFIGURED = "paid"
+OF_OTHERS = ["X-Forwarded-For: 203.0.113.9"]
+FOREIGN = ["Origin: https://evil.example"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "who", "may"),
+    [
+        ({"auth": "auto"}, "nobody", True),
+        ({"auth": "auto"}, "nobody, from afar", False),
+        ({"auth": "auto"}, "nobody, on a foreign page", False),
+        ({"auth": "auto"}, "a key", False),
+        ({"auth": "auto"}, "a key, from afar", False),
+        ({"auth": "auto"}, "an operator's key, from afar", True),
+        ({"auth": "auto", "jwt_audience": "node"}, "a token", False),
+        ({"auth": "none"}, "nobody, from afar", True),
+        ({"auth": "none"}, "nobody, on a foreign page", False),
+        ({"auth": "none"}, "a key", True),
+        ({"auth": "none", "cors_origins": ("https://evil.example",)}, "nobody, on a foreign page", True),
+        ({"auth": "api_key"}, "nobody", False),
+        ({"auth": "api_key"}, "a key", True),
+        ({"auth": "api_key"}, "an operator's key, from afar", True),
+        ({"auth": "jwt", "jwt_audience": "node"}, "a token", True),
+        ({"auth": "jwt", "jwt_audience": "node"}, "a guest's token", False),
+    ],
+)
+async def test_who_may_name_what_is_configured_on_every_surface(
+    seeded: Seeded, hub: Hub, settings: dict[str, Any], who: str, may: bool
+) -> None:
+    tokens = {
+        "a key": seeded.secrets["bob"],
+        "an operator's key": seeded.secrets["root"],
+        "a token": hub.token("node", sub="17"),
+        "a guest's token": hub.token("node"),
+    }
+    token = tokens.get(who.partition(",")[0])
+    lines = [
+        *([f"Authorization: Bearer {token}"] if token else []),
+        *(OF_OTHERS if "afar" in who else []),
+        *(FOREIGN if "page" in who else []),
+    ]
+    ask = {"name": "ask", "arguments": {"question": "Why?", "sources": [CONFIGURED]}}
+    requests: dict[str, dict[str, Any]] = {
+        "/api/v1/chat": {"prompt": "?", "retrieval_only": True, "data_sources": [{"slug": CONFIGURED}]},
+        "/v1/query": {"query": "Why?", "sources": [CONFIGURED]},
+        "/rag/stream": {"query": "Why?", "sources": [CONFIGURED]},
+        "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ask},
+    }
+    accept = "Accept: application/json, text/event-stream"
+    async with Space(everything=True) as space:
+        paid = {CONFIGURED: Endpoint(slug="docs", url=space.url, operator=True, token="sat-1")}
+        async with node(seeded.settings(syfthub_url=hub.url, sources=paid, rate_limit=0, **settings)) as there:
+            reached = {}
+            for path, body in requests.items():
+                before = len(space.requests)
+                sent = ["Content-Type: application/json", *([accept] if path == "/mcp" else [])]
+                await there.sent(path, there.host, *sent, *lines, body=json.dumps(body))
+                reached[path] = len(space.requests) > before
+    assert reached == dict.fromkeys(requests, may)
 
 
 async def test_a_guest_does_not_use_what_the_operator_pays_for(seeded: Seeded, hub: Hub) -> None:

@@ -92,8 +92,9 @@ async def test_everybody_finds_only_what_they_may_see(shelf: Library, mode: Any)
     assert seen == {"alice": {"Diary", "Refunds"}, "bob": {"Refunds"}}
 
 
-async def test_guests_have_the_collections_and_no_more(shelf: Library) -> None:
-    async with client(shelf, who="guest") as tools:
+@pytest.mark.parametrize("who", ["guest", "bob"])
+async def test_who_is_not_the_operator_has_the_collections_and_no_more(shelf: Library, who: str) -> None:
+    async with client(shelf, who=who) as tools:
         listed = (await tools.list_tools()).tools
         found = await tools.call_tool("search", {"query": "refunds"})
         servers = await tools.call_tool("aggregate", {"query_text": "refunds"})
@@ -104,6 +105,13 @@ async def test_guests_have_the_collections_and_no_more(shelf: Library) -> None:
     assert named.structured_content["message"] == "There is no source 'slow'; there are: handbook."
     assert [tool.name for tool in listed] == ["search", "ask"]
     assert "slow" not in repr(listed)
+
+
+async def test_an_operators_key_has_everything(shelf: Library) -> None:
+    async with client(shelf, who="root") as tools:
+        listed = (await tools.list_tools()).tools
+    assert [tool.name for tool in listed] == ["aggregate", "search", "ask"]
+    assert "slow" in repr(listed)
 
 
 async def test_a_wrong_key_ends_the_client_at_once(shelf: Library) -> None:

@@ -34,10 +34,17 @@ class Recording:
         self.sent: list[tuple[str, str, Mapping[str, str]]] = []
 
     def request(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        operator: bool = False,
+        public_only: bool = False,
     ) -> AbstractAsyncContextManager[Exchange]:
         self.sent.append((method, url, headers))
-        return self._inner.request(method, url, headers=headers, body=body, operator=operator)
+        return self._inner.request(method, url, headers=headers, body=body, operator=operator, public_only=public_only)
 
 
 @asynccontextmanager

@@ -189,7 +189,14 @@ class Busy:
         self.status = 200
 
     def request(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        operator: bool = False,
+        public_only: bool = False,
     ) -> AbstractAsyncContextManager[Exchange]:
         assert operator
         return self._exchange()

@@ -103,6 +103,17 @@ async def test_the_config_option_reaches_the_workers_and_without_redis_each_has_
             assert response.status == 200
 
 
+@pytest.mark.parametrize(
+    ("public", "level", "to"),
+    [("false", "info", "the operator, keys and tokens"), ("true", "warning", "everybody")],
+)
+async def test_the_start_says_who_may_reach_private_addresses(tmp_path: Path, public: str, level: str, to: str) -> None:
+    variables = {"AGGREGATOR_ENDPOINT_ALLOWLIST_PUBLIC": public, "AGGREGATOR_ENDPOINT_ALLOWLIST": "10.0.0.0/8"}
+    async with serving(home=tmp_path, variables=variables) as program:
+        [said] = [line for line in program.log if line["event"] == "private_addresses_allowed"]
+    assert (said["level"], said["to"], said["addresses"]) == (level, to, ["10.0.0.0/8"])
+
+
 async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

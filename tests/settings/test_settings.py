@@ -43,6 +43,7 @@ DEFAULTS: dict[str, object] = {
     "syfthub_url": "http://localhost:8000",
     "auth": "auto",
     "endpoint_allowlist": (),
+    "endpoint_allowlist_public": False,
     "trusted_proxies": (),
     "syfthub_jwks_cache_ttl": 3600.0,
     "jwt_audience": None,
@@ -139,6 +140,7 @@ EFFECTS = {
     "syfthub_url": "test_syfthub_url_is_where_paths_are_looked_up",
     "auth": "test_who_may_use_a_configured_model",
     "endpoint_allowlist": "test_endpoint_allowlist_opens_private_addresses",
+    "endpoint_allowlist_public": "test_endpoint_allowlist_public_opens_them_to_everybody",
     "trusted_proxies": "test_client_in_the_log",
     "syfthub_jwks_cache_ttl": "settings/test_room_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept",
     "jwt_audience": "settings/test_room_settings.py::test_jwt_audience_is_whom_a_token_must_be_meant_for",
@@ -270,6 +272,7 @@ WRONG = {
     "syfthub_url": NO_URL,
     "auth": ["garbage", "-1", "0", "nan"],
     "endpoint_allowlist": [*NO_BLOCKS, "http://", "ftp://host"],
+    "endpoint_allowlist_public": NO_FLAG,
     "trusted_proxies": [*NO_BLOCKS, "http://10.0.0.1"],
     "model_url": NO_URL,
     "syfthub_jwks_cache_ttl": NO_SECONDS,
@@ -746,7 +749,7 @@ async def test_cors_origins(space: Space, origins: str, origin: str, allowed: st
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "content-type,x-correlation-id",
     }
-    async with served(CORS_ORIGINS=origins) as server:
+    async with served(CORS_ORIGINS=origins, ENDPOINT_ALLOWLIST_PUBLIC="true") as server:
         async with server.session.options(f"{server.url}/api/v1/chat", headers=asks) as preflight:
             assert preflight.headers.get("Access-Control-Allow-Origin") == allowed
             assert preflight.status == (400 if allowed is None else 200)
@@ -775,6 +778,19 @@ async def test_endpoint_allowlist_opens_private_addresses(space: Space, allowlis
     assert info["status"] == ("success" if open_ else "error")
     assert len(space.requests) == open_
     assert open_ or "operator has not allowed it" in info["error_message"]
+
+
+@pytest.mark.parametrize(("public", "open_"), [("true", True), ("false", False), ("", False)])
+@pytest.mark.parametrize("headers", [{"Origin": "https://anyone.example"}, {"X-Forwarded-For": "203.0.113.9"}])
+async def test_endpoint_allowlist_public_opens_them_to_everybody(
+    space: Space, public: str, open_: bool, headers: dict[str, str]
+) -> None:
+    request = body(space, "docs", model="", retrieval_only=True)
+    async with served(ENDPOINT_ALLOWLIST_PUBLIC=public) as server:
+        _, answer, replied = await server.post("/api/v1/chat", request, headers=headers)
+    assert answer["retrieval_info"][0]["status"] == ("success" if open_ else "error")
+    assert len(space.requests) == open_
+    assert "Origin" not in headers or replied["Access-Control-Allow-Origin"] == "*"
 
 
 async def test_what_the_operator_configured_needs_no_allowlist(space: Space, config: Config) -> None:
@@ -836,7 +852,8 @@ PROXY = "127.0.0.1"
             {"TRUSTED_PROXIES": PROXY}, {"Forwarded": f"for={REMOTE}"}, False, id="remote, by one that says Forwarded"
         ),
         pytest.param({"AUTH": "none"}, {"X-Forwarded-For": REMOTE}, True, id="anybody, if none is asked for"),
-        pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, True, id="any page, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "SELF"}, True, id="our own page, if none is asked for"),
+        pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, False, id="a foreign page even then"),
     ],
 )
 async def test_who_may_use_a_configured_model(
@@ -873,7 +890,7 @@ async def test_client_in_the_log(
     space: Space, log: Callable[[], str], proxies: str, forwarded: str | None, client: str
 ) -> None:
     headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
-    async with served(TRUSTED_PROXIES=proxies, LOG_LEVEL="INFO") as server:
+    async with served(TRUSTED_PROXIES=proxies, LOG_LEVEL="INFO", ENDPOINT_ALLOWLIST_PUBLIC="true") as server:
         status, _, _ = await server.post("/api/v1/chat", body(space, "docs"), headers=headers)
         assert status == 200
         await space.wait_for(lambda: "chat_request_completed" in log())

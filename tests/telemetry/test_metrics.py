@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import json
 import math
 import os
 import signal
@@ -34,6 +35,8 @@ from anabranch.domain.signals import (
     Signal,
     Spent,
 )
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.observed import Observed
 from anabranch.runtime.settings import Settings
@@ -371,6 +374,34 @@ async def test_who_may_not_read_collections_may_not_read_this(server: Server, he
         error = await response.json()
         assert (response.status, error["error"]) == (401, "unauthorized")
         assert "anabranch_" not in await response.text()
+
+
+@pytest.mark.parametrize(
+    ("auth", "operator", "status"),
+    [
+        ("auto", False, 403),
+        ("auto", True, 200),
+        ("api_key", False, 403),
+        ("api_key", True, 200),
+        ("none", False, 403),
+    ],
+)
+async def test_only_an_operators_key_reads_whose_endpoints_were_asked(
+    serve: Serve, space: Space, tmp_path: Path, auth: str, operator: bool, status: int
+) -> None:
+    database = Database.open(tmp_path / "data")
+    alice = database.writing(lambda db: keys.create(db, user="alice"))[1]
+    secret = database.writing(lambda db: keys.create(db, user="prometheus", operator=operator))[1]
+    database.close()
+    asked = {"prompt": "?", "retrieval_only": True, "data_sources": [ref(space, "docs", "alices-own")]}
+    async with serve(auth=auth) as server:
+        await server.post("/api/v1/chat", asked, headers={"Authorization": f"Bearer {alice}"})
+        headers = {"Authorization": f"Bearer {secret}", "X-Forwarded-For": "203.0.113.9"}
+        async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
+            text = await response.text()
+    assert response.status == status
+    assert ("alices-own/docs" in text) is (status == 200)
+    assert status == 200 or "anabranch keys create" in json.loads(text)["message"]
 
 
 # --- several workers

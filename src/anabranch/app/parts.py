@@ -11,11 +11,13 @@ from anabranch.app.naming import Names
 from anabranch.app.outbound import outbound
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
+from anabranch.app.revocations import Revocations
 from anabranch.app.river import river
 from anabranch.app.servers import Servers
 from anabranch.app.streaming import Streams, streams
 from anabranch.domain.contracts import Answerer, Clock, Telemetry
 from anabranch.domain.model import Context, Question
+from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
 from anabranch.runtime.clock import SystemClock
 from anabranch.runtime.hub import Hub
@@ -30,6 +32,7 @@ class Parts(NamedTuple):
     asking: Asking
     policies: Policies
     hub_tokens: HubTokens
+    revocations: Revocations
     streams: Streams
     servers: Servers
     clock: Clock
@@ -45,6 +48,7 @@ async def parts(
     indexing: bool,
     indexer_died: Callable[[int], None],
     streaming: bool,
+    keys_every_s: float,
 ) -> AsyncIterator[Parts]:
     """All of them, wired to each other, and closed in good order; `start` begins a Run."""
     clock = SystemClock()
@@ -65,7 +69,8 @@ async def parts(
         pipeline = river(settings, directory, clock, telemetry)
         names = Names(settings, rooms, Hub(settings.syfthub_url, out), servers.endpoints)
         asking = Asking(settings, names)
-        for close in (policies.close, rooms.close, servers.close):
+        revocations = Revocations(lambda: _valid_keys(rooms), every_s=keys_every_s)
+        for close in (policies.close, rooms.close, servers.close, revocations.close):
             leaving.push_async_callback(close)
         policies.start()
         keeping = streams(
@@ -86,8 +91,13 @@ async def parts(
             asking=asking,
             policies=policies,
             hub_tokens=HubTokens(settings.syfthub_url, out, clock, settings.syfthub_jwks_cache_ttl),
+            revocations=revocations,
             streams=kept,
             servers=servers,
             clock=clock,
             telemetry=telemetry,
         )
+
+
+async def _valid_keys(rooms: Rooms) -> set[str]:
+    return await (await rooms()).database.read(keys.valid)

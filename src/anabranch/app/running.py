@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from anabranch.app.aggregating import Aggregating, Heard
 from anabranch.app.parts import Parts, parts
+from anabranch.app.revocations import EVERY_S
 from anabranch.domain.aggregates import AggregatedResponse, AggregatorQuery
 from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import (
@@ -49,6 +50,7 @@ class Anabranch:
         self.recordings = parts.streams.recordings
         self.knowledge = parts.rooms
         self.publishing = parts.publishing
+        self.revocations = parts.revocations
         self._answerer = parts.answerer
         self._asking = parts.asking
         self._servers = parts.servers
@@ -74,10 +76,12 @@ class Anabranch:
         indexing: bool = False,
         indexer_died: Callable[[int], None] = lambda _: None,
         streaming: bool = False,
+        keys_every_s: float = EVERY_S,
     ) -> AsyncIterator["Anabranch"]:
         """An Anabranch from the environment and a configuration file, or from settings made by hand. With `indexing` it
         also takes in documents that wait, unless another process on this data folder does; `indexer_died` is told the
-        exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers."""
+        exit status of one that did not last. With `streaming` it keeps planner steps and resumable answers. Every
+        `keys_every_s` seconds it looks whether an API key with a question under way was revoked."""
         settings = settings or load(file=Path(config) if config is not None else None)
         async with parts(
             settings,
@@ -86,6 +90,7 @@ class Anabranch:
             indexing=indexing,
             indexer_died=indexer_died,
             streaming=streaming,
+            keys_every_s=keys_every_s,
         ) as made:
             opened = cls(settings, made)
             try:
@@ -100,11 +105,13 @@ class Anabranch:
         if token.count(".") == 2:
             bearer = await self._hub_tokens.verify(token, audiences)
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
-        if self.knowledge.exists:
+        if token.startswith(keys.PREFIX) and self.knowledge.exists:
             room = await self.knowledge()
             key = await room.database.read(lambda db: keys.find(db, token))
             if key is not None:
-                return Identified(user=key.user, groups=key.groups, operator=key.operator, audiences=tuple(audiences))
+                return Identified(
+                    user=key.user, groups=key.groups, operator=key.operator, key=key.id, audiences=tuple(audiences)
+                )
         raise Unauthorized("The API key is not known, or was revoked.")
 
     def context(
@@ -116,6 +123,7 @@ class Anabranch:
         user_id: str | None = None,
         groups: tuple[str, ...] = (),
         operator: bool = False,
+        key: str | None = None,
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
         bearer: str | None = None,
@@ -131,6 +139,7 @@ class Anabranch:
             user_id=user_id,
             groups=groups,
             operator=operator,
+            key=key,
             tokens=tokens or {},
             transactions=transactions or {},
             bearer=bearer,
@@ -151,7 +160,8 @@ class Anabranch:
             self._telemetry.noted(Rejected(surface=surface, code=code))
 
     async def begin(self, question: Question, context: Context, answerer: Answerer | None = None) -> Begun:
-        """Begin a Run for a caller whose questions are counted. Attach to it before the loop turns again."""
+        """Begin a Run for a caller whose questions are counted; it ends if their key is revoked. Attach to it before
+        the loop turns again."""
         self._admit(question)
         place = self._place(context)
         try:
@@ -162,7 +172,7 @@ class Anabranch:
         if self.draining:  # it has begun meanwhile, and no longer waits for new Runs
             place.leave()
             raise ShuttingDown(CLOSING)
-        return Begun(self._started(question, context, answerer, place), allowance)
+        return Begun(self._started(question, context, answerer, place, context.key), allowance)
 
     async def _begun(self, question: Question, context: Context) -> Run:
         return (await self.begin(question, context)).run
@@ -177,12 +187,18 @@ class Anabranch:
             raise ShuttingDown(CLOSING)
         return self._policies.gate.enter(context.surface)
 
-    def _started(self, question: Question, context: Context, answerer: Answerer | None, place: Place) -> Run:
+    def _started(
+        self, question: Question, context: Context, answerer: Answerer | None, place: Place, key: str | None = None
+    ) -> Run:
         def ended(run: Run) -> None:
             place.leave()
             self._forget(run)
+            if key is not None:
+                self.revocations.discard(key, run.stop)
 
         run = Run(InTurn(answerer or self._answerer, place), question, context, self._telemetry, ended=ended)
+        if key is not None:
+            self.revocations.add(key, run.stop)
         self._runs.add(run)
         self._idle.clear()
         redaction.asked(question, context)

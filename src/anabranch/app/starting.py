@@ -9,6 +9,11 @@ NO_STREAMS = (
     "or serve with one worker."
 )
 
+TO_EVERYBODY = (
+    "Everybody who can reach the chat surface, also web pages of other origins, may have these addresses asked "
+    "(AGGREGATOR_ENDPOINT_ALLOWLIST_PUBLIC)."
+)
+
 
 def check(settings: Settings, log: Log) -> None:
     knowledge.check(settings)
@@ -24,3 +29,13 @@ def check(settings: Settings, log: Log) -> None:
         log.warning("streams_refused", workers=settings.workers, hint=NO_STREAMS)
     if settings.workers > 1 and settings.redis_url is None and settings.rate_limit:
         log.warning("limits_not_shared", workers=settings.workers, hint="AGGREGATOR_REDIS_URL is not set")
+
+
+def announce(settings: Settings, log: Log) -> None:
+    """Once the server has started: who may have private addresses asked."""
+    if settings.endpoint_allowlist_public and settings.endpoint_allowlist:
+        log.warning(
+            "private_addresses_allowed", addresses=settings.endpoint_allowlist, to="everybody", hint=TO_EVERYBODY
+        )
+    elif settings.endpoint_allowlist:
+        log.info("private_addresses_allowed", addresses=settings.endpoint_allowlist, to="the operator, keys and tokens")

@@ -216,9 +216,17 @@ class Exchange(Protocol):
 
 
 class Outbound(Protocol):
-    """The one way out. `operator` says that the operator configured this origin; anything else is guarded.
-    Every failure is an UpstreamError; leaving the context closes the connection if the reply was not read."""
+    """The one way out. `operator` says that the operator configured this origin; anything else is guarded: it must be
+    public or on the operator's allow-list, and with `public_only` it must be public. Every failure is an UpstreamError;
+    leaving the context closes the connection if the reply was not read."""
 
     def request(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        operator: bool = False,
+        public_only: bool = False,
     ) -> AbstractAsyncContextManager[Exchange]: ...

@@ -50,7 +50,8 @@ EndpointKind = Literal["space", "openai", "collection", "mcp", "extractive"]
 
 
 class Endpoint(Value):
-    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for;
+    """Where a source or a model is reached. `operator` marks one that the operator configured and so vouches for,
+    `public_only` one that a caller named who may not reach the private addresses on the operator's allow-list.
     `alternate` is a second address of the same source, asked when the first is slow or down."""
 
     slug: str
@@ -61,6 +62,7 @@ class Endpoint(Value):
     kind: EndpointKind = "space"
     query: str | None = None
     operator: bool = False
+    public_only: bool = False
     token: str | None = None
     alternate: str | None = None
 
@@ -125,9 +127,9 @@ class Question(Value):
 
 class Context(Value):
     """What varies per request: who asks and where, with which tokens, until when (`deadline` is monotonic), under which
-    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `bearer` is the
-    token that the request itself came with, which nobody else is sent. `hops` counts the aggregators that a question
-    has come through."""
+    trace. An `operator` owns the machine or its key: nothing in its collections is hidden from them. `key` is the id of
+    the API key that the request came with, `bearer` the token itself, which nobody else is sent. `hops` counts the
+    aggregators that a question has come through."""
 
     correlation_id: str
     deadline: float
@@ -135,6 +137,7 @@ class Context(Value):
     user_id: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
+    key: str | None = None
     address: str | None = None
     tokens: Mapping[str, str] = {}
     transactions: Mapping[str, str] = {}

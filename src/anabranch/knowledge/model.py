@@ -18,11 +18,13 @@ EVERYTHING = "collections"
 
 
 class Caller(Value):
-    """Who asks, for permissions. The operator ("" as an owner) sees and changes everything; `user` None is a guest."""
+    """Who asks, for permissions. The operator ("" as an owner) sees and changes everything; `user` None is a guest.
+    `key` is the id of the API key that they came with."""
 
     user: str | None = None
     groups: tuple[str, ...] = ()
     operator: bool = False
+    key: str | None = None
 
     @classmethod
     def of(cls, context: Context) -> "Caller":

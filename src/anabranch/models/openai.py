@@ -33,6 +33,7 @@ class OpenAIModel:
                 headers=space.headers(self._endpoint, context),
                 body=msgspec.json.encode(payload),
                 operator=self._endpoint.operator,
+                public_only=self._endpoint.public_only,
             )
         )
 

@@ -21,7 +21,11 @@ from anabranch.runtime.addresses import AddressGuard
 ResolverFactory = Callable[[], AbstractResolver]
 AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
 
-REFUSED = "This address is not open to requests: it is not on the public internet and the operator has not allowed it."
+# The same for an address that others may reach: what is on the allow-list is not for everybody to find out.
+REFUSED = (
+    "This address is not open to requests: it is not on the public internet, and the operator has not allowed it to "
+    "this caller."
+)
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 # Shorter than the five seconds after which most servers close an idle connection, so that we rarely race with that.
 IDLE_S = 4.0
@@ -67,8 +71,8 @@ class GuardedResolver(AbstractResolver):
 
 
 class AiohttpOutbound:
-    """Outbound over aiohttp. Two pools: one for origins that the operator named, and one, guarded, for all others, so
-    that a caller can never ride on a connection that only the operator was entitled to open."""
+    """Outbound over aiohttp. A pool for origins that the operator named, and two that are guarded: one with the private
+    addresses on the allow-list, and one without. So nobody can use a connection that they could not have opened."""
 
     def __init__(
         self,
@@ -80,28 +84,29 @@ class AiohttpOutbound:
     ) -> None:
         self._allowed_origins = frozenset(allowed_origins)
         self._max_reply_bytes = max_reply_bytes
-        self._guard = guard
-        guarded = GuardedResolver(guard, resolver())
-        checked = self._checked_socket
-        self._guarded = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=guarded, socket_factory=checked))
+        self._public = _guarded(AddressGuard(), resolver())
+        self._allowed = _guarded(guard, resolver())
         self._open = _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver()))
 
-    def _checked_socket(self, info: AddrInfo) -> socket.socket:
-        """The last step before a connection, for names and literal addresses alike: the address itself is checked."""
-        family, kind, protocol, _, address = info
-        if not self._guard.permits(str(address[0])):
-            raise AddressRefused
-        return socket.socket(family=family, type=kind, proto=protocol)
-
     async def close(self) -> None:
-        await self._guarded.close()
-        await self._open.close()
+        for session in (self._public, self._allowed, self._open):
+            await session.close()
 
     def request(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None, operator: bool = False
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        operator: bool = False,
+        public_only: bool = False,
     ) -> "Call":
         target, origin = parse(url)
-        session = self._open if operator or origin in self._allowed_origins else self._guarded
+        if operator or (origin in self._allowed_origins and not public_only):
+            session = self._open
+        else:
+            session = self._public if public_only else self._allowed
         sent = {**OWN_HEADERS, **headers}
         return Call(
             lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
@@ -213,6 +218,18 @@ def _parsed(url: str) -> tuple[URL, str]:
     if parsed.user is not None or parsed.password is not None:
         raise UpstreamError("The endpoint's URL is not usable: it must not contain a user name or password.")
     return parsed, str(parsed.origin())
+
+
+def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
+    def checked(info: AddrInfo) -> socket.socket:
+        """The last step before a connection, for names and literal addresses alike: the address itself is checked."""
+        family, kind, protocol, _, address = info
+        if not guard.permits(str(address[0])):
+            raise AddressRefused
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    resolver = GuardedResolver(guard, resolver)
+    return _session(Connector(limit=0, keepalive_timeout=IDLE_S, resolver=resolver, socket_factory=checked))
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

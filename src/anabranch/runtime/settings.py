@@ -78,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     syfthub_url: Address = "http://localhost:8000"
     auth: Auth = "auto"
     endpoint_allowlist: Allowlist = ()
+    endpoint_allowlist_public: Flag = False
     trusted_proxies: Proxies = ()
     syfthub_jwks_cache_ttl: Seconds = 3600.0
     jwt_audience: Text | None = None

@@ -55,6 +55,7 @@ def call(
         headers=headers(endpoint, context),
         body=msgspec.json.encode(payload),
         operator=endpoint.operator,
+        public_only=endpoint.public_only,
     )
 
 

@@ -34,6 +34,7 @@ class Key(NamedTuple):
     """What is one upstream: an address, a slug, and by whom, for what and in which dialect it is asked."""
 
     operator: bool
+    public_only: bool
     role: Role
     kind: str
     url: str
@@ -144,8 +145,9 @@ class Upstreams:
 
     def of(self, endpoint: Endpoint, suffix: str = "", role: Role = "source") -> Upstream:
         """What is known of an endpoint's upstream; `suffix` tells its name from that of another of the same path. What
-        strangers find out by asking an address in their own way says nothing about the operator's way of asking it."""
-        key = Key(endpoint.operator, role, endpoint.kind, endpoint.url, endpoint.slug)
+        strangers find out by asking an address in their own way says nothing about the operator's way of asking it; and
+        what others know of a private address must not show to those who may not reach it."""
+        key = Key(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
         known = self._vouched if endpoint.operator else self._named
         found = known.get(key)
         if found is not None:

@@ -92,7 +92,7 @@ def listed(as_json: bool, config: Path | None) -> None:
 @json_option
 @config_option
 def revoke(identifier: str, as_json: bool, config: Path | None) -> None:
-    """Revoke a key; from the next request on it is refused."""
+    """Revoke a key. It is refused from the next request on, and its streams end within seconds."""
     settings = configured(config)
     require_records(settings)
     with records(settings) as database:

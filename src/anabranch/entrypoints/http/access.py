@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from starlette.types import Scope
 
 from anabranch.app import Anabranch
-from anabranch.domain.errors import Unauthorized
+from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
 from anabranch.entrypoints.http.following import trace
 from anabranch.knowledge.model import Caller
@@ -23,6 +23,7 @@ FORWARDING = frozenset(
 FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengine-")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+OWN_SITES = frozenset({"same-origin", "none"})
 NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch keys create)."
 
 
@@ -35,13 +36,16 @@ class Access:
         self._auth = settings.auth
         self._audience = settings.jwt_audience
         self._proxies = settings.proxy_networks
+        self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
+        self._origins = frozenset(settings.cors_origins) - {"*"}
 
     async def caller(self, scope: Scope) -> Caller:
         """Who asks a surface that holds data. A token is always looked at, and a wrong one is refused even where none
-        is needed; without one, the operator is whoever is at this machine, or everybody with `none`."""
+        is needed; without one, it is the operator."""
         token = self._token(scope)
-        if token is None:
-            return Caller(operator=True)
+        return Caller(operator=True) if token is None else await self._identified(token)
+
+    async def _identified(self, token: str) -> Caller:
         audiences = await self._audiences() if _is_the_hubs(token) else ()
         if _is_the_hubs(token) and not audiences:
             raise Unauthorized("Tokens of the hub are not taken here: AGGREGATOR_JWT_AUDIENCE is not set.")
@@ -76,8 +80,15 @@ class Access:
         raise Unauthorized("Guests keep no streams: send a token that names its user.")
 
     async def admit(self, scope: Scope) -> Caller | None:
-        """Who asks the chat surface, which is open unless the settings close every surface."""
-        return await self.caller(scope) if self._auth in ("api_key", "jwt") else None
+        """Who asks the chat surface, which is open unless the settings close every surface. Where it is open, a token
+        counts if it is known here, and one that is not is for somebody else: None, as without a token."""
+        if self._auth in ("api_key", "jwt"):
+            return await self.caller(scope)
+        try:
+            token = bearer(scope)
+            return None if token is None else await self._identified(token)
+        except AnabranchError:
+            return None
 
     def address(self, scope: Scope) -> str | None:
         """The caller's address: the last one on the way here that no trusted proxy answers for."""
@@ -112,6 +123,7 @@ class Access:
             user_id=caller.user if caller else None,
             groups=caller.groups if caller else (),
             operator=caller is not None and caller.operator,
+            key=caller.key if caller else None,
             tokens=tokens,
             transactions=transactions,
             bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
@@ -120,13 +132,27 @@ class Access:
         )
 
     def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
-        """Whether the caller may use what the operator has configured and pays for. Who came with a token may, unless
-        as a guest. Who came without: always with `none`; with `auto`, somebody at this very machine: nobody behind a
-        proxy, and no web page that a browser on it happens to show."""
-        if caller is not None:
-            return caller.operator or caller.user is not None
+        """Whether the caller may name what the operator has configured and pays for; every surface asks here. With
+        `auto` that is the operator alone, at this machine or by key; otherwise also who comes with a key or a token,
+        but no guest."""
+        if caller is None:
+            return self._is_operator(scope)
+        return caller.operator or (caller.user is not None and self._auth != "auto")
+
+    def public_only(self, scope: Scope, caller: Caller | None = None) -> bool:
+        """Whether the addresses that a request names must be public: the private ones on the allow-list are for the
+        operator and for those with a key or a token, but for no guest, unless the settings open them to everybody."""
+        if not self._private_is_restricted:
+            return False
+        if caller is None:
+            return not self._is_operator(scope)
+        return caller.user is None and not caller.operator
+
+    def _is_operator(self, scope: Scope) -> bool:
+        """Whether a request without a token is the operator's. With `none` every one is; with `auto`, one from this
+        very machine, and from nobody behind a proxy. A web page of another site never is the operator."""
         if self._auth != "auto":
-            return self._auth == "none"
+            return self._auth == "none" and not self._is_foreign(scope)
         peer = _address(scope["client"][0]) if scope.get("client") else None
         return (
             peer is not None
@@ -137,11 +163,22 @@ class Access:
             and _is_of_this_site(scope)
         )
 
+    def _is_foreign(self, scope: Scope) -> bool:
+        """Whether a web page of another site sent this; those that CORS_ORIGINS names are ours. Browsers send
+        `Sec-Fetch-Site` over HTTPS and to this machine only, so there no name can have been made to point here."""
+        origins = _values(scope, b"origin")
+        if origins and self._origins.issuperset(origins):
+            return False
+        if sites := _values(scope, b"sec-fetch-site"):
+            return not OWN_SITES.issuperset(sites)
+        hosts = _values(scope, b"host")
+        return not all([origin.partition("://")[2]] == hosts and _is_proven(origin) for origin in origins)
+
     def _token(self, scope: Scope) -> str | None:
         """The token, if it is of the kind that the settings ask for; None for those who need none."""
         token = bearer(scope)
         if token is None:
-            if self.vouched(scope):
+            if self._is_operator(scope):
                 return None
             raise Unauthorized(NEEDS_A_KEY)
         if self._auth == "jwt" and not _is_the_hubs(token):
@@ -183,7 +220,17 @@ def _is_of_this_site(scope: Scope) -> bool:
         len(hosts) == 1
         and is_local_name(hosts[0])
         and all(origin.partition("://")[2] == hosts[0] for origin in _values(scope, b"origin"))
-        and all(site in ("same-origin", "none") for site in _values(scope, b"sec-fetch-site"))
+        and OWN_SITES.issuperset(_values(scope, b"sec-fetch-site"))
+    )
+
+
+def _is_proven(origin: str) -> bool:
+    """Whether an origin that equals the Host header must be this server's: a certificate says so, or it is an address.
+    A name without a certificate may have been made to point here (DNS rebinding)."""
+    scheme, _, host = origin.partition("://")
+    found = HOST.fullmatch(host)
+    return (
+        scheme == "https" or is_local_name(host) or (found is not None and _address(found[1] or found[2]) is not None)
     )
 
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.reloading import Reloading
+from anabranch.app.revocations import EVERY_S
 from anabranch.app.watching import watched
 from anabranch.domain.contracts import Telemetry
 from anabranch.entrypoints.hangup import on_hangup
@@ -61,7 +62,8 @@ class Handler(Protocol):
 class Service:
     """The application together with the Anabranch behind it, which lives as long as the server does."""
 
-    def __init__(self, settings: Settings, log: Log) -> None:
+    def __init__(self, settings: Settings, log: Log, *, keys_every_s: float = EVERY_S) -> None:
+        self._keys_every_s = keys_every_s
         self._settings = settings
         self._log = log
         self._anabranch: Anabranch | None = None
@@ -161,6 +163,7 @@ class Service:
             telemetry=telemetry,
             indexing=True,
             streaming=True,
+            keys_every_s=self._keys_every_s,
             indexer_died=lambda status: self._log.warning("indexer_died", status=status),
         )
 

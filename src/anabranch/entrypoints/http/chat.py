@@ -79,7 +79,8 @@ class ChatSurface:
             if not body:
                 raise InvalidQuestion("The body is empty; send JSON.")
             request = decode(body)
-            question = _question(request, self._settings, lambda: self._access.vouched(scope, caller))
+            public_only = self._access.public_only(scope, caller)
+            question = _question(request, self._settings, lambda: self._access.vouched(scope, caller), public_only)
             tokens, transactions = request.endpoint_tokens, request.transaction_tokens
             context = self._access.context(scope, caller, SURFACE, tokens=tokens, transactions=transactions)
             run, allowance = await self._anabranch.begin(question, context)
@@ -103,21 +104,23 @@ class ChatSurface:
         await send_error(send, error)
 
 
-def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool]) -> Question:
+def _question(
+    request: wire.ChatRequest, settings: Settings, vouched: Callable[[], bool], public_only: bool
+) -> Question:
     references = request.data_sources or []
     named = any(reference is not None and not reference.url for reference in (request.model, *references))
     named_sources, named_models = (settings.sources, settings.models) if named and vouched() else ({}, {})
     until = Until.MERGE if request.retrieval_only else Until.GENERATE
-    model = _endpoint(request.model or wire.EndpointRef(), named_models)
+    model = _endpoint(request.model or wire.EndpointRef(), named_models, public_only)
     if until is Until.GENERATE and not (model.url and model.slug):
         raise InvalidQuestion(
-            "model needs a url and a slug (or, for callers on this machine, the slug of a configured model), "
+            "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
             "unless retrieval_only is true."
         )
     defaults = Question(text="")
     return Question(
         text=request.prompt,
-        sources=tuple(_endpoint(reference, named_sources) for reference in references),
+        sources=tuple(_endpoint(reference, named_sources, public_only) for reference in references),
         model=model if until is Until.GENERATE else None,
         history=wire.history(request.messages),
         top_k=_or(request.top_k, settings.default_top_k),
@@ -131,7 +134,7 @@ def _question(request: wire.ChatRequest, settings: Settings, vouched: Callable[[
     )
 
 
-def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint]) -> Endpoint:
+def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
     """The endpoint that a request names: by its URL, or, for a caller who may, as the operator has named it."""
     if not reference.url and reference.slug in named:
         return named[reference.slug]
@@ -143,6 +146,7 @@ def _endpoint(reference: wire.EndpointRef, named: Mapping[str, Endpoint]) -> End
         tenant=reference.tenant_name or None,
         kind=reference.kind,
         query=reference.query_override or None,
+        public_only=public_only,
     )
 
 

@@ -7,15 +7,17 @@ from prometheus_client.exposition import gzip_accepted
 from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import send_error
 from anabranch.entrypoints.http.exchange import header, send_body
 from anabranch.runtime.metrics import Metrics
 
+NOT_YOURS = "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
+
 
 class MetricsSurface:
-    """The metrics, for whoever may read collections; for everybody, if the settings say so."""
+    """The metrics, for the operator: they name everybody's endpoints. For everybody, if the settings say so."""
 
     def __init__(self, anabranch: Anabranch, metrics: Metrics) -> None:
         self._public = anabranch.settings.metrics_public
@@ -25,7 +27,8 @@ class MetricsSurface:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         if not self._public:
             try:
-                await self._access.caller(scope)
+                if not (await self._access.caller(scope)).operator:
+                    raise Forbidden(NOT_YOURS)
             except AnabranchError as error:
                 await send_error(send, error)
                 return

@@ -132,15 +132,16 @@ def _plain(name: str, summary: str, responses: dict[str, Any]) -> dict[str, Any]
 
 def _metrics() -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
+    refusals = {"401": "An API key is missing, or not known.", "403": "The API key is not an operator's."}
     refused = {
-        "description": "An API key is missing, or not known.",
-        "content": _content("application/json", "ErrorBody"),
+        code: {"description": said, "content": _content("application/json", "ErrorBody")}
+        for code, said in refusals.items()
     }
     return {
         "operationId": "metrics",
         "summary": "How the service is doing, for Prometheus",
         "security": [{}, {"bearer": []}],
-        "responses": {"200": {"description": "Prometheus' text form", "content": text}, "401": refused},
+        "responses": {"200": {"description": "Prometheus' text form", "content": text}, **refused},
     }
 
 

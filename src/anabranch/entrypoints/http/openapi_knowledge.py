@@ -40,7 +40,7 @@ STREAM = (
 SAID = {
     400: "The request cannot be understood or is over a limit; the message says which.",
     401: "No API key, or one that is not known.",
-    403: "The caller sees it, but may not change it.",
+    403: "The caller sees it, but may not change it; or only the operator may name it.",
     404: "It is not there, or not for this caller.",
     408: "The request took too long to arrive.",
     409: "Something of that name is there already.",
@@ -177,7 +177,7 @@ def _ingest() -> dict[str, Any]:
 
 def _query() -> dict[str, Any]:
     described = _operation(
-        "query", "Ask the collections", query_wire.QueryResponse, takes=query_wire.QueryRequest, errors=(404,)
+        "query", "Ask the collections", query_wire.QueryResponse, takes=query_wire.QueryRequest, errors=(403, 404)
     )
     described["responses"]["200"]["description"] = STREAM
     events = {"schema": {"$ref": "#/components/schemas/QueryEvent"}}

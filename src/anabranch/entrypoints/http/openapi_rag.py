@@ -16,6 +16,7 @@ STREAM = (
 ERRORS = {
     "400": "`validation_error`: the request cannot be understood or is over a limit; the message says which.",
     "401": "`unauthorized`: an API key is missing, or not known.",
+    "403": "`forbidden`: `sources` are named, and the caller may not name what the operator has configured.",
     "404": "`not_found`: there is no such collection, or not for this caller.",
     "408": "`request_timeout`: the request took too long to arrive.",
     "413": "`request_too_large`.",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import zip_longest
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
-from anabranch.domain.errors import AnabranchError, InvalidQuestion, ShuttingDown, StreamFull, StreamUnavailable
+from anabranch.domain.errors import AnabranchError, InvalidQuestion, StreamFull, StreamUnavailable
 from anabranch.domain.steps import Cancel
 from anabranch.domain.streams import Recorded
 from anabranch.entrypoints.http import planner_views as views
@@ -24,7 +24,7 @@ from anabranch.entrypoints.http.errors import send_error
 from anabranch.entrypoints.http.exchange import JSON, PIECE_S, header, send_json
 from anabranch.entrypoints.http.knowledge_errors import Gone, body_of
 from anabranch.entrypoints.http.planner_socket import check_origin, follow, with_key
-from anabranch.entrypoints.http.tailing import CLOSING, Closing, pieces, tail, until_gone
+from anabranch.entrypoints.http.tailing import Closing, pieces, tail, until_gone, until_revoked
 from anabranch.knowledge.model import Caller
 from anabranch.streams.mux import Lagging
 
@@ -153,23 +153,22 @@ class PlannerSurface:
     async def _answer_at_the_end(self, call: Call) -> None:
         """The step goes on if its planner leaves meanwhile; handing it over again gets the answer."""
         entries: list[Recorded] = []
-        try:
-            async with (
-                await call.planner.reader(*call.step, 0) as reader,
-                until_gone(call.receive, self._left, "http.disconnect"),
-            ):
-                ended = False
-                while not ended:
-                    batch = await reader.next(self._settings.heartbeat_interval)
-                    if batch is not None:
-                        entries = [*([] if batch.reset else entries), *batch.entries]
-                        ended = batch.ended
-        except TimeoutError:
-            if self._left.is_set():
-                raise ShuttingDown(CLOSING) from None
-            raise Gone from None
-        except Lagging:  # it takes everything at once
-            raise StreamUnavailable("The step brings more than could be read; hand it over again.") from None
+        with self._until_revoked(call, self._left) as closing:
+            try:
+                async with (
+                    await call.planner.reader(*call.step, 0) as reader,
+                    until_gone(call.receive, closing, "http.disconnect"),
+                ):
+                    ended = False
+                    while not ended:
+                        batch = await reader.next(self._settings.heartbeat_interval)
+                        if batch is not None:
+                            entries = [*([] if batch.reset else entries), *batch.entries]
+                            ended = batch.ended
+            except TimeoutError:
+                raise closing.error or Gone() from None
+            except Lagging:  # it takes everything at once
+                raise StreamUnavailable("The step brings more than could be read; hand it over again.") from None
         with suppress(TimeoutError):
             await send_json(call.send, 200, views.answer(call.session_id, call.plan_step_id, entries))
 
@@ -239,23 +238,27 @@ class PlannerSurface:
                 await call.send({"type": "http.response.start", "status": 204, "headers": []})
                 await call.send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            await tail(
-                chain,
-                call.receive,
-                call.send,
-                frames=views.Frames().sse,
-                heartbeat=views.sse_heartbeat,
-                heartbeat_s=self._settings.heartbeat_interval,
-                closing=self._closing(call, chain),
-            )
+            with self._until_revoked(call, self._closing(call, chain)) as closing:
+                await tail(
+                    chain,
+                    call.receive,
+                    call.send,
+                    frames=views.Frames().sse,
+                    heartbeat=views.sse_heartbeat,
+                    heartbeat_s=self._settings.heartbeat_interval,
+                    closing=closing,
+                )
 
     async def _socket(self, call: Call) -> None:
         async with self._chain(call) as chain:
-            closing = self._closing(call, chain)
-            if closing.is_set():
-                raise ShuttingDown(CLOSING)
-            heartbeat_s = self._settings.heartbeat_interval
-            await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
+            with self._until_revoked(call, self._closing(call, chain)) as closing:
+                if (error := closing.error) is not None:
+                    raise error
+                heartbeat_s = self._settings.heartbeat_interval
+                await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
+
+    def _until_revoked(self, call: Call, closing: Closing) -> AbstractContextManager[Closing]:
+        return until_revoked(closing, self._anabranch.revocations, call.caller.key)
 
     def _chain(self, call: Call) -> Chain:
         asked = parse_qs(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)

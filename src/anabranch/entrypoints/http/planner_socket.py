@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
-from anabranch.domain.errors import Forbidden, NotFound, StreamUnavailable
+from anabranch.domain.errors import Forbidden, NotFound, StreamUnavailable, Unauthorized
 from anabranch.entrypoints.http import planner_views as views
 from anabranch.entrypoints.http.exchange import header
 from anabranch.entrypoints.http.tailing import GOODBYE_S, Closing, Patience, Tailed, parts, until_gone
@@ -14,7 +14,7 @@ from anabranch.streams.mux import Lagging
 
 PROTOCOL = "anabranch.planner"
 KEY = "bearer."
-THE_END, GOING_AWAY, COME_BACK = 1000, 1012, 1013
+THE_END, NOT_ALLOWED, GOING_AWAY, COME_BACK = 1000, 1008, 1012, 1013
 FOREIGN = "A web page of this origin may not open it; name the origin in CORS_ORIGINS."
 
 
@@ -51,7 +51,13 @@ async def follow(
     except NotFound:
         pass  # the step before has been forgotten, and no other came
     except TimeoutError:
-        code = GOING_AWAY if closing.is_set() else COME_BACK
+        match closing.error:
+            case None:
+                code = COME_BACK
+            case Unauthorized():
+                code = NOT_ALLOWED
+            case _:
+                code = GOING_AWAY
     except OSError:
         return  # the client has gone while something was sent
     with suppress(TimeoutError, OSError):

@@ -34,6 +34,7 @@ LONGEST = 10_000
 TOP_K = 10
 MAX_TOKENS = 1_024
 TURNS = 5
+NOT_YOURS = "Only the operator may name configured sources here; leave out `sources` to ask the collections."
 
 decode = msgspec.json.Decoder(wire.QueryRequest).decode
 
@@ -173,7 +174,7 @@ def named(anabranch: Anabranch, vouched: bool, names: Sequence[str] | None) -> t
     if not names:
         return ()
     if not vouched:
-        raise Forbidden("Configured sources are not for guests.")
+        raise Forbidden(NOT_YOURS)
     return anabranch.configured(names)
 
 

@@ -18,7 +18,9 @@ from anabranch.knowledge.sentences import sentences
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
-ELSEWHERE = "Configured sources and MCP servers to ask, by name. Without `collections`, only they are asked"
+ELSEWHERE = (
+    "Configured sources and MCP servers to ask, by name, for those who may. Without `collections`, only they are asked"
+)
 Sources = Annotated[list[Text], Meta(max_length=100, description=ELSEWHERE)]
 
 

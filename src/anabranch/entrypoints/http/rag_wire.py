@@ -24,6 +24,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "invalid_request": (400, "validation_error"),
     "validation_error": (400, "validation_error"),
     "unauthorized": (401, "unauthorized"),
+    "forbidden": (403, "forbidden"),
     "not_found": (404, "not_found"),
     "request_timeout": (408, "request_timeout"),
     "request_too_large": (413, "request_too_large"),
@@ -40,7 +41,7 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 OTHERWISE = (500, "internal_error")
 # Of these there are several kinds; `details.reason` says which, in English.
-EXPLAINED = ("unauthorized", "not_found", "generation_failed")
+EXPLAINED = ("unauthorized", "forbidden", "not_found", "generation_failed")
 
 
 class RagTurn(Wire, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
+from anabranch.app.starting import announce
 from anabranch.domain.errors import ConfigurationError
 from anabranch.entrypoints.hangup import Terminal, hold_hangups, hung_up
 from anabranch.runtime.lines import Log
@@ -209,6 +210,7 @@ def serve(settings: Settings, log: Log) -> None:
     bound = _bind(settings)
     host, port = bound.getsockname()[:2]
     log.info("server_started", host=host, port=port, workers=settings.workers)
+    announce(settings, log)
     # The server raises a signal again once it has stopped; by then it has done its work, and the exit is a clean one.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):

@@ -12,7 +12,8 @@ from anabranch.domain.streams import LAST, Page
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.exchange import EVENT_STREAM, header
 from anabranch.entrypoints.http.resuming import Resuming, bearer_of, identity_of, lost
-from anabranch.entrypoints.http.tailing import Closing
+from anabranch.entrypoints.http.tailing import Closing, until_revoked
+from anabranch.knowledge.model import Caller
 
 NOT_HERE = "There is no such stream, or it has been forgotten."
 NOT_KEPT = "Streams are not kept here: several workers share no Redis."
@@ -39,28 +40,31 @@ class StreamSurface:
                 with suppress(NotFound):
                     reader = await stack.enter_async_context(recordings.reader(stream, after, lost))
             # What is not there and what is not the caller's are the same to them.
-            if not await self._owns(scope, reader.page.identity if reader else None) or reader is None:
+            caller = await self._owner(scope, reader.page.identity if reader else None)
+            if caller is None or reader is None:
                 raise NotFound(NOT_HERE)
             if _has_all(reader.page):
                 await _end(send, 204)
             elif scope["method"] == "HEAD":
                 await _end(send, 200)
             else:
-                closing = None if recordings.holds(stream) else self._closing
-                await self._resuming.read(reader, receive, send, closing=closing)
+                # One of our own ends before the process does.
+                ends = Closing() if recordings.holds(stream) else self._closing
+                with until_revoked(ends, self._anabranch.revocations, caller.key) as closing:
+                    await self._resuming.read(reader, receive, send, closing=closing)
 
-    async def _owns(self, scope: Scope, identity: str | None) -> bool:
-        """A token that nobody here knows is none the worse for it where callers are not verified: it may be the one
-        that the question came with."""
+    async def _owner(self, scope: Scope, identity: str | None) -> Caller | None:
+        """The caller, if the stream is theirs. A token that nobody here knows is none the worse for it where callers
+        are not verified: it may be the one that the question came with."""
         if identity is not None and identity in ("", bearer_of(scope)):
-            return True
+            return Caller()
         try:
             caller = await self._access.caller(scope)
         except Unauthorized:
             if self._anabranch.settings.auth in ("api_key", "jwt"):
                 raise
-            return False
-        return identity == identity_of(scope, caller.user, operator=caller.operator)
+            return None
+        return caller if identity == identity_of(scope, caller.user, operator=caller.operator) else None
 
 
 def cursor(scope: Scope) -> int:

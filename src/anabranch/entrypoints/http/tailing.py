@@ -1,15 +1,17 @@
 """Following a stream's log on a client's behalf, as server-sent events, until one of the two has had enough."""
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Protocol
 
 import msgspec
 from starlette.types import Receive, Send
 
-from anabranch.domain.errors import NotFound, ShuttingDown, StreamUnavailable
+from anabranch.app.revocations import Revocations
+from anabranch.domain.errors import AnabranchError, NotFound, ShuttingDown, StreamUnavailable
 from anabranch.entrypoints.http.exchange import EVENT_STREAM, PIECE_BYTES, PIECE_S, Headers
 from anabranch.streams.mux import Batch, Lagging
 
@@ -32,25 +34,48 @@ class Tailed(Protocol):
 
 
 class Closing:
-    """That streams have to end, told to all of them at once without a task for each."""
+    """That streams have to end, and why, told to all of them at once without a task for each."""
 
     def __init__(self) -> None:
-        self._is_set = False
+        self._why: AnabranchError | None = None
         self._told: set[Callable[[], None]] = set()
 
-    def set(self) -> None:
-        self._is_set = True
+    def set(self, why: AnabranchError | None = None) -> None:
+        self._why = why or ShuttingDown(CLOSING)
         for tell in tuple(self._told):
             tell()
 
     def is_set(self) -> bool:
-        return self._is_set
+        return self._why is not None
+
+    @property
+    def error(self) -> AnabranchError | None:
+        """The reason once it is set; its own for each: a traceback grows wherever it is raised."""
+        return copy.copy(self._why)
 
     def add(self, tell: Callable[[], None]) -> None:
         self._told.add(tell)
 
     def discard(self, tell: Callable[[], None]) -> None:
         self._told.discard(tell)
+
+
+@contextmanager
+def until_revoked(closing: Closing, revocations: Revocations, key: str | None) -> Iterator[Closing]:
+    """That Closing, for one reader: it is also set when the reader's API key is revoked."""
+    if key is None:
+        yield closing
+        return
+    own = Closing()
+    if closing.is_set():
+        own.set()
+    closing.add(own.set)
+    revocations.add(key, own.set)
+    try:
+        yield own
+    finally:
+        closing.discard(own.set)
+        revocations.discard(key, own.set)
 
 
 async def tail(
@@ -67,8 +92,8 @@ async def tail(
     """Everything that an entered reader hands out, as `frames` writes it, and a heartbeat when nothing came. It returns
     at the stream's end, and whenever the client has gone or must come back with its cursor. A batch comes in several
     calls of `frames` where it is large, only the first of which has `reset` and only the last `ended`."""
-    if closing.is_set():
-        raise ShuttingDown(CLOSING)
+    if (error := closing.error) is not None:
+        raise error
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     with suppress(*COME_BACK):
         async with until_gone(receive, closing, "http.disconnect") as patience:

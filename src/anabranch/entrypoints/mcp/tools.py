@@ -32,7 +32,7 @@ from anabranch.runtime.lines import Log
 SHOWN = 200
 MAX_ABOUT = 200
 OUR_FAULT = "Something went wrong on our side; the log has the details under the correlation id {correlation_id}."
-GUEST = "Guests may search and ask the collections; what the operator has configured is not for them."
+NOT_YOURS = "Only the operator may use what is configured here; `search` and `ask` have the collections."
 AGGREGATE = """\
 Search many MCP servers at once: every server that fits is asked in parallel, and you get one ranked list without \
 near-duplicates, each result with its server, title, url, date and score. Use it in place of calling those servers \
@@ -129,7 +129,7 @@ class Tools:
 
     async def _aggregate(self, arguments: Mapping[str, Any], asker: Asker, progress: Progress) -> CallToolResult:
         if not asker.vouched:
-            raise Forbidden(GUEST)
+            raise Forbidden(NOT_YOURS)
         try:
             asked = read(AggregateArguments, self._inputs["aggregate"], arguments)
         except InvalidArgument as error:

@@ -48,6 +48,11 @@ def listed(db: sqlite3.Connection) -> list[Key]:
     return [_key(row) for row in db.execute("SELECT * FROM keys ORDER BY created_at, id")]
 
 
+def valid(db: sqlite3.Connection) -> set[str]:
+    """The ids of those that are not revoked."""
+    return {row["id"] for row in db.execute("SELECT id FROM keys WHERE revoked_at IS NULL")}
+
+
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
     changed = db.execute(
         "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (time.time(), identifier)

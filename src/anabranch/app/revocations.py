@@ -1,0 +1,48 @@
+"""Ends what an API key has begun here once that key is revoked, by whichever process on the same data folder."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+
+from anabranch.domain.errors import AnabranchError, Unauthorized
+
+EVERY_S = 2.0
+REVOKED = "The API key was revoked."
+
+Stop = Callable[[AnabranchError], None]
+
+
+class Revocations:
+    """What goes on under each key, and how it is stopped. `valid` reads the ids of the keys that are not revoked; it is
+    asked every `every_s` seconds while something goes on under a key, and not at all otherwise."""
+
+    def __init__(self, valid: Callable[[], Awaitable[Collection[str]]], *, every_s: float = EVERY_S) -> None:
+        self._valid = valid
+        self._every_s = every_s
+        self._stops: defaultdict[str, set[Stop]] = defaultdict(set)
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, key: str, stop: Stop) -> None:
+        self._stops[key].add(stop)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+
+    def discard(self, key: str, stop: Stop) -> None:
+        self._stops[key].discard(stop)
+        if not self._stops[key]:
+            del self._stops[key]
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        while self._stops:
+            await asyncio.sleep(self._every_s)
+            known = tuple(self._stops)  # a key that comes while the records are read may be newer than what is read
+            with suppress(AnabranchError):  # records that cannot be read now are read again
+                valid = await self._valid()
+                for stop in [stop for key in known if key not in valid for stop in self._stops.get(key, ())]:
+                    stop(Unauthorized(REVOKED))

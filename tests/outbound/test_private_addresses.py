@@ -1,0 +1,178 @@
+"""The private addresses on the allow-list are for the operator and for those with a key or a token."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from canary import Canary, Names, Watch, reply, watching
+from desk import Desk
+from shelf import Issuer
+
+from anabranch.domain.model import Endpoint
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database
+from anabranch.runtime.outbound import REFUSED, AiohttpOutbound
+from anabranch.runtime.upstreams import Policy, Upstreams
+from anabranch.testing import ManualClock, Recorder
+from conftest import LOCAL, Server
+
+Serve = Callable[..., AbstractAsyncContextManager[Server]]
+
+FAR = {"X-Forwarded-For": "203.0.113.9"}
+PAGE = {"Origin": "https://page.example"}
+NAMED = ("https://page.example",)
+NAMES = {"inside.example": [["127.0.0.1"]], "public.example": [["93.184.216.34"]]}
+MODEL_REPLY = reply(body=b'{"choices":[{"message":{"content":"Words."}}],"summary":{"message":{"content":"Words."}}}')
+
+
+@pytest.fixture
+async def inside() -> AsyncIterator[Canary]:
+    """A service in the operator's own network."""
+    async with Canary() as listening:
+        yield listening
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, str]:
+    database = Database.open(tmp_path / "data")
+    try:
+        return {
+            who: database.writing(partial(keys.create, user=who, operator=who == "root"))[1]
+            for who in ("alice", "root")
+        }
+    finally:
+        database.close()
+
+
+def retrieval(url: str, slug: str = "docs") -> dict[str, Any]:
+    return {"prompt": "?", "retrieval_only": True, "data_sources": [{"url": url, "slug": slug}]}
+
+
+async def asked(server: Server, url: str, headers: dict[str, str]) -> tuple[str, str | None]:
+    status, answer, _ = await server.post("/api/v1/chat", retrieval(url), headers=headers)
+    assert status == 200, answer
+    [info] = answer["retrieval_info"]
+    return info["status"], info["error_message"]
+
+
+@pytest.mark.parametrize("entry", ["block", "origin"])
+@pytest.mark.parametrize(
+    ("settings", "who", "headers", "may"),
+    [
+        ({}, None, {}, True),
+        ({}, None, FAR, False),
+        ({}, None, PAGE, False),
+        ({}, None, {"Host": "page.example"}, False),
+        ({}, None, {"Sec-Fetch-Site": "cross-site"}, False),
+        ({"cors_origins": NAMED}, None, PAGE, False),
+        ({}, "alice", FAR, True),
+        ({}, "alice", PAGE, True),
+        ({}, "root", FAR, True),
+        ({}, "stranger", FAR, False),
+        ({}, "token", FAR, True),
+        ({}, "guest", FAR, False),
+        ({"auth": "none"}, None, FAR, True),
+        ({"auth": "none"}, None, PAGE, False),
+        ({"auth": "none"}, None, {"Host": "page.example", "Origin": "http://page.example"}, False),
+        ({"auth": "none", "cors_origins": NAMED}, None, PAGE, True),
+        ({"auth": "none"}, "alice", PAGE, True),
+        ({"auth": "api_key"}, "alice", FAR, True),
+        ({"auth": "jwt"}, "token", FAR, True),
+        ({"auth": "jwt"}, "guest", FAR, False),
+        ({"endpoint_allowlist_public": True}, None, FAR, True),
+        ({"endpoint_allowlist_public": True}, None, PAGE, True),
+    ],
+)
+async def test_who_may_name_a_private_address(
+    serve: Serve,
+    inside: Canary,
+    secrets: dict[str, str],
+    entry: str,
+    settings: dict[str, Any],
+    who: str | None,
+    headers: dict[str, str],
+    may: bool,
+) -> None:
+    allowlist = LOCAL if entry == "block" else (inside.url,)
+    async with Issuer() as hub:
+        tokens = {"stranger": "ab_nobody", "token": hub.token(sub="17"), "guest": hub.token(sub="guest"), **secrets}
+        sent = {**headers, **({"Authorization": f"Bearer {tokens[who]}"} if who is not None else {})}
+        given = {"syfthub_url": hub.url, "jwt_audience": "library", "endpoint_allowlist": allowlist, **settings}
+        async with serve(**given) as server:
+            found = await asked(server, inside.url, sent)
+    assert found == (("success", None) if may else ("error", REFUSED))
+    assert inside.accepted == may
+
+
+@pytest.mark.parametrize("kind", ["space", "openai"])
+async def test_a_model_is_no_other_matter(serve: Serve, kind: str) -> None:
+    async with Canary(MODEL_REPLY) as inside, serve() as server:
+        request = {"prompt": "?", "model": {"url": inside.url, "slug": "m", "kind": kind}}
+        status, body, _ = await server.post("/api/v1/chat", request, headers=PAGE)
+        assert (status, body["message"]) == (502, f"Model generation failed: {REFUSED}")
+        assert inside.accepted == 0
+        await server.post("/api/v1/chat", request)
+        assert inside.accepted == 1
+
+
+async def test_a_page_cannot_use_a_connection_that_others_have_opened(serve: Serve, inside: Canary) -> None:
+    async with serve() as server:
+        assert await asked(server, inside.url, {}) == ("success", None)
+        assert await asked(server, inside.url, PAGE) == ("error", REFUSED)
+        assert await asked(server, inside.url, {}) == ("success", None)
+    assert (inside.accepted, len(inside.received)) == (1, 2)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return watching(monkeypatch)
+
+
+async def test_it_is_the_address_that_counts_and_public_ones_are_for_everybody(
+    serve: Serve, inside: Canary, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "anabranch.app.outbound.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
+    )
+    async with serve() as server:
+        assert await asked(server, f"http://inside.example:{inside.port}", {}) == ("success", None)
+        assert await asked(server, f"http://inside.example:{inside.port}", PAGE) == ("error", REFUSED)
+        assert await asked(server, "http://public.example:81", PAGE) == ("error", "No connection could be made.")
+    assert ("93.184.216.34", 81) in watch.dialled
+    assert inside.accepted == 1
+
+
+async def test_what_others_found_out_about_a_private_address_does_not_show(serve: Serve) -> None:
+    """Its breaker is open for those who may ask it; to others it is an address like any other."""
+    async with Canary(reply(500)) as failing, serve(breaker_calls=1) as server:
+        await asked(server, failing.url, {})
+        _, last = await asked(server, failing.url, {})
+        assert last is not None
+        assert "failed too often" in last
+        assert await asked(server, failing.url, PAGE) == ("error", REFUSED)
+
+
+def test_refused_calls_leave_the_breaker_of_others_alone() -> None:
+    known = Upstreams(Policy(min_calls=1), ManualClock(), Recorder())
+    theirs, ours = (Endpoint(slug="docs", url="http://10.0.0.5", public_only=only) for only in (True, False))
+    breaker = known.of(theirs).breaker
+    breaker.leave(breaker.enter(), good=False)
+    assert known.of(theirs).breaker.state == "open"
+    assert known.of(ours).breaker.state == "closed"
+
+
+async def test_who_hands_over_a_step_with_a_key_may_name_a_subagent_inside(
+    serve: Serve, secrets: dict[str, str]
+) -> None:
+    answer = json.dumps({"status": "success", "payload": {"found": "inside"}}).encode()
+    async with Canary(reply(body=answer)) as subagent, serve() as server:
+        planner = Desk(server, secrets)
+        await planner.begin("s", "p", {"key": "lookup", "url": subagent.url}, who="alice")
+        async with planner.stream("s", "p", who="alice") as stream:
+            frames = await stream.rest()
+        assert subagent.accepted == 1
+    assert '"found": "inside"' in json.dumps([frame.data for frame in frames])

@@ -1,0 +1,319 @@
+"""What goes on under an API key ends soon after the key is revoked, on every surface and in its own form."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from desk import Desk
+from speaker import END, PATIENCE_S, Speaker, asking, resuming
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from anabranch.app.revocations import EVERY_S, REVOKED, Revocations
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.model import Endpoint
+from anabranch.knowledge.records import keys
+from anabranch.knowledge.records.database import Database, StoreFailed
+from anabranch.runtime.settings import Settings
+from anabranch.testing import Space
+from conftest import Server, running
+
+pytestmark = pytest.mark.xdist_group("revoked")
+
+CHAT = {"prompt": "Why?", "model": {"slug": "speaker"}}
+ASKED = {"query": "Why?", "sources": ["docs"], "threshold": 0}
+ASK = {"name": "ask", "arguments": {"question": "Why?", "sources": ["docs"]}}
+# How a question is asked on each surface, and what is said at the end of its answer.
+SURFACES: dict[str, tuple[str, dict[str, Any], Callable[[bytes], Any], Any]] = {
+    "chat": (
+        "/api/v1/chat/stream",
+        CHAT,
+        lambda end: (end.split(b"\n")[0], _data(end)["error"], _data(end)["message"]),
+        (b"event: error", "unauthorized", REVOKED),
+    ),
+    "query": (
+        "/v1/query",
+        {"query": "Why?", "sources": ["docs"]},
+        lambda end: (end.split(b"\n")[0], _data(end)["code"], _data(end)["message"]),
+        (b"event: error", "UNAUTHORIZED", REVOKED),
+    ),
+    "rag": (
+        "/rag/stream",
+        ASKED,
+        lambda end: (_data(end)["type"], _data(end)["data"]["error_code"], _data(end)["data"]["details"]["reason"]),
+        ("error", "unauthorized", REVOKED),
+    ),
+    "endpoints": (
+        "/api/v1/endpoints/alice/writer/query",
+        {"messages": "Why?", "stream": True},
+        lambda end: _data(end.split(b"\n\n")[0])["error"]["code"],
+        "unauthorized",
+    ),
+    "mcp": (
+        "/mcp",
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ASK},
+        lambda end: _data(end)["result"]["structuredContent"]["error"],
+        "unauthorized",
+    ),
+}
+
+
+class Key(NamedTuple):
+    id: str
+    secret: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        accept = "application/json, text/event-stream"
+        return {"Authorization": f"Bearer {self.secret}", "Accept": accept}
+
+
+class House:
+    """A server whose model says what it is told, and the keys to it."""
+
+    def __init__(self, server: Server, speaker: Speaker, folder: Path) -> None:
+        self.server = server
+        self.speaker = speaker
+        self.folder = folder
+
+    def key(self, user: str = "alice") -> Key:
+        made, secret = self._write(lambda db: keys.create(db, user=user))
+        return Key(made.id, secret)
+
+    def revoke(self, key: Key) -> None:
+        """Over a connection of its own, as another process does."""
+        assert self._write(lambda db: keys.revoke(db, key.id))
+
+    def _write(self, work: Callable[[Any], Any]) -> Any:
+        database = Database.open(self.folder)
+        try:
+            return database.writing(work)
+        finally:
+            database.close()
+
+    async def asked(self, count: int = 1) -> None:
+        """Wait until so many questions are under way."""
+        assert self.server.service._anabranch is not None
+        runs = self.server.service._anabranch._runs
+        async with asyncio.timeout(PATIENCE_S):
+            while len(runs) != count:  # noqa: ASYNC110 (nothing announces it)
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def house(folder: Path, **given: Any) -> AsyncIterator[House]:
+    async with Speaker() as speaker, Space(everything=True) as space:
+        chosen = {
+            "auth": "api_key",
+            "log_level": "ERROR",
+            "rate_limit": 0,
+            "model_retries": 0,
+            "query_rewriting": False,
+            "data_dir": str(folder),
+            "sources": {"docs": Endpoint(slug="docs", url=space.url, operator=True)},
+            "models": {"speaker": Endpoint(slug="speaker", url=speaker.url, kind="openai", operator=True)},
+            "published_models": {"alice/writer": "speaker"},
+        }
+        async with running(Settings(**{**chosen, **given}), keys_every_s=0.01) as server:
+            yield House(server, speaker, folder)
+
+
+def _data(block: bytes) -> Any:
+    return json.loads(block.split(b"data: ", 1)[1])
+
+
+def test_it_is_a_matter_of_seconds() -> None:
+    assert EVERY_S <= 5
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_an_answer_ends_in_an_error_of_its_own_surface(tmp_path: Path, surface: str) -> None:
+    path, body, end_of, expected = SURFACES[surface]
+    async with house(tmp_path / "data") as there:
+        key, other = there.key(), there.key("bob")
+        url = there.server.url + path
+        async with asyncio.timeout(PATIENCE_S):
+            asked = asyncio.create_task(there.server.session.post(url, json=body, headers=key.headers))
+            await there.asked()
+            there.revoke(other)
+            there.speaker.says("Because ")
+            there.revoke(key)
+            async with await asked as response:
+                text = (await response.read()).replace(b"\r\n", b"\n")
+        assert response.status == 200
+        said = [block for block in text.removesuffix(b"data: [DONE]\n\n").split(b"\n\n") if b"data: " in block]
+        assert end_of(said[-1]) == expected
+        await there.asked(0)
+        async with there.server.session.post(url, json=body, headers=key.headers) as refused:
+            assert refused.status == 401
+
+
+async def test_a_plain_answer_is_a_401(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        key = there.key()
+        asking_ = asyncio.create_task(there.server.post("/api/v1/chat", CHAT, headers=key.headers))
+        await there.asked()
+        there.revoke(key)
+        status, error, _ = await asking_
+    assert (status, error["error"], error["message"]) == (401, "unauthorized", REVOKED)
+
+
+async def test_the_open_chat_surface_ends_it_too(tmp_path: Path) -> None:
+    async with house(tmp_path / "data", auth="auto", endpoint_allowlist=("127.0.0.0/8",)) as there:
+        key = there.key()
+        request = {**CHAT, "model": there.speaker.endpoint}
+        async with asking(there.server, "/api/v1/chat/stream", request, **key.headers, Prefer="none") as line:
+            await line.hear(3)
+            there.revoke(key)
+            assert [one.data["message"] for one in await line.rest()] == [REVOKED]
+
+
+async def test_the_command_revokes_it_from_another_process(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        key = there.key()
+        async with asking(there.server, "/api/v1/chat/stream", CHAT, **key.headers, Prefer="none") as line:
+            await line.hear(3)
+            revoked = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "anabranch", "keys", "revoke", key.id),
+                cwd=tmp_path,
+                env={**os.environ, "AGGREGATOR_DATA_DIR": str(there.folder)},
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+            assert await revoked.wait() == 0
+            assert [one.data["message"] for one in await line.rest()] == [REVOKED]
+
+
+async def test_streams_of_other_keys_go_on(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        alice, twin = there.key(), there.key()
+        async with asking(there.server, "/api/v1/chat/stream", CHAT, **twin.headers, Prefer="none") as line:
+            await line.hear(3)
+            async with asking(there.server, "/api/v1/chat/stream", CHAT, **alice.headers, Prefer="none") as ended:
+                await ended.hear(3)
+                there.revoke(alice)
+                assert [one.name for one in await ended.rest()] == ["error"]
+            there.speaker.says("Because.", END)
+            assert [one.name for one in await line.rest()] == ["token", "done"]
+
+
+async def test_who_reads_a_resumable_answer_with_another_key_of_its_owner_is_let_go(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        asks, reads = there.key(), there.key()
+        async with asking(there.server, "/api/v1/chat/stream", CHAT, **asks.headers) as line:
+            heard = await line.hear(3)
+            async with resuming(there.server, line.stream, **reads.headers) as reader:
+                assert await reader.hear(3) == heard
+                there.revoke(reads)
+                assert await reader.rest() == []
+            async with resuming(there.server, line.stream, **reads.headers) as refused:
+                assert refused.status == 401
+            there.revoke(asks)
+            assert [one.data["message"] for one in await line.rest()] == [REVOKED]
+
+
+async def test_who_follows_a_step_is_let_go_and_the_step_goes_on(tmp_path: Path) -> None:
+    async with house(tmp_path / "data") as there:
+        follows, socket, owner = there.key(), there.key(), there.key()
+        planner = Desk(there.server, {"follows": follows.secret, "socket": socket.secret, "owner": owner.secret})
+        await planner.begin("s", "p", who="follows")
+        url = f"{there.server.url.replace('http', 'ws')}/planner/sessions/s/steps/p/ws"
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            planner.stream("s", "p", who="follows") as stream,
+            connect(url, additional_headers=planner.headers("socket")) as connection,
+        ):
+            await stream.events(1)
+            await connection.recv()
+            there.revoke(follows)
+            assert await stream.rest() == []
+            there.revoke(socket)
+            with pytest.raises(ConnectionClosed):
+                await connection.recv()
+            assert connection.close_code == 1008
+            assert (await planner.push("s", "p", "lookup", who="owner"))[0] == 202
+        assert (await planner.ask("GET", "/planner/sessions/s/steps/p/events", who="follows"))[0] == 401
+
+
+async def test_a_step_that_answers_once_is_a_401(tmp_path: Path) -> None:
+    async with house(tmp_path / "data", planner_streaming=False) as there:
+        key = there.key()
+        planner = Desk(there.server, {"alice": key.secret})
+        body = {"plan_step_id": "p", "expected_subagents": [{"key": "lookup"}]}
+        begun = asyncio.create_task(planner.ask("POST", "/planner/sessions/s/steps", body, "alice"))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await planner.ask("GET", "/planner/sessions/s/steps/p/events", who="alice"))[0] != 200:
+                pass
+            there.revoke(key)
+            status, error = await begun
+    assert (status, error["message"]) == (401, REVOKED)
+
+
+async def test_without_a_key_nothing_is_looked_up(tmp_path: Path) -> None:
+    async with house(tmp_path / "data", auth="auto") as there:
+        there.key()
+        there.speaker.says("Because.", END)
+        await there.server.stream(**CHAT)
+        assert there.server.service._anabranch is not None
+        assert there.server.service._anabranch.revocations._task is None
+
+
+# --- the records behind it
+
+
+class Records:
+    """Ids of keys that are valid; `reading` is set while they are read, which goes on when `read` is."""
+
+    def __init__(self, *valid: str) -> None:
+        self.valid = set(valid)
+        self.fails = 0
+        self.reading, self.read = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> set[str]:
+        if self.fails:
+            self.fails -= 1
+            raise StoreFailed("The records cannot be read.")
+        seen = set(self.valid)
+        self.reading.set()
+        await self.read.wait()
+        return seen
+
+
+@pytest.fixture
+async def stopped() -> AsyncIterator[asyncio.Queue[AnabranchError]]:
+    async with asyncio.timeout(PATIENCE_S):
+        yield asyncio.Queue()
+
+
+async def test_a_key_made_while_the_records_are_read_is_not_taken_for_revoked(
+    stopped: asyncio.Queue[AnabranchError],
+) -> None:
+    records, newer = Records(), asyncio.Queue[AnabranchError]()
+    revocations = Revocations(records, every_s=0)
+    revocations.add("old", stopped.put_nowait)
+    await records.reading.wait()
+    revocations.add("new", newer.put_nowait)
+    records.valid.add("new")
+    records.read.set()
+    assert (await stopped.get()).message == REVOKED
+    await stopped.get()  # it is said again until it is heard
+    assert newer.empty()
+    await revocations.close()
+
+
+async def test_records_that_cannot_be_read_are_read_again(stopped: asyncio.Queue[AnabranchError]) -> None:
+    records = Records()
+    records.fails = 3
+    records.read.set()
+    revocations = Revocations(records, every_s=0)
+    revocations.add("key", stopped.put_nowait)
+    await stopped.get()
+    revocations.discard("key", stopped.put_nowait)
+    assert revocations._task is not None
+    await revocations._task  # with nobody left, nothing is read any more
+    await revocations.close()
