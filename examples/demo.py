@@ -1,4 +1,4 @@
-"""`make demo`: three owners publish what is in docs/, one question goes to all three, then the server stays."""
+"""`make demo`: three owners publish the documentation, one question goes to all of them, the server keeps running."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ READY_S = 30.0
 
 
 class Demo:
-    """Runs the commands that a person would type, and shows them."""
+    """Runs the commands that a user would type, and prints them."""
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
         self._console = Console(highlight=False)
@@ -42,19 +42,19 @@ class Demo:
         }
 
     def run(self) -> None:
-        self.say("Three owners put their documents in. Each collection is read, cut, embedded and indexed here.")
+        self.say("Three owners ingest their documents. Each collection is parsed, chunked, embedded and indexed here.")
         for path, files in LIBRARY.items():
             collection = path.partition("/")[2]
             self.do("ingest", *files, "--collection", collection)
             self.do("publish", collection, "--as", path)
         with self.serving() as server:
-            self.say(f"They are served at {self._url}. One question to all three, each asked over HTTP as its owner's:")
+            self.say(f"The server runs at {self._url}. One question to all three over HTTP, each named with its owner:")
             sources = [f"--source={path.partition('/')[0]}@{self._url}/{path.partition('/')[2]}" for path in LIBRARY]
             self.do("ask", QUESTION, *sources)
-            self.say(f"It goes on serving; its interface: {self._url}/docs. In another terminal:")
+            self.say(f"The server keeps running; its API is described at {self._url}/docs. In another terminal:")
             body = '{"query": "How is a chunk kept within the window of the embedder?"}'
             self._console.print(f"curl {self._url}/v1/query -d '{body}'\n", soft_wrap=True, markup=False)
-            self._console.print("Ctrl-C ends it.\n", style="dim")
+            self._console.print("Ctrl-C stops it.\n", style="dim")
             server.wait()
 
     def say(self, text: str) -> None:
@@ -68,7 +68,7 @@ class Demo:
             sys.exit(f"demo: `{shown}` ended with {ran.returncode}.")
 
     def serving(self) -> subprocess.Popen[bytes]:
-        """The server, once it answers."""
+        """Starts the server and waits until it is ready."""
         server = subprocess.Popen([ANABRANCH, "serve"], cwd=HERE, env=self._environment, start_new_session=True)
         until = time.monotonic() + READY_S
         while not self._is_ready():
@@ -101,7 +101,7 @@ def is_free(host: str, port: int) -> bool:
 def main() -> None:
     host, port = os.environ.get("AGGREGATOR_HOST", "127.0.0.1"), int(os.environ.get("AGGREGATOR_PORT", "8001"))
     if not is_free(host, port):
-        sys.exit(f"demo: port {port} is taken; choose another: AGGREGATOR_PORT=8005 make demo")
+        sys.exit(f"demo: port {port} is in use; choose another: AGGREGATOR_PORT=8005 make demo")
     with TemporaryDirectory() as folder:
         Demo(Path(folder), host, port).run()
 

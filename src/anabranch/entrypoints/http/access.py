@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.types import Scope
@@ -23,6 +24,7 @@ FORWARDING = frozenset(
 FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-", b"x-appengine-")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII)
 HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+MAX_ADDRESS = 100
 OWN_SITES = frozenset({"same-origin", "none"})
 MAX_TRACESTATE = 512
 TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
@@ -256,7 +258,12 @@ def _hops(scope: Scope, peer: str) -> Iterator[str]:
 
 
 def _address(text: str) -> Address | None:
-    """An address as a proxy or a socket gives it, with or without a port; mapped IPv4 as IPv4."""
+    """An address as a proxy or a socket gives it, with or without a port; a mapped IPv4 address as IPv4."""
+    return _parsed(text) if len(text) <= MAX_ADDRESS else None
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Address | None:
     found = HOP.fullmatch(text)
     try:
         address = ip_address((found[1] or found[2]) if found else text)
