@@ -105,7 +105,7 @@ async def parrot() -> AsyncIterator[Parrot]:
 # --- what the operator configured, on every surface
 
 
-SHOUTING = Path(__file__).parent / "shouting.py"
+SHOUTING = Path(__file__).parents[1] / "support" / "leaking_upstream.py"
 
 
 def shouting(name: str, *, is_error: bool) -> McpServer:

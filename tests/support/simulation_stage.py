@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from anabranch.app.planner import Planner
+from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Watch
 from anabranch.domain.errors import StreamUnavailable, Trouble, UpstreamError
@@ -99,12 +100,17 @@ class Turnstile:
         pass
 
 
+async def _no_keys() -> set[str]:
+    return set()
+
+
 class House:
     """As much of an Anabranch as the planner's surface asks for."""
 
     def __init__(self, settings: Settings, planner: Planner) -> None:
         self.settings = settings
         self.planner = planner
+        self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
 
     def turned_away(self, surface: str, code: str) -> None:

@@ -78,11 +78,11 @@ class Line:
     async def _send(self, message: Message) -> None:
         async with self._changed:
             match message["type"]:
-                case "http.response.start":
+                case "http.response.start" | "websocket.http.response.start":
                     self.status = message["status"]
                 case "websocket.accept":
                     self.status = 200
-                case "http.response.body":
+                case "http.response.body" | "websocket.http.response.body":
                     await self._put(message.get("body", b""))
                 case "websocket.send":
                     await self._put(message["text"].encode())
@@ -115,6 +115,7 @@ def scope_of(method: str, address: str, headers: Mapping[str, str] | None = None
         "http_version": "1.1",
         "correlation_id": "simulated",
         "subprotocols": [],
+        "extensions": {"websocket.http.response": {}},
     }
 
 
