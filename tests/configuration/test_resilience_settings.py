@@ -6,8 +6,8 @@ import pytest
 
 from anabranch.domain.errors import GenerationFailed, Trouble
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.testing import FakeSource, ManualClock, Recorder
 from support.environment import loaded
 

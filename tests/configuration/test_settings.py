@@ -206,8 +206,8 @@ EFFECTS = {
     "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
     "models": "test_sources_and_models_of_the_file_are_asked_by_name",
     "published_models": "configuration/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",
-    "mcp_servers": "sources/mcp/test_real_servers.py::test_all_are_found_and_asked_in_both_eras_of_the_protocol",
-    "aggregation": "app/test_aggregator.py::test_the_first_rule_that_matches_decides",
+    "mcp_servers": "sources/mcp/test_real_servers.py::test_real_servers_are_searched_in_both_protocols",
+    "aggregation": "app/test_aggregator.py::test_aggregate_uses_the_first_matching_routing_rule",
 }
 
 # What spec 1 lists.

@@ -12,7 +12,7 @@ from test_log_contract import memory_log
 
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
-from anabranch.eventlog.tape import ENTRY_BYTES, Tape, weight
+from anabranch.eventlog.entries_and_cursors import ENTRY_BYTES, StreamEntries, weight
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 
@@ -56,7 +56,7 @@ def latest_of(recorded: list[SequencedEntry]) -> dict[str, SequencedEntry]:
     return {each.key: each for each in recorded}
 
 
-def through(tape: Tape, after: int, limit: int) -> tuple[list[SequencedEntry], bool]:
+def through(tape: StreamEntries, after: int, limit: int) -> tuple[list[SequencedEntry], bool]:
     """Page after page to the head, and whether the first one was a reset; no other one may be."""
     page, first, more = tape.read(after, limit)
     read = list(page)
@@ -68,7 +68,7 @@ def through(tape: Tape, after: int, limit: int) -> tuple[list[SequencedEntry], b
     return read, first
 
 
-def check_reading(tape: Tape, everything: list[SequencedEntry], after: int, limit: int) -> None:
+def check_reading(tape: StreamEntries, everything: list[SequencedEntry], after: int, limit: int) -> None:
     """What a reader at this cursor gets, against everything that was ever written in this epoch."""
     read, reset = through(tape, after, limit)
     kept = {each.sequence: each for each in through(tape, 0, EVERYTHING)[0]}
@@ -97,14 +97,14 @@ class TapeStates(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tape = Tape(max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        self.tape = StreamEntries(max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
         self.everything: list[SequencedEntry] = []
         self.replica = self.copied()
 
-    def copied(self) -> Tape:
+    def copied(self) -> StreamEntries:
         kept = through(self.tape, 0, EVERYTHING)[0]
         tape = self.tape
-        return Tape.of(kept, tape.head, tape.floor, tape.ended, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        return StreamEntries.of(kept, tape.head, tape.floor, tape.ended, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
 
     @rule(given=st.lists(steps_up, min_size=3, max_size=8))
     def append(self, given: list[tuple[str, int, int, bool]]) -> None:

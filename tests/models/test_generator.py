@@ -11,8 +11,8 @@ from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import Failure, FakeGenerator, Space
 from anabranch.testing.contracts.generator import TEXT, GeneratorContract

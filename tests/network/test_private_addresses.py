@@ -13,7 +13,8 @@ from anabranch.domain.model import Endpoint
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.network.outbound import REFUSED, AiohttpOutbound
-from anabranch.policies.upstreams import Policy, Upstreams
+from anabranch.policies.breaker import Policy
+from anabranch.policies.upstreams import Upstreams
 from anabranch.testing import ManualClock, Recorder
 from conftest import LOCAL, Server
 from support.canary_server import Canary, Names, Watch, reply, watching

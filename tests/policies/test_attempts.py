@@ -11,8 +11,8 @@ from anabranch.models.model_server import ModelServer
 from anabranch.models.openai_embeddings import OpenAIEmbeddings
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.testing import ManualClock, Recorder
 
 

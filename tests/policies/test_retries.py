@@ -18,8 +18,9 @@ from anabranch.domain.signals import Retried
 from anabranch.models.model_server import ModelServer
 from anabranch.models.openai import OpenAIModel
 from anabranch.models.space import SpaceModel
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import backoff_s, retry_after_s
-from anabranch.policies.upstreams import Policy, RetryBudget
+from anabranch.policies.upstreams import RetryBudget
 from anabranch.testing import Failure, Space
 from support.scripted_source import PROMPT, Bench, Scripted, Step, answering, down, reaching_out, until
 

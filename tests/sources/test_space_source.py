@@ -9,8 +9,8 @@ from anabranch.domain.contracts import Source
 from anabranch.domain.model import Endpoint, Passage, SourceReply, Status
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.sources.space import SpaceSource
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import Failure, FakeSource, Space

@@ -11,8 +11,8 @@ from anabranch.domain.errors import GenerationFailed, Trouble
 from anabranch.domain.model import Context, Delta, Endpoint, Message, Prompt, Query, SourceReply, Status
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.testing import ManualClock, Recorder
 
 PATH = "alice/docs"

@@ -231,7 +231,7 @@ class Logs(Collector):
         super().__init__()
         self.records: list[LogRecord] = []
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.content.read()
         self.requests.append((request.path, dict(request.headers), body))
         self._changed.set()

@@ -55,7 +55,7 @@ class EventStreams:
             await self.recordings.settled()
 
 
-class StreamTiming(Value):
+class EventStreamTiming(Value):
     """Timing of the planner and of the log in Redis, and how long a callback may take."""
 
     planner: PlannerTiming = PlannerTiming()
@@ -64,7 +64,7 @@ class StreamTiming(Value):
     tend_every_s: float = 5.0
 
 
-USUAL_TIMING = StreamTiming()
+USUAL_TIMING = EventStreamTiming()
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def event_streams(
     start: Callable[[Question, Context], Run],
     clock: Clock,
     telemetry: Telemetry,
-    timing: StreamTiming | None = None,
+    timing: EventStreamTiming | None = None,
 ) -> AsyncIterator[EventStreams]:
     timing = timing or USUAL_TIMING
     if not settings.streams_kept:
@@ -96,24 +96,7 @@ async def event_streams(
     )
     stores, breadcrumbs = _stores(settings, policies.redis, clock, timing), _breadcrumbs(settings, telemetry)
     async with stores as (kept, tend), breadcrumbs as crumbs:
-        services = PlannerServices(
-            log=kept.log,
-            subagents=roster,
-            breakers=lambda name: policies.resilience.breaker(_named(name), "subagent"),
-            telemetry=telemetry,
-            crumbs=crumbs,
-            traces=TelemetryContextStore(policies.cache, settings.stream_ttl),
-            notify=_callback_sender(outbound, timing.callback_timeout_s),
-            limits=StepLimits(
-                timeout_s=settings.planner_timeout,
-                retries=settings.planner_retries,
-                max_steps=settings.planner_steps,
-                lease_s=settings.stream_lease,
-                ttl_s=settings.stream_ttl,
-            ),
-            time=PlannerTime(clock=clock),
-            timing=timing.planner,
-        )
+        services = _services(settings, policies, outbound, kept, roster, crumbs, telemetry, clock, timing)
         readers = StreamReaders(telemetry)
         planner = Planner(
             kept,
@@ -137,6 +120,37 @@ async def event_streams(
             yield EventStreams(planner, recordings)
 
 
+def _services(
+    settings: Settings,
+    policies: Policies,
+    outbound: Outbound,
+    kept: StreamStores,
+    subagents: SubagentRegistry,
+    crumbs: Breadcrumbs,
+    telemetry: Telemetry,
+    clock: Clock,
+    timing: EventStreamTiming,
+) -> PlannerServices:
+    return PlannerServices(
+        log=kept.log,
+        subagents=subagents,
+        breakers=lambda name: policies.resilience.breaker(_named(name), "subagent"),
+        telemetry=telemetry,
+        crumbs=crumbs,
+        traces=TelemetryContextStore(policies.cache, settings.stream_ttl),
+        notify=_callback_sender(outbound, timing.callback_timeout_s),
+        limits=StepLimits(
+            timeout_s=settings.planner_timeout,
+            retries=settings.planner_retries,
+            max_steps=settings.planner_steps,
+            lease_s=settings.stream_lease,
+            ttl_s=settings.stream_ttl,
+        ),
+        time=PlannerTime(clock=clock),
+        timing=timing.planner,
+    )
+
+
 class RunAnswerer:
     """An Answerer that starts a Run for every question, so that it is counted, bounded and logged like any other."""
 
@@ -154,7 +168,7 @@ class RunAnswerer:
 
 @asynccontextmanager
 async def _stores(
-    settings: Settings, redis: "Redis | None", clock: Clock, timing: StreamTiming
+    settings: Settings, redis: "Redis | None", clock: Clock, timing: EventStreamTiming
 ) -> AsyncIterator[tuple[StreamStores, Callable[[], None]]]:
     worker = secrets.token_hex(8)
     limits = LogLimits(

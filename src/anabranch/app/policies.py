@@ -15,11 +15,11 @@ from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.breaker import Policy
 from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
 from anabranch.policies.embedding_cache import CachedEmbedder
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 
 if TYPE_CHECKING:
     from anabranch.policies.shared_breakers import SharedBreakers

@@ -24,4 +24,4 @@ __all__ = [
     "StepView",
 ]
 
-__getattr__ = lazy_names(__name__, ("events", "reconnect", "answers", "planner"))
+__getattr__ = lazy_names(__name__, ("events", "connection", "answers", "planner"))

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
+from anabranch.eventlog.entries_and_cursors import StreamEntries, weight
 from anabranch.eventlog.streams import EXISTS, NOT_FOUND, NOT_OWNED, Stream, StreamOwner, Streams
-from anabranch.eventlog.tape import Tape, weight
 from anabranch.eventlog.watch import Watchers
 
 
@@ -37,7 +37,7 @@ class MemoryLog:
             raise Conflict(EXISTS)
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
         self._make_room(owner.size)
-        tape = Tape(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
+        tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
         self._streams.add(Stream(owner, tape, self._clock.monotonic() + self._limits.lease_s))
         self._watchers.notify(stream)
         return owner.token

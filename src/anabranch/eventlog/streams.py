@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from anabranch.domain.errors import StreamsFull
 from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry
 from anabranch.domain.model import Value
-from anabranch.eventlog.tape import Tape
+from anabranch.eventlog.entries_and_cursors import StreamEntries
 
 # Memory of a stream besides its names and its entries.
 STREAM_BYTES = 2_000
@@ -38,7 +38,7 @@ class Stream:
 
     __slots__ = ("due", "owner", "shared", "size", "tape")
 
-    def __init__(self, owner: StreamOwner, tape: Tape, due: float) -> None:
+    def __init__(self, owner: StreamOwner, tape: StreamEntries, due: float) -> None:
         self.owner = owner
         self.tape = tape
         self.due = due

@@ -1,4 +1,4 @@
-"""Reranking: combined and smoothed scores, late interaction, and maximal marginal relevance (MMR)."""
+"""Reranking: late interaction over stored sign bits, and combined and smoothed scores."""
 
 from collections.abc import Sequence
 
@@ -6,33 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.knowledge.index.segment import products
-
-
-def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
-    """The chosen rows, in order. The first is the most relevant; each further one maximises
-    `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
-    lower row, so a weight of 1 gives the order by relevance."""
-    count = max(0, min(limit, len(relevance)))
-    order = np.empty(count, np.int64)
-    if not count:
-        return order
-    unit = _unit(vectors)
-    worth = np.float32(weight) * relevance
-    closest = np.full(len(relevance), -1.0, np.float32)
-    order[0] = latest = int(np.argmax(relevance))
-    for at in range(1, count):
-        worth[latest] = -np.inf
-        # Only the latest choice can be closer than the closest before it: no matrix of all pairs is needed.
-        np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
-        order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
-    return order
-
-
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors of length 1; zero vectors stay zero."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
-
 
 Scores = NDArray[np.float32]
 

@@ -14,10 +14,10 @@ from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
 from anabranch.knowledge import rerank
 from anabranch.knowledge.index.reader import IndexReader, Moved, View
 from anabranch.knowledge.index.segment import products
+from anabranch.knowledge.mmr import mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Connection, Database, Row, StoreFailed
-from anabranch.knowledge.rerank import mmr
 
 OVERFETCH = 5
 RRF_K = 60

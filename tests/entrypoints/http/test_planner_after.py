@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from anabranch.app.event_streams import StreamTiming
+from anabranch.app.event_streams import EventStreamTiming
 from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.planner.services import PlannerTiming
 from support.planner_fixtures import Desk, desk, envelope
@@ -28,7 +28,7 @@ async def patience() -> AsyncIterator[None]:
 @pytest.fixture
 def valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
     """Nobody has streams to bring back to it."""
-    timing = StreamTiming(log=RedisLogTiming(restore_s=0.0))
+    timing = EventStreamTiming(log=RedisLogTiming(restore_s=0.0))
     monkeypatch.setattr("anabranch.app.event_streams.USUAL_TIMING", timing)
     with running_valkey(tmp_path) as started:
         yield started
@@ -173,7 +173,7 @@ async def test_whoever_is_turned_away_has_no_stream(tmp_path: Path, valkey: Valk
 async def test_a_callback_is_tried_again_until_it_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timing = StreamTiming(planner=PlannerTiming(first_callback_s=0.01), callback_timeout_s=0.1)
+    timing = EventStreamTiming(planner=PlannerTiming(first_callback_s=0.01), callback_timeout_s=0.1)
     monkeypatch.setattr("anabranch.app.event_streams.USUAL_TIMING", timing)
     file = tmp_path / "crumbs.jsonl"
     given: dict[str, Any] = {"analytics_file": str(file), "endpoint_allowlist": ("127.0.0.1",)}

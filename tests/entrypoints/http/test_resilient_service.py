@@ -17,8 +17,8 @@ from anabranch.domain.signals import BreakerMoved, Retried, Spent
 from anabranch.models.openai import OpenAIModel
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Policy
 from anabranch.sources.space import SpaceSource
 from anabranch.testing import Failure, Recorder, Space
 from anabranch.text.token_estimate import EstimatedTokens

@@ -129,7 +129,7 @@ async def test_mcp_rejects_other_methods_and_large_bodies(shelf: Library) -> Non
 
 @pytest.mark.parametrize("era", ["old", "new"])
 async def test_mcp_client_disconnect_cancels_its_run(shelf: Library, era: str) -> None:
-    running = shelf.server.service._anabranch._runs  # type: ignore[union-attr]
+    running = shelf.server.service._anabranch.runs._running  # type: ignore[union-attr]
     call = {"name": "ask", "arguments": {"question": "Anything?", "sources": ["slow"]}}
     if era == "old":
         headers = {**ACCEPT, "MCP-Protocol-Version": "2025-11-25"}

@@ -10,12 +10,12 @@ import msgspec
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import Conflict, LeaseLost, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
+from anabranch.eventlog.entries_and_cursors import StreamEntries
 from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, Replicas
 from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, Verdict
 from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams
-from anabranch.eventlog.tape import Tape
 from anabranch.eventlog.watch import Watchers
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
@@ -160,7 +160,7 @@ class RedisLog:
         if verdict != "ok":
             raise Conflict(EXISTS)
         self._to_undo.pop(stream, None)
-        tape = Tape(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes, epoch=first_epoch)
+        tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes, epoch=first_epoch)
         self._streams.add(OwnedStream(owner, tape, due))
         self._notify(stream)
         return owner.token

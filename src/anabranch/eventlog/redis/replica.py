@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from anabranch.domain.errors import AnabranchError, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry, epoch
+from anabranch.eventlog.entries_and_cursors import StreamEntries
 from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, channel
 from anabranch.eventlog.redis.timing import RedisLogTiming
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import Streams
-from anabranch.eventlog.tape import Tape
 from anabranch.redis.client import RedisGone
 from anabranch.redis.rpc import WorkerRpc
 
@@ -25,7 +25,7 @@ class Replica:
     def __init__(self) -> None:
         self.watches = 0
         self.task: asyncio.Task[None] | None = None
-        self.tape: Tape | None = None
+        self.tape: StreamEntries | None = None
         self.facts: Page | None = None
         self.error: AnabranchError | None = None
         self.size = 0
@@ -192,7 +192,7 @@ class Replicas:
             entries.extend(part.page.entries)
         limits = self._limits
         bounds = {"max_events": limits.max_events, "max_bytes": limits.max_bytes}
-        tape = Tape.of(entries, part.page.head, part.floor, part.page.ended, **bounds)
+        tape = StreamEntries.of(entries, part.page.head, part.floor, part.page.ended, **bounds)
         self._account(replica, tape)
         replica.tape, replica.facts, replica.error = tape, part.page, None
 
@@ -209,7 +209,7 @@ class Replicas:
         replica.error = error
         self._account(replica, None)
 
-    def _account(self, replica: Replica, tape: Tape | None) -> None:
+    def _account(self, replica: Replica, tape: StreamEntries | None) -> None:
         """Count the replica's memory. StreamsFull if it does not fit."""
         size = tape.size if tape is not None else 0
         self._writer.dropped(self._owned.make_room(max(size - replica.size, 0)))

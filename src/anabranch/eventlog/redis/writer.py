@@ -32,9 +32,9 @@ from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import LeaseLost, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, LogLimits, SequencedEntry
 from anabranch.domain.model import Value
+from anabranch.eventlog.entries_and_cursors import StreamEntries, weight
 from anabranch.eventlog.redis.store import CHUNK_BYTES, RedisStreamStore, Verdict
 from anabranch.eventlog.streams import NOT_OWNED, Stream, StreamOwner, Streams
-from anabranch.eventlog.tape import Tape, weight
 from anabranch.redis.client import RedisGone
 
 # The most entries that one command appends; the rest goes in the next.
@@ -57,7 +57,7 @@ class OwnedStream(Stream):
 
     __slots__ = ("appends", "lock", "sent_epoch", "untrimmed", "writing")
 
-    def __init__(self, owner: StreamOwner, tape: Tape, due: float) -> None:
+    def __init__(self, owner: StreamOwner, tape: StreamEntries, due: float) -> None:
         super().__init__(owner, tape, due)
         self.sent_epoch = tape.epoch
         self.untrimmed: list[int] = []

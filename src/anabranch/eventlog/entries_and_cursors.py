@@ -34,7 +34,7 @@ def sequenced(entry: Entry, sequence: int) -> SequencedEntry:
     )
 
 
-class Tape:
+class StreamEntries:
     """Pure: no clock, no waiting. The latest entry under each key is never trimmed, so reading from the beginning gives
     the whole state. `floor` is the highest trimmed sequence that was not a superseded partial: a cursor below it has
     missed something, one at or above it has not. A final entry sets `ended`; later entries change nothing. `size` is
@@ -138,9 +138,9 @@ class Tape:
             facts, entries=entries, head=self.head, reset=reset, more=more, ended=self.ended, abandoned=abandoned
         )
 
-    def renumbered(self, epoch: int) -> "Tape":
+    def renumbered(self, epoch: int) -> "StreamEntries":
         """The latest entry under each key, in order, numbered from 1 in another epoch."""
-        tape = Tape(max_events=self._max_events, max_bytes=self._max_bytes, epoch=epoch)
+        tape = StreamEntries(max_events=self._max_events, max_bytes=self._max_bytes, epoch=epoch)
         for each in self._entries:
             if self._latest[each.key] is each:
                 tape._put(sequenced(each, tape.head + 1))
