@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,8 @@ async def in_a_terminal(home: Path, workers: int) -> AsyncIterator[tuple[int, ps
     try:
         yield ours, found
     finally:
-        for one in (found, *(found.children(recursive=True) if process.returncode is None else ())):
-            if one.is_running():
+        with suppress(psutil.NoSuchProcess):  # it ends by itself while we look
+            for one in (*found.children(recursive=True), found):
                 one.kill()
         await process.wait()
 

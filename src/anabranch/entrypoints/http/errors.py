@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -123,6 +124,8 @@ class Dialect:
     invalid: str = "The request is not valid: {}"
     # HEAD goes with every GET, unless the surface has only long streams.
     head: bool = True
+    # The code that a refused request is counted under in the metrics.
+    counted_as: Callable[[AnabranchError], str] = attrgetter("code")
     path_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})
 
 

@@ -208,7 +208,7 @@ class RequestLoop:
             if begun or (refusal is not error and isinstance(refusal, InternalError)):
                 self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
             elif operation is not None and operation.surface is not None and not (call and call.started):
-                self._admission.turned_away(operation.surface, refusal.code)
+                self._admission.turned_away(operation.surface, dialect.counted_as(refusal))
             if begun:
                 raise
             status, body = dialect.render(refusal, scope)

@@ -220,6 +220,7 @@ DIALECT = Dialect(
     always=(400, 401, 404, 429, 500, 503),
     strict=False,
     invalid="{}",
+    counted_as=lambda error: CODES.get(error.code, OTHERWISE)[1],
 )
 STREAM = EventStream(
     "RagEvent",
