@@ -29,12 +29,10 @@ from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
-from anabranch.knowledge.model import Collection, CollectionSettings, NewDocument
+from anabranch.knowledge.model import Chunking, Collection, CollectionSettings, NewDocument, Strategy
 from anabranch.knowledge.parse import ParseLimits, Sandbox
-from anabranch.knowledge.parsed import Chunking, Strategy
 from anabranch.knowledge.records import collections, jobs
-from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import Database, new_id
 from anabranch.models.factory import LocalEmbedder
 from anabranch.models.minilm import Vocabulary, read
 

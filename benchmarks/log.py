@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.domain.events import SubagentResult
 from anabranch.domain.steps import Trace

@@ -15,11 +15,9 @@ import numpy as np
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
-from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions
-from anabranch.knowledge.parsed import Piece
+from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
 from anabranch.knowledge.records import collections, documents, embeddings
-from anabranch.knowledge.records.database import NAME, Database
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import NAME, Database, new_id
 from anabranch.models.factory import LocalEmbedder
 from anabranch.text.words import STOPWORDS
 from benchmarks.room import Room, room

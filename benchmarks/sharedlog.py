@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.eventlog import Entry, LogLimits
 from anabranch.eventlog.redis.log import RedisLog
 from anabranch.redis.client import Redis, RedisGone

@@ -37,11 +37,9 @@ class Ours:
         from anabranch.domain.model import Embedding
         from anabranch.knowledge.index.manifest import Generations
         from anabranch.knowledge.index.writer import IndexWriter
-        from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions
-        from anabranch.knowledge.parsed import Piece
+        from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
         from anabranch.knowledge.records import collections, documents
-        from anabranch.knowledge.records.database import Database
-        from anabranch.knowledge.records.identifiers import new_id
+        from anabranch.knowledge.records.database import Database, new_id
 
         database = Database.open(folder)
         generations = Generations(folder / "index")

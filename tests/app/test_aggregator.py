@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.app.aggregator import Aggregator
 from anabranch.app.runs import StartedRun
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.mcp import (
     AggregatedResponse,
     Aggregation,

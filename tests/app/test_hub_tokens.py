@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.errors import Unauthorized
 from anabranch.network.addresses import AddressGuard
-from anabranch.network.hub_tokens import HubTokens
+from anabranch.network.hub import HubTokens
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.testing import Failure, Hub, ManualClock
 
@@ -337,7 +337,7 @@ async def test_a_hub_that_hangs_times_out(
     await tokens.verify(token, ("alice",))
     hub.fails(Failure.HANG)
     clock.advance(TTL_S + 1)
-    monkeypatch.setattr("anabranch.network.hub_tokens.FETCH_S", 0.05)
+    monkeypatch.setattr("anabranch.network.hub.FETCH_S", 0.05)
     await asyncio.gather(*(tokens.verify(token, ("alice",)) for _ in range(20)))
     assert hub.key_requests == 2
 

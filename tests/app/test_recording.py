@@ -6,14 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from anabranch.app.resumable_answers import (
-    PREFIX,
-    USUAL_TIMING,
-    RecordingTiming,
-    ResumableAnswers,
-    merged,
-    split,
-)
+from anabranch.app.resumable_answers import PREFIX, USUAL_TIMING, RecordingTiming, ResumableAnswers, merged, split
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, LogLimits, Page

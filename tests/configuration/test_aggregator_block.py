@@ -12,8 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.configuration.aggregation import NUMBERS, WEIGHTS
-from anabranch.configuration.mcp_servers import FIELDS
+from anabranch.configuration.mcp_servers import FIELDS, NUMBERS, WEIGHTS
 from anabranch.configuration.settings import Settings, load
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer, ServerRule

@@ -20,8 +20,7 @@ from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.indexer import indexer
 from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.model import QUERY
-from anabranch.knowledge.model import Caller, NewDocument
-from anabranch.knowledge.parsed import Chunking
+from anabranch.knowledge.model import Caller, Chunking, NewDocument
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.configuration.aggregation import matching, mistake
+from anabranch.configuration.mcp_servers import matching, mistake
 from anabranch.domain.mcp import ServerRule
 
 RULES = (

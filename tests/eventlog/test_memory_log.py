@@ -13,7 +13,7 @@ from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.entries_and_cursors import ENTRY_BYTES
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.streams import STREAM_BYTES
-from anabranch.planner.sessions import MemorySessions
+from anabranch.planner.services import MemorySessions
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.domain.errors import NotFound, StreamFull
 from anabranch.domain.eventlog import LogLimits
-from anabranch.planner.sessions import RedisSessions
+from anabranch.planner.services import RedisSessions
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import PLENTY, Bench, Benches, EventLogContract, entry
 from support.shared_log import travel, worker

@@ -16,7 +16,7 @@ import pytest
 from anabranch.domain.errors import LeaseLost, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import Page, epoch
 from anabranch.eventlog.reader import Batch, StreamReader
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.testing.contracts.event_log import PLENTY, entry, read_through
 from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until
 from support.shared_log import worker as any_worker

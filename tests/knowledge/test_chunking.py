@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Embedder
 from anabranch.knowledge.chunking import chunk, effective
-from anabranch.knowledge.parsed import Block, BlockKind, Chunking, Parsed, Piece, Strategy
+from anabranch.knowledge.model import Block, BlockKind, Chunking, Parsed, Piece, Strategy
 from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
 from anabranch.testing.source import documents

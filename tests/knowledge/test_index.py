@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.knowledge.index import binary_vectors, postings
-from anabranch.knowledge.index.binary_vectors import BinaryVectors
-from anabranch.knowledge.index.postings import K1, B, Postings
-from anabranch.knowledge.index.segment import Segment
+from anabranch.knowledge.index import segment as segment_module
+from anabranch.knowledge.index.segment import K1, WORTH_IT, B, BinaryVectors, Postings, Segment
 from anabranch.knowledge.index.writer import FAN, plan
 from anabranch.text.words import terms
 
@@ -47,9 +45,9 @@ def weights(texts: Sequence[Sequence[int]], query: Sequence[int]) -> list[tuple[
 def test_bm25_scores_equal_the_formula(texts: list[list[int]], query: list[int], chosen: list[bool]) -> None:
     mask = np.array(chosen[: len(texts)])
     average = sum(map(len, texts)) / len(texts) or 1.0
-    built = postings.build(texts)
+    built = segment_module.build(texts)
     spans = [(*built.span(term), weight) for term, weight in weights(texts, query)]
-    scored = postings.score(built, spans, postings.norms(built, average), mask)
+    scored = segment_module.score(built, spans, segment_module.norms(built, average), mask)
     for row in range(len(texts)):
         expected = bm25(texts, query, row) if mask[row] else 0.0
         assert scored.scores[row] == pytest.approx(expected, abs=1e-4)
@@ -61,9 +59,9 @@ def test_bm25_scores_equal_the_formula(texts: list[list[int]], query: list[int],
 @given(st.lists(texts, min_size=1, max_size=4), st.data())
 def test_merged_postings_equal_postings_of_the_kept_rows(parts: list[list[list[int]]], data: st.DataObject) -> None:
     kept = [np.array(data.draw(st.lists(st.booleans(), min_size=len(p), max_size=len(p)))) for p in parts]
-    merged = postings.merge([postings.build(part) for part in parts], kept)
+    merged = segment_module.merge([segment_module.build(part) for part in parts], kept)
     survivors = [text for part, keep in zip(parts, kept, strict=True) for text, k in zip(part, keep, strict=True) if k]
-    expected = postings.build(survivors) if survivors else postings.build([])
+    expected = segment_module.build(survivors) if survivors else segment_module.build([])
     assert same(merged, expected)
 
 
@@ -122,7 +120,7 @@ def clustered(count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
 def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, share: float) -> None:
-    vectors = clustered(binary_vectors.WORTH_IT)
+    vectors = clustered(WORTH_IT)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
     segment.sketch = BinaryVectors.of(vectors)
     assert segment.sketch is not None
@@ -142,7 +140,7 @@ def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, 
 
 
 def test_random_vectors_get_no_binary_vectors() -> None:
-    assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((binary_vectors.WORTH_IT, 256)))) is None
+    assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((WORTH_IT, 256)))) is None
 
 
 @settings(max_examples=50)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.knowledge.model import JobItem, NewDocument
+from anabranch.knowledge.model import JobItem, NewDocument, Parsed
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.parsed import Parsed
 from anabranch.knowledge.records import jobs
 from support.knowledge_fixtures import OPERATOR, Workshop, text, workshop
 

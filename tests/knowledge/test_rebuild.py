@@ -19,9 +19,8 @@ from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
 from anabranch.knowledge.knowledge import Knowledge
-from anabranch.knowledge.model import Caller, NewDocument
+from anabranch.knowledge.model import Caller, Chunking, NewDocument, Parsed
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.parsed import Chunking, Parsed
 from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import Searcher

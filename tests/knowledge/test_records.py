@@ -11,8 +11,7 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import embeddings, keys, queries
-from anabranch.knowledge.records.database import NAME, Database, connect, migrate
-from anabranch.knowledge.records.identifiers import made_at, new_id
+from anabranch.knowledge.records.database import NAME, Database, connect, made_at, migrate, new_id
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 

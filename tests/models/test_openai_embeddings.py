@@ -10,8 +10,7 @@ import pytest
 
 from anabranch.domain.contracts import Embedder, Exchange
 from anabranch.domain.errors import EmbeddingFailed, UpstreamError
-from anabranch.models.model_server import ModelServer, api_url
-from anabranch.models.openai_embeddings import OpenAIEmbeddings
+from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from support.model_servers import Served, served
 
 DIMENSIONS = 8

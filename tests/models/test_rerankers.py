@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from anabranch.domain.contracts import Reranker
 from anabranch.domain.errors import ConfigurationError, RerankFailed
 from anabranch.domain.model import Passage
-from anabranch.models.model_server import ModelServer
+from anabranch.models.remote import ModelServer
 from anabranch.models.rerankers import Form, OnnxCrossEncoder, RerankEndpoint, rerank_url
 from support.model_servers import Served, served
 

@@ -13,8 +13,7 @@ from anabranch.domain.model import Endpoint
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.network.outbound import REFUSED, AiohttpOutbound
-from anabranch.policies.breaker import Policy
-from anabranch.policies.upstreams import Upstreams
+from anabranch.policies.breaker import Policy, Upstreams
 from anabranch.testing import ManualClock, Recorder
 from conftest import LOCAL, Server
 from support.canary_server import Canary, Names, Watch, reply, watching
@@ -137,7 +136,7 @@ async def test_it_is_the_address_that_counts_and_public_ones_are_for_everybody(
     serve: Serve, inside: Canary, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "anabranch.app.outbound.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
+        "anabranch.app.startup.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
     )
     async with serve() as server:
         assert await asked(server, f"http://inside.example:{inside.port}", {}) == ("success", None)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.model import Context, Delta, Endpoint, Message, Prompt, Query, Question, SourceReply, Status
 from anabranch.pipeline import rewrite as stage

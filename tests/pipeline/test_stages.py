@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, SourceReplied, Token, fold
 from anabranch.domain.model import (
@@ -24,9 +24,8 @@ from anabranch.domain.model import (
     Status,
     Until,
 )
-from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.answer import Limits, Pipeline, ground, refusal
 from anabranch.pipeline.cite import cite
-from anabranch.pipeline.guard import ground, refusal
 from anabranch.pipeline.merge import merge
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import (
     AnabranchError,
     Conflict,

@@ -5,7 +5,7 @@ import pytest
 from anabranch.domain.errors import InternalError
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Trace
-from anabranch.planner.traces import TelemetryContextStore, step_trace, within
+from anabranch.planner.services import TelemetryContextStore, step_trace, within
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import ManualClock
 

@@ -7,8 +7,7 @@ import pytest
 from anabranch.domain.errors import EmbeddingFailed
 from anabranch.domain.model import Endpoint
 from anabranch.domain.signals import BreakerMoved, Retried
-from anabranch.models.model_server import ModelServer
-from anabranch.models.openai_embeddings import OpenAIEmbeddings
+from anabranch.models.remote import ModelServer, OpenAIEmbeddings
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.policies.breaker import Policy

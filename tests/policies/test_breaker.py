@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.model import Endpoint, SourceReply, Status
 from anabranch.domain.signals import BreakerMoved, BreakerState
-from anabranch.policies.breaker import BUCKETS, Breaker, Policy
-from anabranch.policies.upstreams import UNTRUSTED, Upstreams
+from anabranch.policies.breaker import BUCKETS, UNTRUSTED, Breaker, Policy, Upstreams
 from anabranch.testing import FakeSource, ManualClock, Recorder
 from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
 

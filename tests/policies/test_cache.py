@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Cache
+from anabranch.domain.contracts import Cache, SystemClock
 from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
 from anabranch.redis.client import Redis
 from anabranch.telemetry.log import SilentTelemetry

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.policies.cache import ENTRY_BYTES, MAX_SHARED_BYTES, MAX_WRITES, MemoryCache, RedisCache, TieredCache
 from anabranch.redis.client import Redis
 from anabranch.telemetry.log import SilentTelemetry

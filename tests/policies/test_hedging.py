@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from anabranch.configuration.settings import load
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Source
+from anabranch.domain.contracts import Source, SystemClock
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import Hedged
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.policies.breaker import Policy
+from anabranch.policies.breaker import LATENCIES, MIN_LATENCIES, Latencies, Policy
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import LATENCIES, MIN_LATENCIES, Latencies
 from anabranch.sources.space import SpaceSource
 from anabranch.testing import Document, Failure, FakeSource, Recorder, Space
 from support.scripted_source import (

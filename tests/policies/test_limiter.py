@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.redis.client import Redis
 from anabranch.telemetry.log import SilentTelemetry

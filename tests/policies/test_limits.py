@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.signals import RedisMoved
 from anabranch.policies import rate_limits
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter

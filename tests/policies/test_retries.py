@@ -15,12 +15,9 @@ from anabranch.domain.contracts import Generator
 from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Trouble, UpstreamError
 from anabranch.domain.model import Context, Endpoint
 from anabranch.domain.signals import Retried
-from anabranch.models.model_server import ModelServer
-from anabranch.models.openai import OpenAIModel
-from anabranch.models.space import SpaceModel
-from anabranch.policies.breaker import Policy
+from anabranch.models.remote import ModelServer, OpenAIModel, SpaceModel
+from anabranch.policies.breaker import Policy, RetryBudget
 from anabranch.policies.resilience import backoff_s, retry_after_s
-from anabranch.policies.upstreams import RetryBudget
 from anabranch.testing import Failure, Space
 from support.scripted_source import PROMPT, Bench, Scripted, Step, answering, down, reaching_out, until
 

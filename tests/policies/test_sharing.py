@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.model import Endpoint
-from anabranch.policies.breaker import Policy
-from anabranch.policies.shared_breakers import SharedBreakers
-from anabranch.policies.upstreams import Upstreams
+from anabranch.policies.breaker import Policy, SharedBreakers, Upstreams
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import ManualClock

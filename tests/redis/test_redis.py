@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.signals import RedisMoved, RedisSaidNo
 from anabranch.redis.client import MAX_CONNECTIONS, Redis, RedisGone, RedisRefused, Reply

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
 from anabranch.redis.client import Redis, RedisTiming
 from anabranch.redis.rpc import MAX_BYTES, USUAL_TIMING, Handler, RpcTiming, WorkerRpc

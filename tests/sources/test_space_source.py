@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Source
+from anabranch.domain.contracts import Source, SystemClock
 from anabranch.domain.model import Endpoint, Passage, SourceReply, Status
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound

@@ -14,12 +14,9 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Question
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.subagents import payloads
-from anabranch.subagents.action import confirmation
 from anabranch.subagents.documentation import DocumentationSubagent
+from anabranch.subagents.kinds import UNCHECKED, SafetySubagent, confirmation, preview, transcript
 from anabranch.subagents.payloads import CardSubagent
-from anabranch.subagents.row_selection import preview
-from anabranch.subagents.safety import SafetySubagent
-from anabranch.subagents.voice import UNCHECKED, transcript
 from anabranch.testing import ManualClock
 
 STATUSES: tuple[SubagentStatus, ...] = get_args(SubagentStatus)

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Answerer, Emit
+from anabranch.domain.contracts import Answerer, Emit, SystemClock
 from anabranch.domain.errors import DeadlineExceeded, GenerationFailed, InvalidQuestion, Trouble, UpstreamError
 from anabranch.domain.events import Token
 from anabranch.domain.model import (

@@ -13,18 +13,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.subagents.action import confirmation
 from anabranch.subagents.http import MAX_FRAGMENTS, HttpSubagent
+from anabranch.subagents.kinds import KINDS, SafetySubagent, SubagentRegistry, confirmation, preview
 from anabranch.subagents.payloads import MAX_BYTES, CardSubagent, as_sent
-from anabranch.subagents.registry import KINDS, SubagentRegistry
-from anabranch.subagents.row_selection import preview
-from anabranch.subagents.safety import SafetySubagent
 
 LOOPBACK = Settings(endpoint_allowlist=("127.0.0.0/8",)).allowed_networks
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

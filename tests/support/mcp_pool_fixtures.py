@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import anabranch.testing.mcp
-from anabranch.domain.clock import SystemClock
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Context, Query, SourceReply
 from anabranch.network.addresses import AddressGuard

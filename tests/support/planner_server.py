@@ -13,8 +13,7 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Command, Directive, Expected, Push, Receipt
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
-from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
-from anabranch.planner.traces import TelemetryContextStore
+from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits, TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.testing import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms, ManualClock, Recorder
 

@@ -11,8 +11,7 @@ import pytest
 from anabranch import Anabranch, Settings
 from anabranch.app.indexer import indexer
 from anabranch.entrypoints.cli.resources import alone
-from anabranch.knowledge.model import Caller, JobItem, NewDocument
-from anabranch.knowledge.parsed import Chunking
+from anabranch.knowledge.model import Caller, Chunking, JobItem, NewDocument
 from support.embedding_server import ModelServer, model_server
 from support.environment import loaded
 

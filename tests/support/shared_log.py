@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Clock
+from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import Conflict, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.signals import Signal
 from anabranch.eventlog.redis.log import USUAL_TIMING, RedisLog
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.redis.client import Redis, RedisTiming, Reply
 from anabranch.redis.rpc import WorkerRpc
 from anabranch.testing.fakes import Recorder

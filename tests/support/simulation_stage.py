@@ -18,8 +18,8 @@ from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.encoder import raw
+from anabranch.subagents.kinds import SafetySubagent
 from anabranch.subagents.payloads import CardSubagent
-from anabranch.subagents.safety import SafetySubagent
 
 PATIENCE_S = 3_600.0
 

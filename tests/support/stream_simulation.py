@@ -18,9 +18,7 @@ from anabranch.entrypoints.http.operations import RequestLoop
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
-from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits
-from anabranch.planner.sessions import MemorySessions
-from anabranch.planner.traces import TelemetryContextStore
+from anabranch.planner.services import MemorySessions, PlannerServices, PlannerTime, StepLimits, TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Crumbs, Recorder

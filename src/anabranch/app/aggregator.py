@@ -10,7 +10,7 @@ import msgspec
 from anabranch.app import questions
 from anabranch.app.mcp_servers import endpoint_of
 from anabranch.app.runs import StartedRun
-from anabranch.configuration.aggregation import matching
+from anabranch.configuration.mcp_servers import matching
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import SourceReplied

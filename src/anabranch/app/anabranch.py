@@ -19,8 +19,7 @@ from anabranch.domain.model import Answer, Context, Endpoint, Message, Question,
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
 from anabranch.pipeline.run import Run
-from anabranch.telemetry.correlation import new_correlation_id
-from anabranch.telemetry.log import SilentTelemetry
+from anabranch.telemetry.log import SilentTelemetry, new_correlation_id
 
 
 class Anabranch:

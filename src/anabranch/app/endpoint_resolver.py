@@ -10,8 +10,8 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
-from anabranch.network.urls import parse
 
 # The model that needs no service: it quotes sentences of the documents.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)

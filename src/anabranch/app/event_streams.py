@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
-from anabranch.app.outbound import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
+from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Breadcrumbs, Clock, Emit, Outbound, Telemetry
 from anabranch.domain.errors import AnabranchError, UpstreamError, UpstreamTimedOut
@@ -22,15 +22,21 @@ from anabranch.domain.events import TERMINAL
 from anabranch.domain.model import Answer, Context, Endpoint, Question, Value
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReaders
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
 from anabranch.planner.coordinator import Coordinator
-from anabranch.planner.services import PlannerServices, PlannerTime, PlannerTiming, StepLimits
-from anabranch.planner.sessions import MemorySessions, RedisSessions
-from anabranch.planner.traces import TelemetryContextStore
+from anabranch.planner.services import (
+    MemorySessions,
+    PlannerServices,
+    PlannerTime,
+    PlannerTiming,
+    RedisSessions,
+    StepLimits,
+    TelemetryContextStore,
+)
 from anabranch.subagents.documentation import Chosen, DocumentationSubagent
-from anabranch.subagents.registry import SubagentRegistry
+from anabranch.subagents.kinds import SubagentRegistry
 from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile, NoBreadcrumbs
 
 if TYPE_CHECKING:  # most have no Redis

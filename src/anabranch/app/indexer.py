@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from anabranch.app.knowledge_opener import folder_of
-from anabranch.app.outbound import outbound_for
+from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
@@ -18,8 +18,8 @@ from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.indexer import Indexer
 from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Sandbox
-from anabranch.knowledge.parsed import Unprocessable
 from anabranch.knowledge.records import embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for

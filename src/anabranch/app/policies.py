@@ -16,13 +16,12 @@ from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.policies.breaker import Policy
-from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
-from anabranch.policies.embedding_cache import CachedEmbedder
+from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache, TieredCache
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.policies.resilience import Resilience
 
 if TYPE_CHECKING:
-    from anabranch.policies.shared_breakers import SharedBreakers
+    from anabranch.policies.breaker import SharedBreakers
     from anabranch.redis.client import Redis
 
 # A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
@@ -139,7 +138,7 @@ def _shared(redis: "Redis | None", resilience: Resilience, clock: Clock) -> "Sha
     """Shared circuit breaker states, if there is a Redis."""
     if redis is None:
         return None
-    from anabranch.policies.shared_breakers import SharedBreakers  # noqa: PLC0415  most have no Redis
+    from anabranch.policies.breaker import SharedBreakers  # noqa: PLC0415  most have no Redis
 
     return SharedBreakers(redis, resilience.upstreams, clock)
 

@@ -8,8 +8,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
-from anabranch.pipeline.emitting import observed
-from anabranch.pipeline.generate import generate
+from anabranch.pipeline.answer import generate, observed
 
 FAILED = "Model generation failed"
 

@@ -14,7 +14,7 @@ from anabranch.domain.errors import AnabranchError, Cancelled, InternalError, No
 from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.knowledge.records import queries
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import new_id
 
 if TYPE_CHECKING:  # it loads numpy
     from anabranch.knowledge.knowledge import Knowledge

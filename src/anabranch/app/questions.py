@@ -7,18 +7,7 @@ import msgspec
 
 from anabranch.app.endpoint_resolver import COLLECTIONS, EndpointResolver
 from anabranch.configuration.settings import Settings
-from anabranch.domain.model import (
-    AGGREGATE,
-    QUERY,
-    RAG,
-    Endpoint,
-    Filters,
-    Message,
-    Profile,
-    Question,
-    Until,
-    Value,
-)
+from anabranch.domain.model import AGGREGATE, QUERY, RAG, Endpoint, Filters, Message, Profile, Question, Until, Value
 from anabranch.domain.ranking import Ranking
 
 T = TypeVar("T")

@@ -9,21 +9,18 @@ from anabranch.app.endpoint_resolver import EndpointResolver
 from anabranch.app.event_streams import EventStreams, event_streams
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
-from anabranch.app.outbound import outbound_for
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
 from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
+from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Clock, Directory, Generator, Outbound, Source, Telemetry
+from anabranch.domain.contracts import Clock, Directory, Generator, Outbound, Source, SystemClock, Telemetry
 from anabranch.domain.model import Endpoint
-from anabranch.models.openai import OpenAIModel
-from anabranch.models.space import SpaceModel
-from anabranch.network.hub import HubClient
-from anabranch.network.hub_tokens import HubTokens
+from anabranch.models.remote import OpenAIModel, SpaceModel
+from anabranch.network.hub import HubClient, HubTokens
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.collection import CollectionSource

@@ -10,9 +10,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from anabranch.configuration import config_file, mcp_servers
-from anabranch.configuration.aggregation import aggregation
-from anabranch.configuration.extras import require
-from anabranch.configuration.fields import (
+from anabranch.configuration.config_file import (
     Address,
     Allowlist,
     Auth,
@@ -42,12 +40,13 @@ from anabranch.configuration.fields import (
     is_list,
     plain,
 )
+from anabranch.configuration.extras import require
+from anabranch.configuration.mcp_servers import aggregation
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.domain.model import Endpoint
-from anabranch.network.addresses import Network
+from anabranch.network.addresses import Network, parse
 from anabranch.network.redaction import PASSWORDS, secret_parts
-from anabranch.network.urls import parse
 
 
 class TrackedEnvironment(dict[str, str]):

@@ -1,5 +1,6 @@
-"""The contracts between packages."""
+"""The contracts between the parts: source, generator, embedder, directory, telemetry, event log, clock."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
@@ -21,6 +22,12 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.signals import Signal
 from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
+
+
+class SystemClock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
 
 Attribute = str | int | float | bool | tuple[str, ...]
 Emit = Callable[[AnswerEvent], Awaitable[None]]

@@ -8,8 +8,7 @@ from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.eventlog.entries_and_cursors import StreamEntries, weight
-from anabranch.eventlog.streams import EXISTS, NOT_FOUND, NOT_OWNED, Stream, StreamOwner, Streams
-from anabranch.eventlog.watch import Watchers
+from anabranch.eventlog.streams import EXISTS, NOT_FOUND, NOT_OWNED, Stream, StreamOwner, Streams, Watchers
 
 
 class MemoryLog:

@@ -13,8 +13,17 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.chunking import chunk
-from anabranch.knowledge.model import Collection, DocumentDraft, NewDocument, Permissions, StoredDocument
-from anabranch.knowledge.parsed import Chunking, Parsed, Piece, Unprocessable
+from anabranch.knowledge.model import (
+    Chunking,
+    Collection,
+    DocumentDraft,
+    NewDocument,
+    Parsed,
+    Permissions,
+    Piece,
+    StoredDocument,
+    Unprocessable,
+)
 from anabranch.knowledge.records import documents, embeddings, jobs
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.jobs import Claim

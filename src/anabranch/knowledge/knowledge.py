@@ -11,12 +11,12 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
 from anabranch.knowledge.chunking import effective
-from anabranch.knowledge.index.catalog import Catalog
-from anabranch.knowledge.index.reader import IndexReader, Moved
+from anabranch.knowledge.index.reader import Catalog, IndexReader, Moved
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     EVERYTHING,
     Caller,
+    Chunking,
     Collection,
     CollectionSettings,
     Job,
@@ -24,10 +24,9 @@ from anabranch.knowledge.model import (
     Permissions,
     StoredDocument,
 )
-from anabranch.knowledge.parsed import Chunking
-from anabranch.knowledge.records import collections, cursors, documents, endpoints, jobs, keys, queries
-from anabranch.knowledge.records.cursors import Cursors
+from anabranch.knowledge.records import collections, documents, endpoints, jobs, keys, queries
 from anabranch.knowledge.records.database import Connection, Database
+from anabranch.knowledge.records.documents import Cursors
 from anabranch.knowledge.records.endpoints import PublishedEndpoint
 from anabranch.knowledge.records.keys import ApiKey
 from anabranch.knowledge.records.queries import QueryRecord, Rating, Turn
@@ -188,8 +187,8 @@ class Knowledge:
 
     async def cursors(self) -> Cursors:
         """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(cursors.find)
-        return found if found is not None else await self._database.write(cursors.make)
+        found = await self._database.read(documents.find)
+        return found if found is not None else await self._database.write(documents.make)
 
     async def document(self, caller: Caller, identifier: str, *, content: bool = False) -> StoredDocument:
         found = await self._database.read(lambda db: documents.by_id(db, identifier, content=content))

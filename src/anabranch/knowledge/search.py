@@ -1,4 +1,4 @@
-"""Search: dense and BM25 candidates, fused by rank, reranked, and checked against the records."""
+"""Hybrid search in collections: candidates, reranking, diversity (MMR)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,13 +11,97 @@ from numpy.typing import NDArray
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
-from anabranch.knowledge import rerank
 from anabranch.knowledge.index.reader import IndexReader, Moved, View
 from anabranch.knowledge.index.segment import products
-from anabranch.knowledge.mmr import mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, embeddings
 from anabranch.knowledge.records.database import Connection, Database, Row, StoreFailed
+
+
+def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
+    """The chosen rows, in order. The first is the most relevant; each further one maximises
+    `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
+    lower row, so a weight of 1 gives the order by relevance."""
+    count = max(0, min(limit, len(relevance)))
+    order = np.empty(count, np.int64)
+    if not count:
+        return order
+    unit = _unit(vectors)
+    worth = np.float32(weight) * relevance
+    closest = np.full(len(relevance), -1.0, np.float32)
+    order[0] = latest = int(np.argmax(relevance))
+    for at in range(1, count):
+        worth[latest] = -np.inf
+        # Only the latest choice can be closer than the closest before it: no matrix of all pairs is needed.
+        np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
+        order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
+    return order
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors of length 1; zero vectors stay zero."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
+
+
+RerankScores = NDArray[np.float32]
+
+# Weights, tuned on Cranfield and Medline (docs/search.md).
+DENSE = 1.0
+SPARSE = 1.5
+TOKENS = 0.7
+NEIGHBOURS = 10
+SMOOTHING = 0.3
+
+
+def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> RerankScores:
+    """MaxSim of each chunk: the mean over the question's tokens of the similarity of the closest token, from 0 to 1."""
+    asked = np.frombuffer(question, np.uint64).reshape(-1, width // 8)
+    counts = np.fromiter((len(chunk) // width for chunk in chunks), np.int64, len(chunks))
+    scores = np.zeros(len(chunks), np.float32)
+    filled = np.flatnonzero(counts)
+    if not len(asked) or not len(filled):
+        return scores
+    tokens = np.frombuffer(b"".join(chunks), np.uint64).reshape(-1, width // 8)
+    columns = np.ascontiguousarray(tokens.T)
+    begins = np.concatenate(([0], np.cumsum(counts[filled])[:-1]))
+    for token in asked:
+        apart = np.bitwise_count(columns[0] ^ token[0]).astype(np.uint16)
+        for column, bits in zip(columns[1:], token[1:], strict=True):
+            apart += np.bitwise_count(column ^ bits)
+        scores[filled] += 1 - np.minimum.reduceat(apart, begins) / np.float32(width * 4)
+    return scores / np.float32(len(asked))
+
+
+def combined(
+    dense: RerankScores, sparse: RerankScores, tokens: RerankScores | None, vectors: NDArray[np.float32]
+) -> RerankScores:
+    """One score per candidate: the weighted sum of the standardised scores, smoothed over its nearest candidates."""
+    total = DENSE * _standard(dense) + SPARSE * _standard(sparse)
+    if tokens is not None:
+        total = total + TOKENS * _standard(tokens)
+    return smoothed(total, vectors)
+
+
+def smoothed(scores: RerankScores, vectors: NDArray[np.float32]) -> RerankScores:
+    """Each score moved towards those of its nearest neighbours: relevant chunks are similar to each other."""
+    count = min(NEIGHBOURS, len(scores) - 1)
+    if count < 1:
+        return scores
+    alike = products(vectors, vectors)
+    np.fill_diagonal(alike, -np.inf)
+    near = np.argpartition(-alike, count - 1, axis=1)[:, :count]
+    weights = np.maximum(np.take_along_axis(alike, near, axis=1), 0)
+    around = (weights * scores[near]).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-6)
+    drawn: RerankScores = ((1 - SMOOTHING) * scores + SMOOTHING * around).astype(np.float32)
+    return drawn
+
+
+def _standard(scores: RerankScores) -> RerankScores:
+    spread = float(scores.std())
+    standard: RerankScores = (scores - scores.mean()) / np.float32(max(spread, 1e-9))
+    return standard
+
 
 OVERFETCH = 5
 RRF_K = 60
@@ -146,8 +230,8 @@ def interact(db: Connection, view: View, found: Candidates, question: Embedding)
     if question.tokens:
         keys = found.keys.tolist()
         stored = embeddings.token_vectors(db, keys)
-        tokens = rerank.token_scores(question.tokens, [stored.get(key, b"") for key in keys], width)
-    scores = rerank.combined(found.dense, found.sparse, tokens, view.vectors(found.keys, len(question.vector) // 4))
+        tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], width)
+    scores = combined(found.dense, found.sparse, tokens, view.vectors(found.keys, len(question.vector) // 4))
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))
 
 

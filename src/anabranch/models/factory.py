@@ -10,9 +10,9 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
-from anabranch.models.model_server import ModelServer, api_url
+from anabranch.models.remote import ModelServer, api_url
+from anabranch.policies.breaker import Role
 from anabranch.policies.resilience import Resilience
-from anabranch.policies.upstreams import Role
 
 if TYPE_CHECKING:
     from anabranch.models.minilm import MiniLM
@@ -25,7 +25,7 @@ def embedder_for(
     settings: Settings, outbound: Outbound, *, threads: int = 1, resilience: Resilience | None = None
 ) -> Embedder:
     if settings.embedding_url is not None and settings.embedding_model is not None:
-        from anabranch.models.openai_embeddings import OpenAIEmbeddings  # noqa: PLC0415
+        from anabranch.models.remote import OpenAIEmbeddings  # noqa: PLC0415
 
         endpoint = _endpoint("embeddings", settings.embedding_url, settings.embedding_model, settings.embedding_api_key)
         url = api_url(settings.embedding_url, "/embeddings")

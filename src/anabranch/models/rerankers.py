@@ -13,9 +13,8 @@ from tokenizers import Encoding, Tokenizer
 
 from anabranch.domain.errors import ConfigurationError, RerankFailed, UpstreamError
 from anabranch.domain.model import Passage, Value
-from anabranch.models.model_server import ModelServer, api_url
-from anabranch.models.onnx_session import batches, padded, session
-from anabranch.models.replies import UNDECODABLE
+from anabranch.models.minilm import batches, padded, session
+from anabranch.models.remote import UNDECODABLE, ModelServer, api_url
 
 Form = Literal["cohere", "tei"]
 

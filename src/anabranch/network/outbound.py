@@ -14,8 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
-from anabranch.network.addresses import AddressGuard
-from anabranch.network.urls import parse
+from anabranch.network.addresses import AddressGuard, parse
 
 ResolverFactory = Callable[[], AbstractResolver]
 AddrInfo = tuple[int, int, int, str, tuple[object, ...]]

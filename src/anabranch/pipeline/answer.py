@@ -1,10 +1,24 @@
-"""The order of the pipeline's stages."""
+"""The stages of the pipeline in order. Route, fan-out, guard and generation are here; rewrite, merge, prompt and
+cite have files of their own."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, nullcontext
+from heapq import nlargest
+from typing import NamedTuple, assert_never
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Directory, Emit, Telemetry, TokenCounter
-from anabranch.domain.errors import InvalidQuestion, RetrievalTimedOut
-from anabranch.domain.events import RetrievalFinished, RetrievalStarted, Token
+from anabranch.domain.contracts import Clock, Directory, Emit, Generator, Source, Telemetry, TokenCounter
+from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, InvalidQuestion, RetrievalTimedOut
+from anabranch.domain.events import (
+    AnswerEvent,
+    GenerationStarted,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    Token,
+)
 from anabranch.domain.model import (
     Answer,
     Context,
@@ -12,21 +26,190 @@ from anabranch.domain.model import (
     Ground,
     Passage,
     Prompt,
+    Query,
     Question,
     SourceReply,
     Status,
     Timings,
     Until,
+    Usage,
 )
 from anabranch.pipeline.cite import cite
-from anabranch.pipeline.emitting import observed
-from anabranch.pipeline.fanout import fan_out
-from anabranch.pipeline.generate import Generated, generate
-from anabranch.pipeline.guard import ground, refusal
 from anabranch.pipeline.merge import Merging
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
-from anabranch.pipeline.route import route
+from anabranch.text.messages import message
+
+
+def observed(
+    emit: Emit, telemetry: Telemetry, context: Context, observe: Callable[[AnswerEvent], None] = lambda _: None
+) -> Emit:
+    async def emit_observed(event: AnswerEvent) -> None:
+        telemetry.happened(event, context)
+        observe(event)
+        await emit(event)
+
+    return emit_observed
+
+
+NO_VARIANTS: tuple[str, ...] = ()
+
+
+class SourceQuery(NamedTuple):
+    path: str
+    source: Source
+    query: Query
+
+
+def route(
+    question: Question,
+    directory: Directory,
+    text: str | None = None,
+    variants: tuple[str, ...] = NO_VARIANTS,
+    hypothetical: str | None = None,
+) -> tuple[SourceQuery, ...]:
+    return tuple(
+        SourceQuery(
+            path=endpoint.path,
+            source=directory.source(endpoint),
+            query=Query(
+                text=endpoint.query or text or question.text,
+                limit=question.top_k,
+                similarity_threshold=question.similarity_threshold,
+                filters=question.filters,
+                rerank=question.rerank,
+                variants=variants,
+                hypothetical=hypothetical,
+                diversity=question.diversity,
+                raw=question.ranking is not None,
+            ),
+        )
+        for endpoint in question.sources
+    )
+
+
+async def fan_out(
+    queries: Sequence[tuple[str, Source, Query]],
+    context: Context,
+    emit: Emit,
+    clock: Clock,
+    telemetry: Telemetry,
+    budget_s: float,
+) -> tuple[SourceReply, ...]:
+    """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`."""
+    ends = clock.monotonic() + budget_s
+    own = msgspec.structs.replace(context, deadline=ends) if ends < context.deadline else context
+
+    async def ask(index: int, path: str, source: Source, query: Query) -> SourceReply:
+        began = clock.monotonic()
+        try:
+            async with asyncio.timeout(budget_s):
+                reply = await source.search(query, own)
+        except TimeoutError:
+            reply = SourceReply(
+                path=path, status=Status.TIMEOUT, error=f"The source did not answer within {budget_s:.3g} seconds."
+            )
+        except Exception as error:  # noqa: BLE001  task boundary: one source's bug fails only that source
+            telemetry.crashed(error, context)
+            reply = SourceReply(path=path, status=Status.ERROR, error="Querying this source failed on our side.")
+        reply = msgspec.structs.replace(reply, latency_ms=round((clock.monotonic() - began) * 1000))
+        await emit(SourceReplied(index=index, reply=reply))
+        return reply
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(index, *query)) for index, query in enumerate(queries)]
+    return tuple(task.result() for task in tasks)
+
+
+# The mean is over the best passages only: sources without relevant passages must not lower it.
+BEST = 5
+
+
+def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshold: float | None = None) -> Ground:
+    """What an answer can be based on; with a threshold, passages must be that similar to the question on average."""
+    if passages:
+        weak = threshold is not None and similarity(passages) < threshold
+        return Ground.WEAK if weak else Ground.DOCUMENTS
+    if not replies:
+        return Ground.NO_SOURCES
+    if all(reply.status is not Status.SUCCESS for reply in replies):
+        return Ground.ALL_FAILED
+    return Ground.NOTHING_FOUND
+
+
+def similarity(passages: Sequence[Passage]) -> float:
+    """The mean of the best scores, each weighted by itself, which the threshold is compared with. The weights keep
+    unrelated passages of a small collection from lowering the mean."""
+    best = nlargest(BEST, (passage.score for passage in passages))
+    return sum(score * score for score in best) / (sum(best) or 1.0)
+
+
+def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | None = None) -> str:
+    """The text of a refusal, which says what is missing."""
+    count = len(replies)
+    answered = sum(reply.status is Status.SUCCESS for reply in replies)
+    match missing:
+        case Ground.NO_SOURCES:
+            return message("refusal_no_sources", language)
+        case Ground.ALL_FAILED:
+            return message("refusal_failed_one" if count == 1 else "refusal_failed_all", language, count=count)
+        case Ground.WEAK:
+            return message("refusal_weak", language)
+        case Ground.NOTHING_FOUND | Ground.DOCUMENTS if count == 1:
+            return message("refusal_nothing_one", language)
+        case Ground.NOTHING_FOUND | Ground.DOCUMENTS:
+            key = "refusal_nothing_all" if answered == count else "refusal_nothing_some"
+            return message(key, language, answered=answered, count=count)
+        case _:
+            assert_never(missing)
+
+
+class Generated(NamedTuple):
+    text: str
+    usage: Usage | None
+    finish_reason: str | None
+    time_ms: int
+
+
+async def generate(
+    generator: Generator, model: str, prompt: Prompt, context: Context, emit: Emit, clock: Clock, timeout_s: float
+) -> Generated:
+    await emit(GenerationStarted(model=model))
+    began = clock.monotonic()
+    text: list[str] = []
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    own = timeout_s < context.deadline - began
+    limit = asyncio.timeout(timeout_s) if own else nullcontext()
+    if own:
+        context = msgspec.structs.replace(context, deadline=began + timeout_s)
+    try:
+        # Not the Run's own deadline: that one ends the question, with its own error.
+        async with limit, aclosing(generator.generate(prompt, context)) as deltas:
+            async for delta in deltas:
+                usage = delta.usage or usage
+                finish_reason = delta.finish_reason or finish_reason
+                if delta.text:
+                    text.append(delta.text)
+                    await emit(Token(text=delta.text))
+            if not text:
+                ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
+                raise GenerationFailed(f"The model's reply holds no answer{ended}.")
+    except TimeoutError:
+        raise GenerationTimedOut(
+            f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds.",
+            model_path=model,
+            latency_ms=_since(began, clock),
+        ) from None
+    except GenerationFailed as error:
+        details = {**error.details, "model_path": model, "latency_ms": _since(began, clock)}
+        raise type(error)(f"Model generation failed: {error.message}", **details) from error
+    return Generated("".join(text), usage, finish_reason, _since(began, clock))
+
+
+def _since(began: float, clock: Clock) -> int:
+    return round((clock.monotonic() - began) * 1000)
+
 
 ABSTAINED = "abstained"
 # The share of the remaining time that rewriting may take.

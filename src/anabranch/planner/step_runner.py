@@ -25,11 +25,10 @@ from anabranch.domain.steps import Cancel, Command, Decision, Expected, Fragment
 from anabranch.planner import commands
 from anabranch.planner.commands import StepCommand, check_metrics, checked_fragment, checked_payload
 from anabranch.planner.encoder import StepEncoder
-from anabranch.planner.services import Alarm, PlannerServices
+from anabranch.planner.services import Alarm, PlannerServices, step_trace, within
 from anabranch.planner.step import Applied, Step
 from anabranch.planner.step_writer import OpenedStep, StepWriter
 from anabranch.planner.subagent_task import FAILED_HERE, SubagentTask
-from anabranch.planner.traces import step_trace, within
 
 
 class StepRunner:

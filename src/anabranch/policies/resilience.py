@@ -16,8 +16,7 @@ from anabranch.domain.errors import GenerationFailed, UpstreamError
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
 from anabranch.domain.signals import Hedged, Retried, Spent
 from anabranch.network import redaction
-from anabranch.policies.breaker import Breaker, Policy
-from anabranch.policies.upstreams import Role, Upstream, UpstreamCall, Upstreams
+from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
 
 T = TypeVar("T")
 

@@ -5,8 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Attribute, Clock
+from anabranch.domain.contracts import Attribute, Clock, SystemClock
 from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.model import Context, Question
 from anabranch.domain.signals import Signal

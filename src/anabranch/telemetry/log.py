@@ -1,9 +1,10 @@
-"""Logging: events as JSON or console lines, written in batches; and the Telemetry that logs what happens."""
+"""Structured logs and the correlation id."""
 
 import asyncio
 import atexit
 import hashlib
 import logging
+import random
 import re
 import sys
 import time
@@ -20,8 +21,7 @@ from typing import Any, TextIO
 import msgspec
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Attribute, Clock
+from anabranch.domain.contracts import Attribute, Clock, SystemClock
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.events import (
     Answered,
@@ -46,6 +46,19 @@ from anabranch.domain.signals import (
     Signal,
 )
 from anabranch.network import redaction
+
+SAFE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+
+
+def new_correlation_id() -> str:
+    # Not secret, and the system's random source can cost as much as an upstream call.
+    return f"{random.getrandbits(128):032x}"
+
+
+def correlation_id(given: str | None) -> str:
+    """The caller's id, if it is safe to send on and to log; else a new one."""
+    return given if given is not None and SAFE.fullmatch(given) else new_correlation_id()
+
 
 FLUSH_AFTER_S = 0.05
 PIPE_BYTES = 4096

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.entrypoints.cli.files import FoundFile, find_files, open_file
+from anabranch.entrypoints.cli.ingest import FoundFile, find_files, open_file
 
 
 def put(folder: Path, *names: str) -> None:

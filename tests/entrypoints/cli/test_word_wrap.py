@@ -6,7 +6,7 @@ import textwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.entrypoints.cli.ask_output import WordWrap
+from anabranch.entrypoints.cli.ask import WordWrap
 
 
 def flowed(pieces: list[str], width: int | None) -> str:

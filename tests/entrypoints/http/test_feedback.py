@@ -10,8 +10,7 @@ import pytest_asyncio
 from starlette.types import Message
 
 from anabranch.knowledge.records import queries
-from anabranch.knowledge.records.database import Database
-from anabranch.knowledge.records.identifiers import made_at, new_id
+from anabranch.knowledge.records.database import Database, made_at, new_id
 from support.collection_server import PATIENCE_S, Library, library
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-1")]

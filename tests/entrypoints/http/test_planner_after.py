@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from anabranch.app.event_streams import EventStreamTiming
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.planner.services import PlannerTiming
 from support.planner_fixtures import Desk, desk, envelope
 from support.valkey_server import Valkey, running_valkey

@@ -6,7 +6,7 @@ from anabranch.app.planner import Planner, StreamStores
 from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Cancel, Directive, Expected
-from anabranch.planner.sessions import MemorySessions
+from anabranch.planner.services import MemorySessions
 from anabranch.testing import FakeSubagent
 from support.planner_server import Workbench
 

@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import new_id
 from anabranch.testing import Space
 from conftest import parse_sse, ref
 from support.server_process import PATIENCE_S, READY, Program, serving, started

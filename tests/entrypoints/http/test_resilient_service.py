@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from anabranch.domain.clock import SystemClock
-from anabranch.domain.contracts import Generator, Source
+from anabranch.domain.contracts import Generator, Source, SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Question, Status
 from anabranch.domain.signals import BreakerMoved, Retried, Spent
-from anabranch.models.openai import OpenAIModel
+from anabranch.models.remote import OpenAIModel
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.policies.breaker import Policy

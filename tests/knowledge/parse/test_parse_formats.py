@@ -12,8 +12,8 @@ from reportlab.lib.styles import getSampleStyleSheet
 from reportlab.pdfgen.canvas import Canvas
 from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate
 
+from anabranch.knowledge.model import Parsed
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.parsed import Parsed
 
 LIMITS = ParseLimits()
 

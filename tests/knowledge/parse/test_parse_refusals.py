@@ -9,8 +9,8 @@ import pytest
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 
+from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.parsed import Unprocessable
 
 LIMITS = ParseLimits()
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reportlab.pdfgen.canvas import Canvas
 
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 LIMITS = ParseLimits()
 SUFFIXES = ("", ".txt", ".md", ".html", ".csv", ".tsv", ".json", ".jsonl", ".pdf", ".docx", ".log", ".xyz")

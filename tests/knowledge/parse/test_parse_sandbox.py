@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from anabranch.domain.errors import ShuttingDown
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Sandbox
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 ENDLESS = b"a\n" * 5_000_000  # as Markdown: the better part of a minute
 HUGE = b"[" + b"{}," * 5_000_000 + b"{}]"

@@ -1,19 +1,267 @@
-"""`anabranch ask`: ask a question, stream the answer, and show its sources."""
+"""`anabranch ask`: a question and its answer on the terminal."""
 
 import asyncio
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from anabranch.app import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.model import Endpoint, Until, Value
-from anabranch.entrypoints.cli.ask_output import AskScreen, JsonScreen
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    GenerationStarted,
+    RetrievalFinished,
+    RetrievalStarted,
+    SourceReplied,
+    Token,
+)
+from anabranch.domain.model import Answer, Endpoint, Passage, SourceReply, Status, Until, Value
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR
+from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json, printable
+
+PIECE = re.compile(r"\n|[^\S\n]+|\S+")
+
+
+class WordWrap:
+    """Wraps streamed text: writes each word once it is complete, on a new line if it does not fit. Without a width,
+    text is written unchanged at once."""
+
+    def __init__(self, write: Callable[[str], None], width: int | None) -> None:
+        self._write = write
+        self._width = width
+        self._column = 0
+        self._space = ""
+        self._word = ""
+
+    def feed(self, text: str) -> None:
+        if self._width is None:
+            self._write(text)
+            return
+        pieces = PIECE.findall(self._word + text)
+        self._word = pieces.pop() if pieces and not pieces[-1].isspace() else ""
+        for piece in pieces:
+            self._place(piece)
+
+    def end(self) -> None:
+        self._place(self._word)
+        self._word = ""
+
+    def _place(self, piece: str) -> None:
+        if piece == "\n":
+            self._write("\n")
+            self._column, self._space = 0, ""
+        elif piece.isspace():
+            self._space += piece.replace("\t", "    ")
+        elif piece:
+            length = cell_len(self._space) + cell_len(piece)
+            if self._column and self._width is not None and self._column + length > self._width:
+                self._write("\n")
+                self._column, self._space = 0, ""
+            self._write(self._space + piece)
+            self._column += cell_len(self._space) + cell_len(piece)
+            self._space = ""
+
+
+SNIPPET = 160
+
+
+class JsonScreen:
+    """Prints the answer as JSON at the end."""
+
+    def __init__(self) -> None:
+        self._end: Answered | Failed | None = None
+
+    def __enter__(self) -> "JsonScreen":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: AnswerEvent) -> None:
+        if isinstance(event, Answered | Failed):
+            self._end = event
+
+    def finish(self) -> int:
+        end = self._end
+        content: Value | None = end.answer if isinstance(end, Answered) else end
+        print_json(content)
+        return _exit_status(end)
+
+
+class AskScreen:
+    """Prints sources with spinners, then the streamed answer, then a table of sources and the citations."""
+
+    def __init__(self) -> None:
+        self._console = output(wrapped=True)
+        self._notes = notes()
+        self._live = Live(console=self._notes, transient=True, refresh_per_second=12)
+        self._paths: tuple[str, ...] = ()
+        self._replies: dict[int, SourceReply] = {}
+        self._spinners: dict[int, Spinner] = {}
+        self._generating: Spinner | None = None
+        self._wrap = WordWrap(self._write, self._console.width if self._console.is_terminal else None)
+        self._streamed = False
+        self._end: Answered | Failed | None = None
+
+    def __enter__(self) -> "AskScreen":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, event: AnswerEvent) -> None:
+        match event:
+            case RetrievalStarted():
+                self._paths = event.sources
+                self._spinners = {index: Spinner("dots") for index in range(len(event.sources))}
+            case SourceReplied():
+                self._replies[event.index] = event.reply
+            case RetrievalFinished():
+                pass
+            case GenerationStarted():
+                self._generating = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
+            case Token():
+                self._stream(event.text)
+            case Answered() | Failed():
+                self._end = event
+        if not self._streamed:
+            self._live.update(self._progress())
+
+    def _stream(self, text: str) -> None:
+        if not self._streamed:
+            self._streamed = True
+            self._live.stop()
+        self._wrap.feed(printable(text))
+
+    def _write(self, text: str) -> None:
+        self._console.print(Text(text), end="", soft_wrap=True)
+
+    def _progress(self) -> RenderableType:
+        rows = Table.grid(padding=(0, 1))
+        for index, path in enumerate(self._paths):
+            reply = self._replies.get(index)
+            if reply is None:
+                rows.add_row(self._spinners[index], Text(path), Text("asking", style="dim"))
+            else:
+                rows.add_row(_sign(reply), Text(path), _outcome(reply))
+        return Group(rows, self._generating) if self._generating is not None and self._end is None else rows
+
+    def finish(self) -> int:
+        if self._streamed:
+            self._wrap.end()
+            self._console.print()
+        match self._end:
+            case Answered(answer=answer):
+                self._sources(self._console, answer.replies)
+                self._citations(answer)
+                self._console.print()
+                self._console.print(_summary(answer))
+            case Failed(message=message):
+                self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
+                self._notes.print(Text.assemble(("✗", "red"), " ", printable(message)))
+            case None:
+                pass
+        return _exit_status(self._end)
+
+    def _sources(self, console: Console, replies: Sequence[SourceReply]) -> None:
+        if not replies:
+            return
+        console.print()
+        console.print(_table(replies))
+        for reply in replies:
+            if reply.error is not None:
+                reason = Text.assemble((printable(reply.path), "bold"), ": ", (printable(reply.error), "yellow"))
+                console.print(Padding(reason, (0, 0, 0, 3), expand=False))
+
+    def _citations(self, answer: Answer) -> None:
+        """The quoted text of each citation or, without an answer, the passages."""
+        if answer.citations or answer.passages:
+            self._console.print()
+        if answer.citations:
+            seen: dict[tuple[int, int], None] = {}
+            for citation in answer.citations:
+                place = (citation.passage, citation.passage_start)
+                if place in seen:
+                    continue
+                seen[place] = None
+                passage = answer.passages[citation.passage]
+                quote = passage.text[citation.passage_start : citation.passage_end]
+                self._quote(answer.text[citation.start : citation.end], passage, quote)
+        elif not answer.text:
+            for passage in answer.passages:
+                self._quote(f"[{passage.source}]", passage, passage.text, f"{passage.score:.2f} ")
+
+    def _quote(self, mark: str, passage: Passage, text: str, score: str = "") -> None:
+        """A citation mark and the text that it refers to."""
+        words = flat(text)
+        shown = words if len(words) <= SNIPPET else words[: SNIPPET - 1] + "…"
+        named = "" if flat(passage.source) in flat(mark) else flat(passage.source)
+        where = " · ".join(part for part in (named, place_of(passage)) if part)
+        self._console.print(
+            Text.assemble(
+                (f"{flat(mark)} ", "cyan"), (score + flat(passage.title), "bold"), f" · {where}" if where else ""
+            ),
+            Padding(Text(f"“{shown}”", style="dim"), (0, 0, 0, 2), expand=False),
+        )
+
+
+def _exit_status(end: Answered | Failed | None) -> int:
+    if not isinstance(end, Answered):
+        return 1
+    return 3 if end.answer.refused or not (end.answer.text or end.answer.passages) else 0
+
+
+def _table(replies: Sequence[SourceReply]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    table.add_column("source")
+    table.add_column("documents", justify="right")
+    table.add_column("ms", justify="right")
+    table.add_column("status")
+    for reply in replies:
+        status = Text(reply.status.value, style="" if reply.error is None else "yellow")
+        table.add_row(
+            _sign(reply), Text(printable(reply.path)), str(len(reply.passages)), str(reply.latency_ms), status
+        )
+    return table
+
+
+def _sign(reply: SourceReply) -> Text:
+    return Text("✓", style="green") if reply.status is Status.SUCCESS else Text("✗", style="red")
+
+
+def _outcome(reply: SourceReply) -> Text:
+    if reply.status is Status.SUCCESS:
+        return Text(f"{len(reply.passages)} documents in {reply.latency_ms} ms", style="dim")
+    return Text(f"{reply.status.value} after {reply.latency_ms} ms", style="yellow")
+
+
+def _summary(answer: Answer) -> Text:
+    times = answer.timings
+    parts = [f"{times.total_ms} ms in all", f"{times.retrieval_ms} ms asking sources"]
+    if answer.model:
+        parts.append(f"{times.generation_ms} ms {answer.model}")
+    if answer.usage and answer.usage.total_tokens:
+        parts.append(f"{answer.usage.total_tokens} tokens")
+    if not answer.refused and answer.finish_reason not in (None, "stop"):
+        parts.append(f"the model did not finish ({printable(answer.finish_reason or '')})")
+    if answer.omitted:
+        parts.append(f"{answer.omitted} documents had no room")
+    return Text(" · ".join(parts), style="dim")
 
 
 class Inquiry(Value):

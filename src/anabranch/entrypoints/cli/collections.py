@@ -27,8 +27,7 @@ from anabranch.entrypoints.cli.terminal import (
     print_result,
     size,
 )
-from anabranch.knowledge.model import Permissions
-from anabranch.knowledge.parsed import Chunking
+from anabranch.knowledge.model import Chunking, Permissions
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts, Knowledge

@@ -18,8 +18,7 @@ from anabranch.domain.model import Value
 from anabranch.entrypoints.cli.options import chunking_given, chunking_options, json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, embedding, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
-from anabranch.knowledge.model import NewDocument
-from anabranch.knowledge.parsed import Chunking
+from anabranch.knowledge.model import Chunking, NewDocument
 
 if TYPE_CHECKING:
     from anabranch.knowledge.evaluate import Dataset, Measures, Stage

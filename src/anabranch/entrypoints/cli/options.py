@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
-from anabranch.knowledge.model import Permissions, Visibility
-from anabranch.knowledge.parsed import Strategy
+from anabranch.knowledge.model import Permissions, Strategy, Visibility
 
 if TYPE_CHECKING:
     from anabranch.configuration.settings import Settings

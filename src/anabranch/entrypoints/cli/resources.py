@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
-from anabranch.app.outbound import outbound_for
+from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound

@@ -23,10 +23,9 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.log_stream import ShutdownEvent, until_gone
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation
-from anabranch.knowledge.model import Caller, NewDocument, Permissions, StoredDocument
-from anabranch.knowledge.parsed import Chunking
-from anabranch.knowledge.records.identifiers import made_at
-from anabranch.network.urls import parse
+from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.records.database import made_at
+from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
     from anabranch.knowledge.knowledge import Knowledge

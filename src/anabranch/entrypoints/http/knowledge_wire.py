@@ -11,6 +11,7 @@ from anabranch.domain.errors import InvalidQuestion
 from anabranch.entrypoints.http.asgi import is_deeper
 from anabranch.knowledge.model import (
     Caller,
+    Chunking,
     Collection,
     ItemStatus,
     Job,
@@ -20,9 +21,9 @@ from anabranch.knowledge.model import (
     Permissions,
     SourceType,
     StoredDocument,
+    Strategy,
     Visibility,
 )
-from anabranch.knowledge.parsed import Chunking, Strategy
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts

@@ -26,8 +26,7 @@ from anabranch.entrypoints.http.errors import (
 )
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
-from anabranch.telemetry.correlation import correlation_id
-from anabranch.telemetry.log import Log
+from anabranch.telemetry.log import Log, correlation_id
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import new_id
 
 if TYPE_CHECKING:  # it imports numpy
     from anabranch.knowledge.knowledge import Knowledge

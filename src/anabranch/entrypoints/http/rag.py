@@ -24,8 +24,8 @@ from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation
 from anabranch.entrypoints.http.query import QUERY_SCHEMA, FiltersForm, Sources, Text, filters_of, named, scope_of
 from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams
-from anabranch.knowledge.records.identifiers import new_id
-from anabranch.pipeline.guard import similarity
+from anabranch.knowledge.records.database import new_id
+from anabranch.pipeline.answer import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
 SURFACE = "rag_stream"

@@ -23,7 +23,7 @@ from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply
-from anabranch.entrypoints.mcp import texts
+from anabranch.entrypoints.mcp import schemas
 from anabranch.entrypoints.mcp.question_tools import McpCaller, Progress, ask, configured, named, progress_text, search
 from anabranch.entrypoints.mcp.schemas import (
     MOST_PASSAGES,
@@ -158,21 +158,21 @@ class Tools:
             request_id=asked.request_id or None,
         )
         response = await self._anabranch.aggregate(query, caller.context, report)
-        return _result(response, texts.aggregated(response))
+        return _result(response, schemas.aggregated(response))
 
     async def _search(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
         schema = self._inputs["search"]
         asked = validate(SearchArguments, schema, arguments)
         limit = asked.limit or schema["properties"]["limit"]["default"]
         response = await search(self._anabranch, asked.query, asked.collections or (), limit, caller)
-        return _result(response, texts.found(response))
+        return _result(response, schemas.found(response))
 
     async def _ask(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
         schema = self._inputs["ask"]
         asked = validate(AskArguments, schema, arguments)
         top_k = asked.top_k or schema["properties"]["top_k"]["default"]
         response = await ask(self._anabranch, asked.question, asked.sources or (), top_k, caller, progress)
-        return _result(response, texts.answered(response))
+        return _result(response, schemas.answered(response))
 
     def _tool(self, name: str, title: str, description: str, *, world: bool) -> Tool:
         hints = ToolAnnotations(title=title, read_only_hint=True, idempotent_hint=True, open_world_hint=world)
@@ -195,7 +195,7 @@ def _result(response: msgspec.Struct, text: str) -> CallToolResult:
 
 def _server_entry(server: ServerHealth) -> str:
     """The operator's description, never the server's own."""
-    description = texts.one_line(server.description or "")
+    description = schemas.one_line(server.description or "")
     shown = description if len(description) <= MAX_DESCRIPTION else description[: MAX_DESCRIPTION - 1].rstrip() + "…"
     return f"{server.name} ({shown})" if shown else server.name
 

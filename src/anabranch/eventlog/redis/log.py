@@ -12,11 +12,9 @@ from anabranch.domain.errors import Conflict, LeaseLost, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
 from anabranch.eventlog.entries_and_cursors import StreamEntries
 from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, Replicas
-from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, Verdict
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, StreamSlice, Verdict
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
-from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams
-from anabranch.eventlog.watch import Watchers
+from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams, Watchers
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
 

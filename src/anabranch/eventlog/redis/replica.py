@@ -6,8 +6,7 @@ from collections.abc import Callable
 from anabranch.domain.errors import AnabranchError, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry, epoch
 from anabranch.eventlog.entries_and_cursors import StreamEntries
-from anabranch.eventlog.redis.store import RedisStreamStore, StreamSlice, channel
-from anabranch.eventlog.redis.timing import RedisLogTiming
+from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, StreamSlice, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import Streams
 from anabranch.redis.client import RedisGone

@@ -1,10 +1,4 @@
-"""The event log in Redis as typed calls. Each call is one Lua script (`lua/`), which runs atomically.
-
-A stream is a hash (who may read it, who writes it, its head) and a Redis stream of entries whose ids are their
-sequences. Sequences travel as text and stay below 2**53, so that Lua numbers hold them exactly. Time is Redis' own, so
-the workers' clocks need not agree. The first write of a script is one that a Redis without memory refuses, so that a
-script does everything or nothing.
-"""
+"""The event log's Redis commands and Lua scripts."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +11,18 @@ from anabranch.domain.eventlog import LAST, Entry, LogLimits, Page, SequencedEnt
 from anabranch.domain.model import Value
 from anabranch.eventlog.streams import StreamOwner
 from anabranch.redis.client import Argument, Redis, RedisGone, RedisRefused, Reply, script
+
+
+class RedisLogTiming(Value):
+    """`repair_every_s`: how often the log checks Redis and restores its streams. `recheck_s` and `recheck_ended_s`: how
+    often a replica reads without a notification, since one can get lost and a dead worker sends none. `restore_s`: how
+    long owners have to restore their streams after a restart of Redis before a name can be opened again."""
+
+    repair_every_s: float = 0.25
+    recheck_s: float = 1.0
+    recheck_ended_s: float = 15.0
+    restore_s: float = 2.0
+
 
 # The most that one command carries, unless a single entry is larger: it must arrive within the Redis time-out.
 CHUNK_BYTES = 512 * 1024

@@ -1,18 +1,240 @@
-"""Segments: immutable vectors and postings of some chunks, in memory or mapped from a folder."""
+"""An immutable segment of the index: vectors, binary codes, postings."""
 
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numkong
 import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.knowledge.durable_files import sync_file
-from anabranch.knowledge.index import postings
-from anabranch.knowledge.index.binary_vectors import BinaryVectors
-from anabranch.knowledge.index.postings import Mask, Postings, Scored, top
+
+Mask = NDArray[np.bool_]
+Bits = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+WORTH_IT = 20_000
+NEAREST = 10
+RECALL = 0.995
+BINARY_SAMPLE = 64
+GLANCE = 3
+# Twice what the sample needed is kept; beyond an eighth of the segment a scan is as fast.
+BINARY_SPARE = 2
+MOST = 8
+
+
+class BinaryVectors:
+    """`bits` has one row per 64 numbers; `middle` is the mean that a number is compared with; `glance` and `reach` are
+    how many rows the first and the second pass keep."""
+
+    def __init__(self, bits: Bits, middle: Vectors, glance: int, reach: int) -> None:
+        self.bits = bits
+        self.middle = middle
+        self.glance = glance
+        self.reach = reach
+
+    @classmethod
+    def of(cls, vectors: Vectors) -> "BinaryVectors | None":
+        count, dimensions = vectors.shape
+        if count < WORTH_IT or dimensions % 64:
+            return None
+        middle = np.asarray(vectors.mean(axis=0), np.float32)
+        bits = np.ascontiguousarray(_signs(vectors, middle).T)
+        glances: list[int] = []
+        reaches: list[int] = []
+        for query in _samples(vectors):
+            [asked] = _signs(query[None], middle)
+            nearest = np.argpartition(-(vectors @ query), NEAREST)[:NEAREST]
+            glances += _ranks(_distances(bits[:GLANCE], asked), nearest)
+            reaches += _ranks(_distances(bits, asked), nearest)
+        glance, reach = (
+            BINARY_SPARE * int(np.quantile(ranks, RECALL, method="higher")) for ranks in (glances, reaches)
+        )
+        return cls(bits, middle, glance, reach) if reach <= count // MOST else None
+
+    def candidates(self, query: Vectors, least: int, mask: Mask | None) -> Rows:
+        """The rows most similar to the query, at least `least` and at least as many as the recall needs."""
+        [asked] = _signs(query[None], self.middle)
+        count = self.bits.shape[1]
+        wanted = max(least, self.reach)
+        if max(self.glance, wanted) > count // 4:
+            return _permitted(_smallest(_distances(self.bits, asked), wanted, mask), mask)
+        rows = _permitted(_smallest(_distances(self.bits[:GLANCE], asked), max(self.glance, wanted), mask), mask)
+        return rows[_smallest(_distances(self.bits[:, rows], asked), wanted, None)]
+
+
+def _distances(bits: Bits, asked: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """The Hamming distance of each row."""
+    total: NDArray[np.uint16] | None = None
+    for begin in range(0, len(bits), 3):  # three counts of at most 64 fit into a byte
+        part = np.bitwise_count(bits[begin] ^ asked[begin])
+        for at in range(begin + 1, min(begin + 3, len(bits))):
+            part += np.bitwise_count(bits[at] ^ asked[at])
+        total = part if len(bits) <= 3 else part.astype(np.uint16) if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _smallest(values: NDArray[np.uint16], wanted: int, mask: Mask | None) -> Rows:
+    """A superset of the rows with the `wanted` smallest values. The threshold is estimated on a sample and raised until
+    it is high enough: sorting all rows would cost more than everything else."""
+    if wanted >= len(values):
+        return np.arange(len(values))
+    share = 1.0 if mask is None else max(1e-6, float(np.count_nonzero(mask[::16])) * 16 / len(mask))
+    counts = np.cumsum(np.bincount(values[::16])) * 16 * share
+    bar = int(np.searchsorted(counts, wanted))
+    while True:
+        rows = np.flatnonzero(values <= bar)
+        found = len(rows) if mask is None else int(np.count_nonzero(mask[rows]))
+        if found >= wanted or len(rows) == len(values):
+            return rows
+        bar += 1
+
+
+def _permitted(rows: Rows, mask: Mask | None) -> Rows:
+    return rows if mask is None else rows[mask[rows]]
+
+
+def _ranks(apart: NDArray[np.uint16], nearest: Rows) -> list[int]:
+    """For each of the true nearest rows, how many rows are at most as distant."""
+    upto = np.cumsum(np.bincount(apart))
+    return [int(upto[distance]) for distance in apart[nearest]]
+
+
+def _signs(vectors: Vectors, middle: Vectors) -> Bits:
+    return np.packbits(vectors > middle, axis=1).view(np.uint64)
+
+
+def _samples(vectors: Vectors) -> Vectors:
+    """Sample queries that are harder than real ones: vectors of the segment with noise."""
+    chance = np.random.default_rng(0)
+    near = vectors[chance.choice(len(vectors), BINARY_SAMPLE, replace=False)]
+    near = near + chance.standard_normal(near.shape).astype(np.float32) * np.float32(1.2 / near.shape[1] ** 0.5)
+    return np.asarray(near / np.linalg.norm(near, axis=1, keepdims=True), np.float32)
+
+
+K1 = 1.2
+B = 0.75
+
+
+class Postings(NamedTuple):
+    """Term `terms[i]` occurs in `rows[starts[i]:starts[i + 1]]`, ascending, with the `counts` at the same positions."""
+
+    terms: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+    counts: NDArray[np.uint16]
+    lengths: NDArray[np.uint32]
+
+    def span(self, term: int) -> tuple[int, int]:
+        at = int(self.terms.searchsorted(np.uint64(term)))
+        if at == len(self.terms) or self.terms[at] != term:
+            return 0, 0
+        return int(self.starts[at]), int(self.starts[at + 1])
+
+
+def build(texts: Sequence[Sequence[int]]) -> Postings:
+    """The postings of texts given as terms; row i is text i."""
+    lengths = np.fromiter((len(text) for text in texts), np.uint32, len(texts))
+    terms = np.fromiter((term for text in texts for term in text), np.uint64, int(lengths.sum()))
+    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), lengths)
+    order = np.lexsort((rows, terms))
+    return _grouped(terms[order], rows[order], None, lengths)
+
+
+def merge(parts: Sequence[Postings], kept: Sequence[Mask]) -> Postings:
+    """Several postings merged into one; rows outside the masks are dropped and the others renumbered."""
+    terms, rows, counts, lengths = [], [], [], []
+    offset = 0
+    for part, keep in zip(parts, kept, strict=True):
+        moved = (np.cumsum(keep, dtype=np.int64) - 1 + offset).astype(np.uint32)
+        chosen = keep[part.rows]
+        terms.append(np.repeat(part.terms, np.diff(part.starts))[chosen])
+        rows.append(moved[part.rows[chosen]])
+        counts.append(part.counts[chosen])
+        lengths.append(part.lengths[keep])
+        offset += int(keep.sum())
+    all_terms, all_rows = np.concatenate(terms), np.concatenate(rows)
+    # Each part is sorted and its rows follow those of the part before, so a stable sort by term is enough.
+    order = np.argsort(all_terms, kind="stable")
+    return _grouped(all_terms[order], all_rows[order], np.concatenate(counts)[order], np.concatenate(lengths))
+
+
+def _grouped(
+    terms: NDArray[np.uint64],
+    rows: NDArray[np.uint32],
+    counts: NDArray[np.uint16] | None,
+    lengths: NDArray[np.uint32],
+) -> Postings:
+    if counts is None:
+        new = np.empty(len(terms), bool)
+        new[:1] = True
+        new[1:] = (terms[1:] != terms[:-1]) | (rows[1:] != rows[:-1])
+        first = np.flatnonzero(new)
+        counts = np.minimum(np.diff(np.append(first, len(terms))), 65_535).astype(np.uint16)
+        terms, rows = terms[first], rows[first]
+    begins = np.flatnonzero(np.append(True, terms[1:] != terms[:-1])) if len(terms) else np.empty(0, np.int64)
+    return Postings(terms[begins], np.append(begins, len(terms)).astype(np.int64), rows, counts, lengths)
+
+
+def norms(postings: Postings, average: float) -> NDArray[np.float32]:
+    """The BM25 length normalisation of each row."""
+    return postings.lengths * np.float32(K1 * B / average) + np.float32(K1 * (1 - B))
+
+
+def score(
+    postings: Postings, spans: Sequence[tuple[int, int, float]], norm: NDArray[np.float32], mask: Mask | None
+) -> "Scored":
+    """BM25 scores of every row with one of the terms; `spans` has the span and weight of each term."""
+    scores = np.zeros(len(postings.lengths), np.float32)
+    touched: list[NDArray[np.uint32]] = []
+    for begin, end, weight in spans:
+        if begin == end:
+            continue
+        rows, counts = postings.rows[begin:end], postings.counts[begin:end]
+        if mask is not None:
+            allowed = mask[rows]
+            rows, counts = rows[allowed], counts[allowed]
+        often = counts.astype(np.float32)
+        scores[rows] += np.float32(weight * (K1 + 1)) * (often / (often + norm[rows]))
+        touched.append(rows)
+    return Scored(scores, touched)
+
+
+class Scored(NamedTuple):
+    """Scores by row; `touched` are the rows of each term."""
+
+    scores: NDArray[np.float32]
+    touched: list[NDArray[np.uint32]]
+
+    def best(self, limit: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The best rows and their scores, best first; ties in row order."""
+        if not self.touched:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        if sum(map(len, self.touched)) < len(self.scores) // 16:  # cheaper than a scan of all scores
+            found = np.concatenate(self.touched).astype(np.int64)
+            found = np.unique(_largest_of(found, self.scores[found], limit * len(self.touched)))
+        else:
+            found = np.flatnonzero(self.scores)
+        return top(found, self.scores[found], limit)
+
+
+def top(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    if len(rows) > limit:
+        chosen = np.argpartition(-scores, limit - 1)[:limit]
+        rows, scores = rows[chosen], scores[chosen]
+    order = np.lexsort((rows, -scores))
+    return rows[order], scores[order]
+
+
+def _largest_of(rows: NDArray[np.int64], scores: NDArray[np.float32], limit: int) -> NDArray[np.int64]:
+    return rows if len(rows) <= limit else rows[np.argpartition(-scores, limit - 1)[:limit]]
+
 
 # Candidates of the 8-bit scan that are rescored exactly, beyond those requested.
 SPARE = 50
@@ -66,7 +288,7 @@ class Segment:
 
     @classmethod
     def build(cls, keys: Sequence[int], vectors: NDArray[np.float32], texts: Sequence[Sequence[int]]) -> "Segment":
-        return cls(np.asarray(keys, np.int64), vectors, postings.build(texts))
+        return cls(np.asarray(keys, np.int64), vectors, build(texts))
 
     @classmethod
     def merge(cls, parts: Sequence["Segment"], kept: Sequence[Mask]) -> "Segment":
@@ -74,7 +296,7 @@ class Segment:
         chosen = list(zip(parts, kept, strict=True))
         keys = np.concatenate([part.keys[keep] for part, keep in chosen])
         vectors = np.concatenate([part.vectors[keep] for part, keep in chosen])
-        return cls(keys, vectors, postings.merge([part.words for part in parts], kept))
+        return cls(keys, vectors, merge([part.words for part in parts], kept))
 
     def span(self, term: int) -> tuple[int, int]:
         """The span of a term in the postings; cached, because a question needs it several times."""
@@ -107,8 +329,8 @@ class Segment:
         """BM25 scores of every row, for an average row length."""
         kept = self._norms
         if kept is None or kept[0] != average:
-            kept = self._norms = (average, postings.norms(self.words, average))
-        return postings.score(self.words, [(*self.span(term), weight) for term, weight in weights], kept[1], mask)
+            kept = self._norms = (average, norms(self.words, average))
+        return score(self.words, [(*self.span(term), weight) for term, weight in weights], kept[1], mask)
 
     def nearest(self, query: NDArray[np.float32], limit: int, mask: Mask | None) -> Hits:
         """The rows with the largest inner products, best first."""

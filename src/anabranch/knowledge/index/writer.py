@@ -7,11 +7,9 @@ from secrets import token_hex
 import msgspec
 import numpy as np
 
-from anabranch.knowledge.index.binary_vectors import BinaryVectors
-from anabranch.knowledge.index.catalog import Catalog, Mask
 from anabranch.knowledge.index.manifest import Generations, IndexManifest
-from anabranch.knowledge.index.reader import load
-from anabranch.knowledge.index.segment import Segment
+from anabranch.knowledge.index.reader import Catalog, Mask, load
+from anabranch.knowledge.index.segment import BinaryVectors, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection, Database

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
 from anabranch.knowledge.parse.messages import (
@@ -21,7 +22,6 @@ from anabranch.knowledge.parse.messages import (
     framed,
     request_from,
 )
-from anabranch.knowledge.parsed import Unprocessable
 
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1

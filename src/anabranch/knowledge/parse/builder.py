@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import date, datetime
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.parsed import Block, BlockKind, Parsed, Unprocessable
+from anabranch.knowledge.model import Block, BlockKind, Parsed, Unprocessable
 
 MAX_BLOCKS = 1_000_000
 GAP = "\n\n"

@@ -5,8 +5,8 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 BLOCK_TARGET = 2_000
 _DELIMITERS = (",", "\t", ";", "|")

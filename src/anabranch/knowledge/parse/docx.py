@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, mebibytes, tags
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 Element: TypeAlias = Any  # lxml carries no types
 

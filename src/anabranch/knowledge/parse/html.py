@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anabranch.knowledge.model import BlockKind, Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
-from anabranch.knowledge.parsed import BlockKind, Parsed, Unprocessable
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode

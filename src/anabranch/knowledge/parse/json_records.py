@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, check_text, clean, day, line, unique
 from anabranch.knowledge.parse.builder import tags as keywords
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 # Numbers keep their notation.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | bool | None"

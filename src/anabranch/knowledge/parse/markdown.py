@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
+from anabranch.knowledge.model import Block, BlockKind, Parsed
 from anabranch.knowledge.parse.builder import Headings, ParseLimits, check_blocks, check_text, day, line, unique
 from anabranch.knowledge.parse.builder import tags as keywords
-from anabranch.knowledge.parsed import Block, BlockKind, Parsed
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

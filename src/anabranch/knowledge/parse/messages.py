@@ -5,7 +5,7 @@ import struct
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.parsed import Parsed
+from anabranch.knowledge.model import Parsed
 
 PREFIX = struct.Struct(">I")
 MAX_FRAME = 512 * 1024 * 1024

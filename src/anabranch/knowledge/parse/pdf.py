@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfTextPage

@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from anabranch.domain.errors import InternalError, ShuttingDown
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, check_size, mebibytes
 from anabranch.knowledge.parse.messages import (
     EXHAUSTED,
@@ -18,7 +19,6 @@ from anabranch.knowledge.parse.messages import (
     framed,
     reply_from,
 )
-from anabranch.knowledge.parsed import Parsed, Unprocessable
 
 BUFFER = 1024 * 1024
 START_S = 60.0

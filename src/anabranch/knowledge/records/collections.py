@@ -7,8 +7,7 @@ import msgspec
 
 from anabranch.knowledge.model import Collection, CollectionSettings
 from anabranch.knowledge.records import documents
-from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import as_json, new_id
 
 
 def create(

@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Collection, Job, JobItem, NewDocument, Outcome
-from anabranch.knowledge.parsed import Chunking
+from anabranch.knowledge.model import Chunking, Collection, Job, JobItem, NewDocument, Outcome
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.identifiers import new_id
+from anabranch.knowledge.records.database import as_json, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # processed alone, because another document may have been the cause.

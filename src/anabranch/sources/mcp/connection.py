@@ -26,13 +26,12 @@ from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import HOPS, McpServer
 from anabranch.domain.model import Context, Query
-from anabranch.sources.mcp.bounded_tasks import cancel_until_done
+from anabranch.sources.mcp.framing import RawReply, TappedTransport
 from anabranch.sources.mcp.http_transport import http_transport
 from anabranch.sources.mcp.results.extraction import tool_result
-from anabranch.sources.mcp.services import McpTiming
+from anabranch.sources.mcp.services import McpTiming, cancel_until_done
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 from anabranch.sources.mcp.tool_selection import ToolChoice, arguments, choose
-from anabranch.sources.mcp.transport_tap import RawReply, TappedTransport
 from anabranch.telemetry.log import label
 
 MAX_PAGES = 20

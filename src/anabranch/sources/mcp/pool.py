@@ -1,16 +1,333 @@
-"""MCP servers as sources: the pool keeps one connection per configured server."""
+"""The pool of MCP servers: one keeper for each server connects, restarts and calls it."""
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth
+from anabranch.domain.errors import AnabranchError
+from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth, ServerState
 from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import ServerMoved
-from anabranch.sources.mcp.server_keeper import ServerKeeper
-from anabranch.sources.mcp.services import McpTiming, PoolServices
+from anabranch.sources.mcp.services import BoundedTasks, McpTiming, PoolServices, cancel_until_done
 from anabranch.text.support import MAX_READ, Wording, share
+
+if TYPE_CHECKING:
+    from anabranch.sources.mcp.connection import McpConnection
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+LOST = "The connection to the server was lost."
+EXPIRED = "The server's session expired."
+
+
+class ReconnectDelays:
+    """Reconnect backoff: no delay at first, then exponentially longer ones."""
+
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
+        self._delay_s = 0.0
+
+    def next_s(self) -> float:
+        """Jitter of a quarter either way: servers that failed together should not be retried together."""
+        wait_s = self._delay_s * (0.75 + self._random() / 2)
+        self._delay_s = min(LONGEST_DELAY_S, self._delay_s * 2 or FIRST_DELAY_S)
+        return wait_s
+
+
+class ServerKeeper:
+    """One server: `start` connects it, `retire` closes it after its calls in flight."""
+
+    def __init__(self, server: McpServer, services: PoolServices, timeout_s: float) -> None:
+        self.server = server
+        self.timeout_s = timeout_s
+        self.settled = asyncio.Event()
+        self._services = services
+        self._timing = services.timing
+        self._state: ServerState = "idle" if server.enabled else "disabled"
+        self._state_changed = asyncio.Event()
+        self._error: str | None = None
+        self._last_output = ""
+        self._task: asyncio.Task[None] | None = None
+        self._connection: McpConnection | None = None
+        self._last_connection: McpConnection | None = None
+        self._is_retired = False
+        self._calls_in_flight = 0
+        self._tasks = BoundedTasks()
+        self._mode = "auto"
+        self._calls = self._failures = self._connects = 0
+        self._latency_ms: int | None = None
+
+    def start(self) -> None:
+        if self.accepts_calls and not self.is_started:
+            self._set_state("connecting")
+            self._task = asyncio.create_task(self._run(), name=f"mcp {self.server.name}")
+            self._tasks.watch(self._task)
+
+    @property
+    def is_started(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def accepts_calls(self) -> bool:
+        return self.server.enabled and not self._is_retired
+
+    @property
+    def has_failed(self) -> bool:
+        return self._state == "failed"
+
+    def health(self) -> ServerHealth:
+        known = self._last_connection
+        error = self._error
+        if error and self._last_output and self._state == "failed":
+            error = f"{error} Its last output: {self._last_output}"
+        return ServerHealth(
+            name=self.server.name,
+            state=self._state,
+            transport="stdio" if self.server.url is None else "http",
+            protocol=known.protocol if known else None,
+            implementation=known.implementation if known else None,
+            tool=known.choice.tool if known else None,
+            query_argument=known.choice.query_argument if known else None,
+            chosen=known.choice.why if known else None,
+            error=error,
+            calls=self._calls,
+            failures=self._failures,
+            latency_ms=self._latency_ms,
+            reconnects=max(0, self._connects - 1),
+            description=self.server.description,
+        )
+
+    async def search(self, query: Query, context: Context) -> SourceReply:
+        self.start()
+        clock = self._services.clock
+        began = clock.monotonic()
+        ends = min(began + self.timeout_s, context.deadline)
+        self._calls += 1
+        self._calls_in_flight += 1
+        try:
+            # A server does not process a call of an expired session, so the call can be repeated.
+            reply = await self._call(query, context, ends) or await self._call(query, context, ends)
+        finally:
+            self._calls_in_flight -= 1
+            self._stop_if_idle()
+        if reply is None:
+            reply = self._failed("The server's sessions expire as soon as they are created.")
+        self._latency_ms = round((clock.monotonic() - began) * 1000)
+        self._failures += reply.status is not Status.SUCCESS
+        if self._state == "ready":
+            self._error = reply.error
+        return reply
+
+    async def _call(self, query: Query, context: Context, ends: float) -> SourceReply | None:
+        """One call; None if the session has expired."""
+        server, clock = self.server, self._services.clock
+        budget_s = ends - clock.monotonic()
+        try:
+            connection = await self._wait_ready(ends)
+        except TimeoutError:
+            return self._timed_out("was not ready", budget_s)
+        if connection is None:
+            return self._failed(self._error or "The server is not connected.")
+        from anabranch.sources.mcp import errors  # noqa: PLC0415  they import the SDK, which `_run` has loaded
+        from anabranch.sources.mcp.results import extraction  # noqa: PLC0415
+
+        try:
+            answer = await self._tasks.run_within(ends - clock.monotonic(), connection.ask(server, query, context))
+        except TimeoutError:
+            self._count_silence(connection)
+            return self._timed_out("did not answer", budget_s)
+        except asyncio.CancelledError:
+            if clock.monotonic() >= ends - self._timing.deadline_tolerance_s:
+                self._count_silence(connection)
+            raise
+        except Exception as error:  # noqa: BLE001  any exception of the SDK is a failure of the server
+            return self._call_failed(error, connection)
+        if answer.is_error:
+            return errors.tool_error(answer, server)
+        try:
+            passages = await extraction.extract(answer, server, ends - clock.monotonic())
+        except TimeoutError:
+            return self._timed_out("sent a reply that took too long to read", budget_s)
+        except AnabranchError as error:
+            return SourceReply(path=server.name, status=Status.ERROR, error=error.message)
+        return SourceReply(path=server.name, status=Status.SUCCESS, passages=passages)
+
+    def _call_failed(self, error: Exception, connection: "McpConnection") -> SourceReply | None:
+        from anabranch.sources.mcp import errors  # noqa: PLC0415
+
+        if errors.is_expired(error, self.server):
+            connection.end(EXPIRED)
+        if connection.reason == EXPIRED:
+            return None
+        if errors.is_closed(error, self.server):
+            connection.end(LOST)
+        elif errors.is_unreachable(error, self.server):
+            self._count_silence(connection)
+        return errors.call_error(error, self.server, connection.reason)
+
+    async def _wait_ready(self, ends: float) -> "McpConnection | None":
+        """Wait for the connection; None if it could not be made."""
+        while True:
+            connection = self._connection
+            if connection is not None and not connection.ended.is_set():
+                return connection
+            if self._state in ("failed", "idle", "disabled"):
+                return None
+            async with asyncio.timeout(max(0.0, ends - self._services.clock.monotonic())):
+                await self._state_changed.wait()
+
+    def _count_silence(self, connection: "McpConnection") -> None:
+        connection.unanswered += 1
+        if connection.unanswered >= self._timing.silent_calls:
+            connection.wakeup.set()
+
+    def _timed_out(self, what: str, budget_s: float) -> SourceReply:
+        message = f"The server {what} within {budget_s:.3g} seconds."
+        return SourceReply(path=self.server.name, status=Status.TIMEOUT, error=message, fault=True)
+
+    def _failed(self, message: str) -> SourceReply:
+        return SourceReply(path=self.server.name, status=Status.ERROR, error=message, fault=True)
+
+    async def _run(self) -> None:
+        clock, delays = self._services.clock, ReconnectDelays(self._services.random)
+        try:
+            # Takes a second, so it runs in a thread. The SDK comes first, as a whole: importing parts of it from two
+            # threads at once breaks it.
+            for needed in ("mcp", "anabranch.sources.mcp.connection"):
+                await asyncio.to_thread(import_module, needed)
+            while True:
+                began, before = clock.monotonic(), self._connects
+                reason = await self._connect()
+                _raise_if_cancelled()
+                was_ready = self._connects > before
+                was_long = clock.monotonic() - began >= self._timing.stable_s
+                # A call noticed that the session has expired, and waits for the new one.
+                if was_ready and (was_long or reason == EXPIRED):
+                    delays = ReconnectDelays(self._services.random)
+                wait_s = delays.next_s()
+                self._error = reason
+                # An immediate retry, perhaps with the legacy protocol, comes before the state `failed`.
+                if wait_s or (was_long and not was_ready):
+                    # What a server writes after its first call may contain the question.
+                    self._set_state("failed", reason, "" if was_ready else self._last_output)
+                    if wait_s:
+                        await self._services.sleep(wait_s)
+                    reason = ""
+                self._set_state("connecting", reason)
+        finally:
+            self.settled.set()
+            self._set_state("idle")
+
+    async def _connect(self) -> str:
+        """Make one connection and keep it until it ends. Returns why it ended."""
+        from anabranch.sources.mcp import connection, errors  # noqa: PLC0415
+
+        services, loop = self._services, asyncio.get_running_loop()
+        self._last_output = ""
+        ready: McpConnection | None = None
+        try:
+            async with (
+                asyncio.timeout(self._timing.connect_s) as limit,
+                connection.connected(
+                    self.server,
+                    services.outbound,
+                    mode=self._mode,
+                    max_reply_bytes=services.max_reply_bytes,
+                    on_output=self._record_output,
+                    timing=self._timing,
+                ) as ready,
+            ):
+                limit.reschedule(None)
+                self._connection = self._last_connection = ready
+                self._mode = ready.mode
+                self._connects += 1
+                self._error = None
+                self._set_state("ready")
+                _raise_if_cancelled()
+                try:
+                    await self._watch(ready)
+                finally:
+                    self._connection = None
+                    limit.reschedule(loop.time() + self._timing.disconnect_s)
+        except Exception as error:  # noqa: BLE001  the task's boundary: it is reported, and retried
+            if errors.is_misconfigured(error):
+                # The output of its process is unrelated.
+                self._last_output = ""
+            if ready is None:
+                # Some servers of the legacy protocol exit at the first message of the modern one.
+                self._mode = "legacy" if self._mode == "auto" else "auto"
+            if ready is None or not ready.reason:
+                return errors.connection_error(error, self.server, self._timing.connect_s)
+        return ready.reason
+
+    async def _watch(self, connection: "McpConnection") -> None:
+        while not connection.ended.is_set():
+            await connection.wakeup.wait()
+            connection.wakeup.clear()
+            if connection.tools_changed:
+                await self._tasks.run_within(self._timing.connect_s, connection.find_tool(self.server))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._timing.relist_s):
+                        await connection.ended.wait()
+            if connection.unanswered >= self._timing.silent_calls and not await self._responds(connection):
+                connection.end("The server stopped answering.")
+
+    async def _responds(self, connection: "McpConnection") -> bool:
+        with suppress(TimeoutError):
+            await self._tasks.run_within(self._timing.probe_s, connection.probe())
+        return connection.unanswered < self._timing.silent_calls
+
+    def _record_output(self, line: str) -> None:
+        from anabranch.sources.mcp.errors import sanitize  # noqa: PLC0415
+
+        if line.strip():
+            self._last_output = sanitize(line, self.server)
+
+    def _set_state(self, state: ServerState, reason: str = "", last_output: str = "") -> None:
+        if state == self._state:
+            return
+        self._state = state
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
+        if state in ("ready", "failed"):
+            self.settled.set()
+        if not self._is_retired:
+            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
+            self._services.telemetry.noted(moved)
+
+    def retire(self) -> None:
+        """Accept no new calls, and close after those in flight."""
+        self._is_retired = True
+        self._stop_if_idle()
+
+    def _stop_if_idle(self) -> None:
+        if self._is_retired and not self._calls_in_flight and self._task is not None:
+            self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until no task of it is left."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        await self._tasks.wait_done()
+
+    async def close(self) -> None:
+        """Close now, even with calls in flight."""
+        self._is_retired = True
+        if self._task is not None:
+            await cancel_until_done(self._task)
+        await self.wait_closed()
+        if self._state != "disabled":
+            self._set_state("idle")
+
+
+def _raise_if_cancelled() -> None:
+    """The SDK swallows a cancellation that arrives together with the end of a connection."""
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        raise asyncio.CancelledError
+
 
 __all__ = ["McpSource", "McpTiming", "Pool", "PoolServices"]
 

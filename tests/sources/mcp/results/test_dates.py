@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.sources.mcp.results.dates import parse_date
+from anabranch.sources.mcp.results.fields import parse_date
 
 MAY_5 = datetime(2024, 5, 5, tzinfo=UTC).timestamp()
 AT_TEN = MAY_5 + 36_000

@@ -21,8 +21,7 @@ from mcp_types import (
 
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
-from anabranch.sources.mcp.results.extraction import passages
-from anabranch.sources.mcp.results.locator import Unreadable
+from anabranch.sources.mcp.results.extraction import Unreadable, passages
 
 KEYS = [
     *("results", "items", "data", "content", "text", "title", "name", "url", "date", "id", "score", "node", "_source"),

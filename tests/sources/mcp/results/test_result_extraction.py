@@ -19,8 +19,7 @@ from mcp_types import (
 
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
-from anabranch.sources.mcp.results.extraction import passages
-from anabranch.sources.mcp.results.locator import Unreadable
+from anabranch.sources.mcp.results.extraction import Unreadable, passages
 
 MAY_5 = datetime(2024, 5, 5, tzinfo=UTC).timestamp()
 DAY = "2024-05-05T00:00:00Z"

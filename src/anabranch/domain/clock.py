@@ -1,8 +1,0 @@
-"""The system clock."""
-
-import time
-
-
-class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()

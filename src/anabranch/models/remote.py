@@ -1,0 +1,357 @@
+"""Models behind HTTP: OpenAI-compatible servers and SyftHub endpoints; chat and embeddings."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.domain.contracts import Exchange, Outbound
+from anabranch.domain.errors import (
+    EmbeddingFailed,
+    GenerationFailed,
+    GenerationTimedOut,
+    Trouble,
+    UpstreamError,
+    UpstreamTimedOut,
+)
+from anabranch.domain.model import Context, Delta, Embedding, Endpoint, Prompt, Usage, Value
+from anabranch.network import sse, syft_wire
+from anabranch.network.redaction import quoted
+from anabranch.policies import resilience
+from anabranch.policies.resilience import GuardedCalls
+
+RETRIES = 3
+FIRST_WAIT_S = 0.5
+MAX_BACKOFF_S = 10.0
+# A longer Retry-After than this fails the call.
+MAX_RETRY_AFTER_S = 30.0
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ModelServer:
+    """A client of one model server. Time-outs, broken connections, 429 and 5xx are retried; every failure is an
+    UpstreamError."""
+
+    def __init__(
+        self,
+        url: str,
+        outbound: Outbound,
+        *,
+        api_key: str = "",
+        timeout_s: float = 30.0,
+        sleep: Sleep = asyncio.sleep,
+        attempts: GuardedCalls | None = None,
+    ) -> None:
+        self._url = url
+        self._outbound = outbound
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+        self._attempts = attempts
+
+    async def post(self, payload: Mapping[str, object]) -> bytes:
+        body = msgspec.json.encode(payload)
+        for attempt in range(RETRIES):
+            try:
+                return await self._attempted(body, first=attempt == 0)
+            except UpstreamError as error:
+                wait_s = _wait_s(error, attempt)
+                if wait_s is None or not (self._attempts is None or self._attempts.again()):
+                    raise
+                await self._sleep(wait_s)
+        return await self._attempted(body, first=False)
+
+    async def _attempted(self, body: bytes, *, first: bool) -> bytes:
+        if self._attempts is None:
+            return await self._post(body)
+        return await self._attempts.made(lambda: self._post(body), first=first)
+
+    async def _post(self, body: bytes) -> bytes:
+        call = self._outbound.request("POST", self._url, headers=self._headers, body=body, operator=True)
+        try:
+            async with asyncio.timeout(self._timeout_s), call as exchange:
+                if 200 <= exchange.status < 300:
+                    return await exchange.read()
+                _, sentence = await syft_wire.refusal(exchange)
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
+                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+        except TimeoutError as error:
+            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
+
+
+def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> str:
+    """The URL of an operation; `base` is the host, the host with its version, or the whole URL."""
+    base = syft_wire.base(base)
+    if base.endswith(operation):
+        return base
+    return f"{base}{operation}" if base.endswith(versions) else f"{base}/v1{operation}"
+
+
+def _wait_s(error: UpstreamError, attempt: int) -> float | None:
+    """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
+    if not error.trouble.may_pass:
+        return None
+    if error.wait_s is not None:
+        return error.wait_s if error.wait_s <= MAX_RETRY_AFTER_S else None
+    return min(MAX_BACKOFF_S, resilience.backoff_s(FIRST_WAIT_S, attempt))
+
+
+MAX_FINISH_REASON = 50
+LAST_BYTES_S = 0.02
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncGenerator[Delta, None]:
+    """Call a model and yield its deltas; every failure is a GenerationFailed."""
+    try:
+        async with ask() as exchange:
+            if not 200 <= exchange.status < 300:
+                _, sentence = await syft_wire.refusal(exchange)
+                trouble, wait_s = (
+                    syft_wire.trouble(exchange.status),
+                    resilience.retry_after_s(exchange.header("Retry-After")),
+                )
+                raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
+            if exchange.content_type != "text/event-stream":
+                yield _whole(await exchange.read(), exchange.content_type)
+                return
+            events = sse.events(exchange.chunks())
+            async for data in events:
+                if data.strip() == "[DONE]":
+                    await _drain(events)
+                    return
+                yield _piece(data)
+    except UpstreamTimedOut as error:
+        raise GenerationTimedOut(error.message, error.trouble) from error
+    except UpstreamError as error:
+        raise GenerationFailed(error.message, error.trouble) from error
+
+
+async def _drain(events: AsyncIterator[str]) -> None:
+    """Read the reply to its end, so that its connection can be reused."""
+    with suppress(TimeoutError, UpstreamError):
+        async with asyncio.timeout(LAST_BYTES_S):
+            async for _ in events:
+                pass
+
+
+def _whole(body: bytes, content_type: str) -> Delta:
+    try:
+        reply = msgspec.json.decode(body)
+    except UNDECODABLE as error:
+        what = "an HTML page" if content_type == "text/html" else "something else"
+        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
+    text = _text(reply)
+    if text is None:
+        # An empty answer in a known format is not a fault of the model server; an unknown format is.
+        known_format = _choice(reply) is not None or _field(reply, "summary") is not None
+        raise GenerationFailed(
+            "The model's reply holds no answer.", Trouble.REQUEST if known_format else Trouble.UNUSABLE
+        )
+    return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
+
+
+def _piece(data: str) -> Delta:
+    """One event of a stream: JSON in one of the known forms, or plain text."""
+    try:
+        piece = msgspec.json.decode(data)
+    except UNDECODABLE:
+        return Delta(text=data)
+    if isinstance(piece, dict):
+        if piece.get("error"):
+            why = syft_wire.reason(piece)
+            reported = "The model reported an error in the middle of its answer"
+            code = _field(piece["error"], "code")
+            trouble = syft_wire.trouble(code) if isinstance(code, int) else Trouble.REQUEST
+            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.", trouble)
+        return Delta(text=_text(piece) or "", usage=_usage(piece), finish_reason=_finish_reason(piece))
+    return Delta(text=piece if isinstance(piece, str) else data)
+
+
+def _text(reply: object) -> str | None:
+    """SyftAI-Space's summary, OpenAI's choices, `content` or `text`."""
+    choice = _choice(reply)
+    candidates = (
+        _field(_field(_field(reply, "summary"), "message"), "content"),
+        _field(_field(choice, "delta"), "content"),
+        _field(_field(choice, "message"), "content"),
+        _field(reply, "content"),
+        _field(reply, "text"),
+    )
+    return next((text for text in candidates if isinstance(text, str)), None)
+
+
+def _choice(reply: object) -> object:
+    choices = _field(reply, "choices")
+    return choices[0] if isinstance(choices, list) and choices else None
+
+
+def _finish_reason(reply: object) -> str | None:
+    """Why generation ended: `stop`, or for example `length` or `content_filter`."""
+    reason = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
+    return quoted(reason, most=MAX_FINISH_REASON) if isinstance(reason, str) else None
+
+
+def _usage(reply: object) -> Usage | None:
+    """Token counts as the model reports them, without invalid ones."""
+    reported = _field(_field(reply, "summary"), "usage") or _field(reply, "usage")
+    counts = {
+        name: value
+        for name in Usage.__struct_fields__
+        if isinstance(value := _field(reported, name), int) and 0 <= value < 2**53
+    }
+    if not counts:
+        return None
+    counts.setdefault("total_tokens", counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0))
+    return Usage(**counts)
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+class OpenAIModel:
+    """The endpoint's slug is the model's name; its token is the API key."""
+
+    def __init__(self, endpoint: Endpoint, outbound: Outbound) -> None:
+        self._endpoint = endpoint
+        self._outbound = outbound
+
+    def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
+        payload = {
+            "model": self._endpoint.slug,
+            "messages": prompt.messages,
+            "max_tokens": prompt.max_tokens,
+            "temperature": prompt.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return deltas(
+            lambda: self._outbound.request(
+                "POST",
+                api_url(self._endpoint.url, "/chat/completions"),
+                headers=syft_wire.headers(self._endpoint, context),
+                body=msgspec.json.encode(payload),
+                operator=self._endpoint.operator,
+                public_only=self._endpoint.public_only,
+            )
+        )
+
+
+class SpaceModel:
+    def __init__(self, endpoint: Endpoint, outbound: Outbound, *, streaming: bool) -> None:
+        self._endpoint = endpoint
+        self._outbound = outbound
+        self._streaming = streaming
+
+    def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
+        payload = {
+            "messages": prompt.messages,
+            "max_tokens": prompt.max_tokens,
+            "temperature": prompt.temperature,
+            "stream": self._streaming,
+            "stop_sequences": [],
+        }
+        return deltas(lambda: syft_wire.call(self._endpoint, payload, context, self._outbound))
+
+
+MAX_BATCH = 96
+# The dimensions are unknown before the first reply, and a reply must stay within its size limit.
+FIRST_BATCH = 16
+REPLY_BYTES = 2_000_000
+BYTES_PER_NUMBER = 24
+MAX_DIMENSIONS = 16_384
+# One ideograph, up to six letters, up to three digits, or one symbol.
+PIECE = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,6}|\d{1,3}|[^\w\s]|_"
+)
+
+
+class EmbeddingItem(Value):
+    embedding: list[float]
+    index: int | None = None
+
+
+class EmbeddingsReply(Value):
+    data: list[EmbeddingItem]
+
+
+class OpenAIEmbeddings:
+    """An Embedder on a configured server. `dimensions` is 0 until the first reply; later replies must have the same."""
+
+    def __init__(self, server: ModelServer, model: str, window: int = 8000) -> None:
+        self.name = model
+        self.window = window
+        self.dimensions = 0
+        self._server = server
+
+    def tokens(self, text: str) -> Sequence[tuple[int, int]]:
+        """An estimate, since the server's tokenizer is unknown: close to common vocabularies for English, too high
+        rather than too low for other languages."""
+        return [piece.span() for piece in PIECE.finditer(text)]
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
+        found: list[Embedding] = []
+        while len(found) < len(texts):
+            batch = texts[len(found) : len(found) + self._batch()]
+            found += await self._embedded([self._sendable(text) for text in batch])
+        return found
+
+    def _batch(self) -> int:
+        if not self.dimensions:
+            return FIRST_BATCH
+        return max(1, min(MAX_BATCH, REPLY_BYTES // (BYTES_PER_NUMBER * self.dimensions)))
+
+    def _sendable(self, text: str) -> str:
+        """Truncated to the window, and never empty, which servers reject."""
+        if len(text) > self.window:
+            pieces = self.tokens(text)
+            if len(pieces) > self.window:
+                text = text[: pieces[self.window - 1][1]]
+        return text.encode(errors="replace").decode() or " "
+
+    async def _embedded(self, texts: list[str]) -> list[Embedding]:
+        try:
+            body = await self._server.post({"model": self.name, "input": texts, "encoding_format": "float"})
+        except UpstreamError as error:
+            raise EmbeddingFailed(f"The embedding model cannot be asked: {error.message}", **error.details) from error
+        vectors = _vectors(body, len(texts))
+        if self.dimensions and vectors.shape[1] != self.dimensions:
+            raise EmbeddingFailed(
+                f"The embedding model's vectors have changed their length from {self.dimensions} to {vectors.shape[1]}."
+            )
+        self.dimensions = vectors.shape[1]
+        return [Embedding(vector=vector.tobytes()) for vector in vectors]
+
+
+def _vectors(body: bytes, count: int) -> npt.NDArray[np.float32]:
+    """The reply's vectors in the order of the texts, each of unit length."""
+    try:
+        items = msgspec.json.decode(body, type=EmbeddingsReply).data
+    except UNDECODABLE as error:
+        raise EmbeddingFailed("The embedding model's reply is not a list of embeddings.") from error
+    places = [item.index if item.index is not None else number for number, item in enumerate(items)]
+    if sorted(places) != list(range(count)):
+        raise EmbeddingFailed(f"The embedding model was given {count} texts and its reply does not match them.")
+    lengths = {len(item.embedding) for item in items}
+    if len(lengths) != 1 or not 0 < max(lengths) <= MAX_DIMENSIONS:
+        raise EmbeddingFailed("The embedding model's vectors are not of one usable length.")
+    vectors = np.empty((count, *lengths), np.float64)
+    for place, item in zip(places, items, strict=True):
+        vectors[place] = item.embedding
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(norms).all() and (norms > 0).all()):
+        raise EmbeddingFailed("The embedding model's vectors hold numbers that cannot be compared.")
+    unit: npt.NDArray[np.float32] = (vectors / norms).astype(np.float32)
+    return unit
