@@ -28,7 +28,6 @@ from anabranch.domain.ranking import Weights
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.run import Run
 from anabranch.testing import FakeDirectory, FakeSource, Recorder
-from anabranch.text.token_estimate import EstimatedTokens
 
 NOW = 1_800_000_000.0
 CLOCK = SystemClock()
@@ -48,7 +47,6 @@ class Bench:
         configured = {name: McpServer(name=name, command="true", **given.get(name, {})) for name in servers}
         self._pipeline = Pipeline(
             directory=FakeDirectory(servers),
-            counter=EstimatedTokens(),
             clock=CLOCK,
             telemetry=Recorder(),
             limits=Limits(retrieval_timeout_s=30, generation_timeout_s=1, context_tokens=1),

@@ -13,7 +13,6 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.rewrite import rewrite
 from anabranch.pipeline.run import Run
 from anabranch.testing import FakeDirectory, FakeSource, Recorder
-from anabranch.text.token_estimate import EstimatedTokens
 
 CONTEXT = Context(correlation_id="1", deadline=float("inf"))
 
@@ -91,7 +90,6 @@ async def test_sources_get_the_variants_and_the_answer_lists_them() -> None:
 
     pipeline = Pipeline(
         directory=FakeDirectory({"notes": FakeSource(reply)}, {"writer": Told(by_task)}),
-        counter=EstimatedTokens(),
         clock=SystemClock(),
         telemetry=Recorder(),
         limits=Limits(retrieval_timeout_s=5, generation_timeout_s=5, context_tokens=1_000),

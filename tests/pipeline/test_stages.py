@@ -27,10 +27,9 @@ from anabranch.domain.model import (
 from anabranch.pipeline.answer import Limits, Pipeline, ground, refusal
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.merge import merge
-from anabranch.pipeline.prompt import compose
+from anabranch.pipeline.prompt import compose, estimate
 from anabranch.pipeline.run import Run
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, Recorder
-from anabranch.text.token_estimate import EstimatedTokens, estimate
 
 texts = st.text(max_size=30)
 found = st.builds(Passage, source=st.sampled_from(["a/x", "b/y"]), title=texts, text=texts, score=st.floats(0, 1))
@@ -81,7 +80,7 @@ def test_ground_of_an_answer_by_replies(replies: list[SourceReply], expected: Gr
 async def composed(
     question: Question, passages: Sequence[Passage], basis: Ground = Ground.DOCUMENTS, budget: int = 32_000
 ) -> tuple[str, int]:
-    prompt = await compose(question, passages, basis, EstimatedTokens(), budget)
+    prompt = await compose(question, passages, basis, budget)
     return "\n\n".join(f"[{m.role}]\n{m.content}" for m in prompt.messages), prompt.omitted
 
 
@@ -182,7 +181,6 @@ def test_hostile_answers_are_cited_in_reasonable_time(hostile: str) -> None:
 def pipeline(directory: FakeDirectory, recorder: Recorder) -> Pipeline:
     return Pipeline(
         directory=directory,
-        counter=EstimatedTokens(),
         clock=SystemClock(),
         telemetry=recorder,
         limits=Limits(retrieval_timeout_s=0.2, generation_timeout_s=0.2, context_tokens=1000),

@@ -30,7 +30,6 @@ from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.subagents.documentation import PENDING, DocumentationSubagent
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
-from anabranch.text.token_estimate import EstimatedTokens
 
 TEXT = "Refunds are paid within thirty days. Shipping is free."
 PLACE = Place(chunk_id="k-1", collection="handbook", start=100, end=154, tokens=10, url="https://x.example/h")
@@ -66,7 +65,6 @@ def river(reply: SourceReply = FOUND, writer: FakeGenerator | None = None) -> tu
     source = FakeSource(reply)
     return Pipeline(
         directory=FakeDirectory({"collections": source}, {"writer": writer or FakeGenerator(WORDS)}),
-        counter=EstimatedTokens(),
         clock=SystemClock(),
         telemetry=Recorder(),
         limits=Limits(retrieval_timeout_s=10, generation_timeout_s=10, context_tokens=8_000),

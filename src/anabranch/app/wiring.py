@@ -25,7 +25,6 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.collection import CollectionSource
 from anabranch.sources.space import SpaceSource
-from anabranch.text.token_estimate import EstimatedTokens
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telemetry: Telemetry) -> Pipeline:
     return Pipeline(
         directory=directory,
-        counter=EstimatedTokens(),
         clock=clock,
         telemetry=telemetry,
         limits=Limits(

@@ -168,12 +168,6 @@ class Directory(Protocol):
         ...
 
 
-class TokenCounter(Protocol):
-    """Counts the tokens of texts without blocking the event loop."""
-
-    async def count(self, texts: Sequence[str]) -> Sequence[int]: ...
-
-
 class Span(Protocol):
     """A trace span; `context` is the context for work inside it."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Directory, Emit, Generator, Source, Telemetry, TokenCounter
+from anabranch.domain.contracts import Clock, Directory, Emit, Generator, Source, Telemetry
 from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, InvalidQuestion, RetrievalTimedOut
 from anabranch.domain.events import (
     AnswerEvent,
@@ -227,11 +227,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Pipeline:
     """The Answerer: rewrite if the question asks for it, route, fan out, merge, guard, prompt, generate, cite."""
 
-    def __init__(
-        self, *, directory: Directory, counter: TokenCounter, clock: Clock, telemetry: Telemetry, limits: Limits
-    ) -> None:
+    def __init__(self, *, directory: Directory, clock: Clock, telemetry: Telemetry, limits: Limits) -> None:
         self._directory = directory
-        self._counter = counter
         self._clock = clock
         self._telemetry = telemetry
         self._limits = limits
@@ -312,7 +309,7 @@ class Pipeline:
         documents = question.profile.prompt == "documents"
         budget = self._limits.context_tokens if documents else self._limits.query_context_tokens
         with self._telemetry.span("prompt", context):
-            return await compose(question, passages, basis, self._counter, budget)
+            return await compose(question, passages, basis, budget)
 
     async def _generated(self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit) -> Generated:
         attributes = {

@@ -1,10 +1,11 @@
-"""Prompt: the messages for the model, with every document escaped, within a token budget."""
+"""Prompt: the messages for the model, with every document escaped, within a budget of estimated tokens."""
 
+import asyncio
+import string
 from collections.abc import Sequence
 
 import msgspec
 
-from anabranch.domain.contracts import TokenCounter
 from anabranch.domain.model import Ground, Message, Passage, Prompt, Question
 
 SYSTEM = (
@@ -38,6 +39,14 @@ SYSTEM_TOKENS = 500
 ANSWER_TOKENS = 1_000
 WORTH_CUTTING = 100
 
+# Kinds of bytes for the estimate of tokens.
+LETTERS = string.ascii_letters.encode()
+SPACES = string.whitespace.encode()
+DIGITS = string.digits.encode()
+CONTINUATIONS = bytes(range(0x80, 0xC0))
+TWO_BYTE_LEADS = bytes(range(0xC0, 0xE0))
+INLINE_CHARACTERS = 500_000
+
 LANGUAGES = {"en": "English", "de": "German", "es": "Spanish", "fr": "French", "zh": "Chinese"}
 
 QUERY_SYSTEM = (
@@ -62,58 +71,19 @@ INSTRUCTIONS = {
 }
 
 
-async def compose(
-    question: Question, passages: Sequence[Passage], ground: Ground, counter: TokenCounter, budget_tokens: int
-) -> Prompt:
+async def compose(question: Question, passages: Sequence[Passage], ground: Ground, budget_tokens: int) -> Prompt:
     """A prompt with documents (spec 1), or with numbered passages within spec 5's budget. If its wording changes, the
     profile's `prompt_version` changes too."""
     if question.profile.prompt == "numbered":
-        return await _numbered(question, passages, counter, budget_tokens)
-    blocks = [_block(passage) for passage in passages]
-    kept = await _within(budget_tokens, blocks, counter)
-    if ground is Ground.DOCUMENTS and not kept:
-        ground = Ground.NOTHING_FOUND
-    if ground is Ground.DOCUMENTS:
-        documents = "\n\n".join(
-            f'<document index="{number}">\n{blocks[index]}\n</document>' for number, index in enumerate(kept, 1)
-        )
-        instructions = f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
+        system = QUERY_SYSTEM
+        content, kept = await _numbered(question, passages, budget_tokens)
     else:
-        instructions = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
+        system = SYSTEM
+        content, kept = await _documents(question, passages, ground, budget_tokens)
     return Prompt(
         question=question.text,
         messages=(
-            Message(role="system", content=question.system_prompt or SYSTEM),
-            *question.history,
-            Message(role="user", content=f"{instructions}\n\n---\nUSER QUESTION:\n{question.text}\n---"),
-        ),
-        max_tokens=question.max_tokens,
-        temperature=question.temperature,
-        passages=tuple(passages[index] for index in kept),
-        version=question.profile.prompt_version,
-        omitted=len(passages) - len(kept),
-        language=question.language,
-    )
-
-
-async def _numbered(
-    question: Question, passages: Sequence[Passage], counter: TokenCounter, budget_tokens: int
-) -> Prompt:
-    asked = (await counter.count([question.text]))[0]
-    # A long question leaves at least a quarter of the budget to the passages.
-    room = max(budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked, budget_tokens // 4)
-    kept = await _assembled(passages, counter, room)
-    context = "\n\n".join(
-        f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(kept, 1)
-    )
-    task = "Answer from the passages, and cite them as [n]."
-    if question.answer_in in LANGUAGES:
-        task += f" Write the answer in {LANGUAGES[question.answer_in]}."
-    content = f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}"
-    return Prompt(
-        question=question.text,
-        messages=(
-            Message(role="system", content=question.system_prompt or QUERY_SYSTEM),
+            Message(role="system", content=question.system_prompt or system),
             *question.history,
             Message(role="user", content=content),
         ),
@@ -126,10 +96,44 @@ async def _numbered(
     )
 
 
-async def _assembled(passages: Sequence[Passage], counter: TokenCounter, room: int) -> list[Passage]:
+async def _documents(
+    question: Question, passages: Sequence[Passage], ground: Ground, budget_tokens: int
+) -> tuple[str, Sequence[Passage]]:
+    blocks = [_block(passage) for passage in passages]
+    kept = await _within(budget_tokens, blocks)
+    if ground is Ground.DOCUMENTS and not kept:
+        ground = Ground.NOTHING_FOUND
+    if ground is Ground.DOCUMENTS:
+        documents = "\n\n".join(
+            f'<document index="{number}">\n{blocks[index]}\n</document>' for number, index in enumerate(kept, 1)
+        )
+        instructions = f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
+    else:
+        instructions = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
+    content = f"{instructions}\n\n---\nUSER QUESTION:\n{question.text}\n---"
+    return content, [passages[index] for index in kept]
+
+
+async def _numbered(
+    question: Question, passages: Sequence[Passage], budget_tokens: int
+) -> tuple[str, Sequence[Passage]]:
+    (asked_tokens,) = await estimated_tokens([question.text])
+    # A long question leaves at least a quarter of the budget to the passages.
+    room = max(budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked_tokens, budget_tokens // 4)
+    kept = await _assembled(passages, room)
+    context = "\n\n".join(
+        f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(kept, 1)
+    )
+    task = "Answer from the passages, and cite them as [n]."
+    if question.answer_in in LANGUAGES:
+        task += f" Write the answer in {LANGUAGES[question.answer_in]}."
+    return f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}", kept
+
+
+async def _assembled(passages: Sequence[Passage], room: int) -> list[Passage]:
     """The best passages that fit; the first that does not is cut if enough of it remains."""
     unknown = [passage for passage in passages if passage.place is None]
-    counted = dict(zip(map(id, unknown), await counter.count([passage.text for passage in unknown]), strict=True))
+    counted = dict(zip(map(id, unknown), await estimated_tokens([passage.text for passage in unknown]), strict=True))
     kept: list[Passage] = []
     for passage in passages:
         tokens = passage.place.tokens if passage.place is not None else counted[id(passage)]
@@ -166,16 +170,16 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-async def _within(budget_tokens: int, blocks: Sequence[str], counter: TokenCounter) -> Sequence[int]:
+async def _within(budget_tokens: int, blocks: Sequence[str]) -> Sequence[int]:
     """The indexes of the blocks that fit, best first, without those that are larger than the whole budget.
 
     A text never has more tokens than bytes, so tokens are counted only if the bytes are over the budget.
     """
     everything = range(len(blocks))
     whole = "".join(blocks)
-    if len(whole.encode(errors="replace")) <= budget_tokens or (await counter.count([whole]))[0] <= budget_tokens:
+    if len(whole.encode(errors="replace")) <= budget_tokens or (await estimated_tokens([whole]))[0] <= budget_tokens:
         return everything
-    sizes = await counter.count(blocks)
+    sizes = await estimated_tokens(blocks)
     kept: list[int] = []
     left = budget_tokens
     for index in everything:
@@ -186,3 +190,25 @@ async def _within(budget_tokens: int, blocks: Sequence[str], counter: TokenCount
         left -= sizes[index]
         kept.append(index)
     return kept
+
+
+async def estimated_tokens(texts: Sequence[str]) -> Sequence[int]:
+    """The estimate for each text; long texts are estimated in a thread."""
+    if sum(map(len, texts)) > INLINE_CHARACTERS:
+        return await asyncio.to_thread(lambda: list(map(estimate, texts)))
+    return list(map(estimate, texts))
+
+
+def estimate(text: str) -> int:
+    """A conservative estimate: 1.2 to 1.4 times what OpenAI's tokenizers count in English prose, German or code,
+    1.0 to 1.9 times in Chinese, Japanese or Russian; only dense digits and base64 come out too low.
+
+    It takes some 40 µs for 50 KB, where counting takes 16 ms and knows the tokens of one model only.
+    """
+    data = text.encode(errors="replace")
+    no_letters = data.translate(None, LETTERS)
+    rest = no_letters.translate(None, SPACES + CONTINUATIONS)
+    no_digits = rest.translate(None, DIGITS)
+    others = no_digits.translate(None, TWO_BYTE_LEADS)
+    letters, digits = len(data) - len(no_letters), len(rest) - len(no_digits)
+    return (letters * 2) // 7 + (digits * 3) // 5 + (len(no_digits) - len(others)) // 2 + len(others)

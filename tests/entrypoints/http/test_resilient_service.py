@@ -20,7 +20,6 @@ from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.space import SpaceSource
 from anabranch.testing import Failure, Recorder, Space
-from anabranch.text.token_estimate import EstimatedTokens
 from conftest import ref
 from support.scripted_source import answering, reaching_out
 
@@ -57,7 +56,6 @@ class Service:
         resilience = Resilience(Policy(), clock, self.telemetry, sleep=self._sleep)
         self.pipeline = Pipeline(
             directory=Directory(outbound, resilience),
-            counter=EstimatedTokens(),
             clock=clock,
             telemetry=self.telemetry,
             limits=Limits(retrieval_timeout_s=retrieval_timeout_s, generation_timeout_s=5, context_tokens=8_000),
