@@ -39,7 +39,8 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 async def shared(tmp_path_factory: pytest.TempPathFactory, models_dir: Path, valkey: Valkey) -> AsyncIterator[Shared]:
     home = tmp_path_factory.mktemp("shared")
     with redis.Redis.from_url(valkey.url) as kept:
-        settings = {"redis_url": valkey.url, "max_running": "10000"}
+        # A slow machine must not make Redis look unreachable: each worker would then count alone.
+        settings = {"redis_url": valkey.url, "redis_timeout": "10", "max_running": "10000"}
         async with crowd(home, models_dir, people=PEOPLE, workers=(2, 1), **settings) as opened:
             yield Shared(opened, kept)
             # What somebody else left in Redis may be of a kind that it will not read out.
