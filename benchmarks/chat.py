@@ -67,6 +67,7 @@ async def _round(servers: list[Server], body: bytes, seconds: float, found: Burs
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", default=",".join(COMMANDS), help="which to measure, separated by commas")
+    parser.add_argument("--before", type=Path, metavar="ANABRANCH", help="the executable of an earlier commit's .venv")
     parser.add_argument("--quick", action="store_true", help="about 15 s instead of 90, with more noise")
     parser.add_argument("--results", type=Path, help="folder for chat.json and chat.png; a full run has its own")
     options = parser.parse_args()
@@ -82,10 +83,12 @@ def main() -> None:
         delays = ("--delay-ms", str(SOURCE_DELAY_MS), "--model-delay-ms", str(MODEL_DELAY_MS))
         slow = running.enter_context(upstream(*documents, *delays))
         servers = [running.enter_context(serving(name)) for name in names]
+        if options.before is not None:
+            servers.append(running.enter_context(serving("before", executable=options.before.absolute())))
         found = uvloop.run(measure(servers, instant, slow, QUICK if options.quick else FULL, console))
 
     report.show(found, console)
-    is_full = not options.quick and len(names) == len(COMMANDS)
+    is_full = not options.quick and len(names) == len(COMMANDS) and options.before is None
     results = options.results or (RESULTS if is_full else None)
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from benchmarks.load import WORKLOAD, Burst
 MAX_TIMES_FLOOR = 6.0
 MIN_TIMES_CHEAPER_THAN_CLASSIC = 6.0
 MAX_OVERHEAD_MS = 10.0
+MAX_TIMES_BEFORE = 1.03
 
 
 class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +100,12 @@ def targets(load: Iterable[LoadFigures], overhead: Iterable[OverheadFigures]) ->
     cpu_ms = {(each.server, each.concurrency): each.cpu_ms for each in load}
     found = []
     for concurrency in dict.fromkeys(each.concurrency for each in load):
-        ours, floor, classic = (cpu_ms.get((name, concurrency)) for name in ("anabranch", "floor", "classic"))
+        ours, floor, classic, before = (
+            cpu_ms.get((name, concurrency)) for name in ("anabranch", "floor", "classic", "before")
+        )
+        if ours and before:
+            name = f"CPU ≤ {MAX_TIMES_BEFORE:g} times before"
+            found.append(_at_most(name, concurrency, ours / before, MAX_TIMES_BEFORE))
         if ours and floor:
             found.append(_at_most(f"CPU ≤ {MAX_TIMES_FLOOR:g} times floor", concurrency, ours / floor, MAX_TIMES_FLOOR))
         if ours and classic:
@@ -168,7 +174,7 @@ def _target_table(found: list[Target]) -> Table:
     table.add_column("")
     for each in found:
         verdict = "[green]PASS[/]" if each.met else "[red]FAIL[/]"
-        table.add_row(each.name, str(each.concurrency), f"{each.measured:.1f}", verdict)
+        table.add_row(each.name, str(each.concurrency), f"{each.measured:.3g}", verdict)
     return table
 
 

@@ -23,11 +23,9 @@ START_LIMIT_S = 30.0
 STOP_LIMIT_S = 3.0
 
 ANABRANCH_ENV = {"AGGREGATOR_ENDPOINT_ALLOWLIST": "127.0.0.0/8", "AGGREGATOR_LOG_FORMAT": "json"}
+ANABRANCH = Path(sys.executable).parent / "anabranch"
 COMMANDS: dict[str, Callable[[int], list[str]]] = {
-    "anabranch": lambda port: [
-        *(str(Path(sys.executable).parent / "anabranch"), "serve"),
-        *("--host", "127.0.0.1", "--port", str(port)),
-    ],
+    "anabranch": lambda port: anabranch(ANABRANCH, port),
     "floor": lambda port: [sys.executable, "-m", "benchmarks.floor", "--port", str(port)],
     "classic": lambda port: [sys.executable, "-m", "benchmarks.classic", "--port", str(port)],
 }
@@ -67,11 +65,16 @@ def on_terminate_as_on_interrupt() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def anabranch(executable: Path, port: int) -> list[str]:
+    return [str(executable), "serve", "--host", "127.0.0.1", "--port", str(port)]
+
+
 @contextmanager
-def serving(name: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """One of the servers that are compared, ready for requests."""
+def serving(name: str, env: Mapping[str, str] | None = None, executable: Path | None = None) -> Iterator[Server]:
+    """One of the servers that are compared, ready for requests; `executable` is the `anabranch` of another commit."""
     port = _free_port()
-    with _running(name, COMMANDS[name](port), {**ANABRANCH_ENV, **(env or {})}) as (process, log):
+    command = COMMANDS[name](port) if executable is None else anabranch(executable, port)
+    with _running(name, command, {**ANABRANCH_ENV, **(env or {})}) as (process, log):
         server = Server(name=name, authority=f"127.0.0.1:{port}", process=process)
         _wait_until(lambda: _healthy(server), name, process, log)
         yield server
