@@ -132,7 +132,7 @@ HOSTILE: list[tuple[str, bytes | dict[str, Any]]] = [
     ("one usable length", {"data": [{"index": n, "embedding": []} for n in (0, 1)]}),
     ("one usable length", {"data": [{"index": n, "embedding": [1] * 20_000} for n in (0, 1)]}),
     ("cannot be compared", {"data": [{"index": n, "embedding": [0.0, 0.0]} for n in (0, 1)]}),
-    ("cannot be compared", {"data": [{"index": n, "embedding": [1e308, 1e308]} for n in (0, 1)]}),
+    ("cannot be compared", {"data": [{"index": n, "embedding": [1.7e308, 1.7e308]} for n in (0, 1)]}),
     ("larger than", b" " * 5_000_000),
 ]
 

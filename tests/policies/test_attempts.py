@@ -25,8 +25,8 @@ async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        attempts = resilience.attempts(Endpoint(slug="vectors", url=url, kind="openai", operator=True), "embeddings")
-        embedder = OpenAIEmbeddings(ModelServer(url, outbound, sleep=no_time, attempts=attempts), "vectors")
+        guard = resilience.guard(Endpoint(slug="vectors", url=url, kind="openai", operator=True), "embeddings")
+        embedder = OpenAIEmbeddings(ModelServer(url, outbound, sleep=no_time, guard=guard), "vectors")
         for _ in range(8):
             with pytest.raises(EmbeddingFailed, match="No connection could be made"):
                 await embedder.embed(["river"])

@@ -18,7 +18,7 @@ from anabranch.domain.contracts import Emit
 from anabranch.domain.events import Answered
 from anabranch.domain.model import Context, Ground
 from anabranch.domain.signals import BreakerMoved, BreakerState, Metered, RedisMoved, Rejected, Signal
-from anabranch.telemetry.log import LoggedEvents, batches, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, batches, configured_log
 from anabranch.testing import Document, ManualClock, Space
 from conftest import Server, ref
 
@@ -291,7 +291,7 @@ class Machinery:
 
     @property
     def told(self) -> list[tuple[str, str]]:
-        flush(self._log)
+        self._log.flush()
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [(line["event"], line["level"]) for line in lines]
 

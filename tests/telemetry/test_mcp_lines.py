@@ -6,7 +6,7 @@ from typing import Any
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.signals import ServerMoved
-from anabranch.telemetry.log import LoggedEvents, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, configured_log
 
 
 def told(*signals: ServerMoved) -> list[dict[str, Any]]:
@@ -15,7 +15,7 @@ def told(*signals: ServerMoved) -> list[dict[str, Any]]:
     telemetry = LoggedEvents(log)
     for signal in signals:
         telemetry.noted(signal)
-    flush(log)
+    log.flush()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [{name: value for name, value in line.items() if name != "timestamp"} for line in lines]
 

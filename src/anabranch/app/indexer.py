@@ -23,7 +23,7 @@ from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
-from anabranch.telemetry.log import configured_log, flush
+from anabranch.telemetry.log import configured_log
 
 FETCH_S = 60.0
 NICE = 5
@@ -107,7 +107,7 @@ def main() -> None:
         sys.exit(70)
     finally:
         log.info("indexer_stopped")
-        flush(log)
+        log.flush()
 
 
 if __name__ == "__main__":

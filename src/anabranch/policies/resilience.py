@@ -11,14 +11,15 @@ from typing import TypeVar
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Generator, Source, Telemetry
-from anabranch.domain.errors import GenerationFailed, UpstreamError
+from anabranch.domain.contracts import Clock, Exchange, Generator, Source, Telemetry
+from anabranch.domain.errors import Elsewhere, GenerationFailed, UpstreamError
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
 from anabranch.domain.signals import Hedged, Retried, Spent
-from anabranch.network import redaction
+from anabranch.network import redaction, syft_wire
 from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Elsewhere)
 
 FIRST_WAIT_S = 1.0
 # A time-out shows as a cancellation at the deadline; an event loop's own clock may be this much behind.
@@ -212,7 +213,7 @@ class GuardedCalls:
         self._upstream = upstream
         self._telemetry = telemetry
 
-    async def made(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
+    async def call(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
         """The call's result. Raises UpstreamError if the call fails or the circuit is open."""
         guarded = UpstreamCall(self._upstream)
         if not guarded:
@@ -229,7 +230,7 @@ class GuardedCalls:
             guarded.good = True
             return result
 
-    def again(self) -> bool:
+    def take_retry(self) -> bool:
         """Whether a retry is allowed; if so, it is counted."""
         if self._upstream.breaker.blocked or not self._upstream.budget.take(self._upstream.clock.monotonic()):
             return False
@@ -266,7 +267,7 @@ class Resilience:
     def _source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
         return ResilientSource(made(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
 
-    def attempts(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
+    def guard(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
         return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._telemetry)
 
     def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
@@ -292,6 +293,13 @@ def timed_out(context: Context, clock: Clock) -> bool:
 def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> float:
     """Exponential backoff with jitter: between half and all of twice the time before."""
     return first_s * 2.0**attempt * (0.5 + random() / 2)
+
+
+async def refused(exchange: Exchange, kind: type[E]) -> E:
+    """The error for a reply with a status other than 2xx."""
+    _, sentence = await syft_wire.refusal(exchange)
+    wait_s = retry_after_s(exchange.header("Retry-After"))
+    return kind(sentence, syft_wire.trouble(exchange.status), wait_s, upstream_status=exchange.status)
 
 
 def retry_after_s(header: str, now: Callable[[], float] = time.time) -> float | None:

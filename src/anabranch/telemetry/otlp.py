@@ -201,10 +201,11 @@ class OtlpBreadcrumbs:
 class Traced:
     """An open span. A cancellation ends it without an error status."""
 
-    __slots__ = ("_outer", "_span", "context")
+    __slots__ = ("_ended", "_outer", "_span", "context")
 
-    def __init__(self, span: Span, context: Context) -> None:
+    def __init__(self, span: Span, context: Context, ended: Callable[[], None]) -> None:
         self._span = span
+        self._ended = ended
         self._outer: Span | None = None
         self.context = context
 
@@ -221,6 +222,7 @@ class Traced:
             # Only the kind of error: its message may quote an upstream.
             self.set(ERROR_TYPE, Cancelled.code if cancelled else getattr(error, "code", kind.__name__))
         self._span.end()
+        self._ended()
 
     def set(self, name: str, value: Attribute) -> None:
         if name == ERROR_TYPE and value == Cancelled.code:
@@ -271,7 +273,13 @@ class Traces(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         self._sender.add(span)
 
-    def span(self, name: str, context: Context, attributes: Mapping[str, str | int | float]) -> Traced:
+    def span(
+        self,
+        name: str,
+        context: Context,
+        attributes: Mapping[str, str | int | float],
+        ended: Callable[[], None] = lambda: None,
+    ) -> Traced:
         """A span inside the enclosing one of this task, else inside the caller's, else the first of its trace."""
         outer = enclosing.get()
         parent = self._caller_span(context) if outer is None else set_span_in_context(outer, TraceContext())
@@ -279,7 +287,7 @@ class Traces(SpanProcessor):
         if OPERATION in attributes:  # the name that the semantic conventions give to a call of a model
             name = f"{attributes[OPERATION]} {attributes[MODEL]}"
         span = self._tracer.start_span(name, parent, kind, attributes, record_exception=False)
-        return Traced(span, _inside(span.get_span_context(), context))
+        return Traced(span, _inside(span.get_span_context(), context), ended)
 
     def _caller_span(self, context: Context) -> TraceContext:
         if context.traceparent is None:
