@@ -275,7 +275,7 @@ def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
     for number in range(1_000):
         known.of(Endpoint(slug=f"s{number}", url="http://any.example"))
         assert known.of(named) is kept
-    assert len(known) == 101
+    assert len(known.since(-1.0)) == 101
     assert known.of(ENDPOINT) is vouched, "those whom strangers name do not push out the operator's"
     assert set(known.states()) == {
         "alice/docs",
@@ -292,7 +292,7 @@ def test_a_caller_cannot_fill_the_memory_with_long_addresses() -> None:
         Endpoint(slug="s", url="http://any.example", owner="x" * 10_000),
     ):
         assert known.of(endpoint).breaker.enter()
-    assert len(known) == 0
+    assert len(known.since(-1.0)) == 0
 
 
 def test_what_was_not_asked_for_long_shows_only_while_it_is_in_trouble() -> None:
@@ -324,12 +324,12 @@ def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
         breaker.leave(breaker.enter(), name == "fine")
     clock.advance(99)
     known.tend()
-    assert len(known) == 2
+    assert len(known.since(-1.0)) == 2
     clock.advance(2)
     busy = known.of(Endpoint(slug="busy", url="http://any.example"))
     busy.busy, busy.used = 1, 0.0
     known.tend()
-    assert len(known) == 1, "one that is being asked is not forgotten"
+    assert len(known.since(-1.0)) == 1, "one that is being asked is not forgotten"
     assert telemetry.signals == [
         BreakerMoved(upstream=f"bad{UNTRUSTED}", state="open"),
         BreakerMoved(upstream=f"bad{UNTRUSTED}", state="closed"),

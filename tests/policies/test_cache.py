@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.domain.contracts import Cache, SystemClock
-from anabranch.policies.cache import MemoryCache, RedisCache, TieredCache
+from anabranch.policies.cache import MemoryCache, RedisCache
 from anabranch.redis.client import Redis
 from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing.contracts.cache import CacheCase, CacheContract
@@ -14,7 +14,7 @@ from anabranch.testing.fakes import ManualClock
 from support.valkey_server import running_valkey
 
 
-@pytest.fixture(params=["memory", "redis", "tiered", "tiered, another worker"])
+@pytest.fixture(params=["memory", "redis only", "redis", "redis, another worker"])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CacheCase]:
     clock = ManualClock()
     near = MemoryCache(1_000_000, clock)
@@ -30,7 +30,8 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
     with running_valkey(tmp_path) as server:
         redis = Redis(server.url, timeout_s=20.0, clock=SystemClock(), telemetry=SilentTelemetry())
-        far = RedisCache(redis, wait_s=20.0)
+        first_bytes = 0 if request.param == "redis only" else 1_000_000
+        cache = RedisCache(redis, MemoryCache(first_bytes, clock), wait_s=20.0)
 
         async def all_earlier(seconds: float) -> None:
             """Time passes in Redis too: whatever is there lasts for so much less."""
@@ -41,14 +42,13 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
                 assert isinstance(left_ms, int)
                 await redis.execute("PEXPIRE", key if isinstance(key, bytes) else b"", left_ms - int(seconds * 1000))
 
-        tiered: Cache = TieredCache(near, far)
-        if request.param == "tiered, another worker":
-            tiered = Elsewhere(tiered, TieredCache(MemoryCache(1_000_000, clock), far))
-        yield CacheCase(far if request.param == "redis" else tiered, far.settled, all_earlier)
+        reader: Cache = RedisCache(redis, MemoryCache(1_000_000, clock), wait_s=20.0)
+        shared = WriterAndReader(cache, reader) if request.param == "redis, another worker" else cache
+        yield CacheCase(shared, cache.settled, all_earlier)
         await redis.close()
 
 
-class Elsewhere:
+class WriterAndReader:
     """Written by one worker, read by another."""
 
     def __init__(self, writing: Cache, reading: Cache) -> None:

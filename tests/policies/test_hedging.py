@@ -13,10 +13,10 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import Hedged
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.policies.breaker import LATENCIES, MIN_LATENCIES, Latencies, Policy
+from anabranch.policies.breaker import LATENCIES, MIN_LATENCIES, Policy, Upstream
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.space import SpaceSource
-from anabranch.testing import Document, Failure, FakeSource, Recorder, Space
+from anabranch.testing import Document, Failure, FakeSource, ManualClock, Recorder, Space
 from support.scripted_source import (
     BROKEN,
     DOUBLE,
@@ -184,15 +184,14 @@ async def test_whoever_asked_may_go_and_both_are_cancelled() -> None:
 
 
 def test_the_p95_is_that_of_the_last_hundred() -> None:
-    latencies = Latencies()
+    upstream = Upstream("docs", "node.example", Policy(), ManualClock(), Recorder())
     for number in range(MIN_LATENCIES - 1):
-        latencies.add(number)
-        assert latencies.slow_s is None
-    latencies.add(MIN_LATENCIES - 1)
-    assert latencies.slow_s == 18
-    for number in range(LATENCIES):
-        latencies.add(number)
-    assert latencies.slow_s == 94
+        upstream.latencies.append(number)
+        assert upstream.slow_s is None
+    upstream.latencies.append(MIN_LATENCIES - 1)
+    assert upstream.slow_s == 18
+    upstream.latencies.extend(range(LATENCIES))
+    assert upstream.slow_s == 94
 
 
 # --- two real Spaces

@@ -26,7 +26,6 @@ from anabranch.telemetry.breadcrumbs import (
     BreadcrumbFanout,
     BreadcrumbFile,
     BreadcrumbTiming,
-    NoBreadcrumbs,
 )
 from anabranch.telemetry.otlp import OtlpBreadcrumbs, OtlpTiming
 from anabranch.testing import Recorder
@@ -254,7 +253,7 @@ async def logs() -> AsyncIterator[Logs]:
 
 
 @asynccontextmanager
-async def sending(url: str, close_s: float = 2.0) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
+async def sending(url: str, close_s: float = 20.0) -> AsyncIterator[tuple[OtlpBreadcrumbs, Recorder]]:
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=65_536)
     telemetry = Recorder()
     sink = OtlpBreadcrumbs(outbound, url, {"x-key": "k"}, telemetry, OtlpTiming(interval_s=0.01, close_s=close_s))
@@ -336,5 +335,5 @@ async def test_every_breadcrumb_sink_gets_every_breadcrumb(tmp_path: Path) -> No
         writing(tmp_path / "a") as (first, _),
         writing(tmp_path / "b") as (second, _),
     ):
-        BreadcrumbFanout(first, NoBreadcrumbs(), second).drop(crumb(7))
+        BreadcrumbFanout(first, BreadcrumbFanout(), second).drop(crumb(7))
     assert [line["sequence"] for name in "ab" for line in read(tmp_path / name)] == [7, 7]

@@ -314,10 +314,14 @@ def test_metrics_hold_no_user_and_no_question(watch: Watch) -> None:
 
 
 class BrokenMetrics(Metrics):
-    def _fail(self, *_: object) -> None:
+    def asked(self, surface: str) -> None:
         raise OSError("no space left")
 
-    asked = happened = noted = _fail
+    def happened(self, event: AnswerEvent, surface: str) -> None:
+        raise OSError("no space left")
+
+    def noted(self, signal: Signal) -> None:
+        raise OSError("no space left")
 
 
 def test_a_failure_of_the_metrics_is_logged_once_and_fails_no_question() -> None:

@@ -16,7 +16,7 @@ from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.policies.breaker import Policy
-from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache, TieredCache
+from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.policies.resilience import Resilience
 
@@ -44,8 +44,7 @@ class Policies:
         local = MemoryLimiter(limit, window_s, clock)
         self._limiter: Limiter = local
         if self.redis is not None:
-            self._far = RedisCache(self.redis, wait_s=settings.redis_timeout * CACHE_SHARE)
-            self.cache = TieredCache(near, self._far)
+            self.cache = self._far = RedisCache(self.redis, near, wait_s=settings.redis_timeout * CACHE_SHARE)
             self._limiter = RedisLimiter(self.redis, local, limit, window_s)
         self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
         self._recipe_settings = _answer_settings(settings)

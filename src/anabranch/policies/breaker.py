@@ -44,8 +44,6 @@ class Policy(Value, gc=False):
 class Rolling:
     """A count over the last window, in buckets of a tenth: up to a tenth of the window is dropped early."""
 
-    __slots__ = ("_buckets", "_counts", "_per_s", "total")
-
     def __init__(self, window_s: float) -> None:
         self._per_s = BUCKETS / window_s
         self._counts = [0] * BUCKETS
@@ -78,19 +76,6 @@ class Breaker:
 
     A call takes a permit with `enter` and returns it with `leave`. Each change of state invalidates earlier permits, so
     that a call from before the pause does not count as the trial."""
-
-    __slots__ = (
-        "_calls",
-        "_clock",
-        "_failures",
-        "_name",
-        "_permit",
-        "_policy",
-        "_telemetry",
-        "_trying",
-        "state",
-        "until",
-    )
 
     def __init__(self, name: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
         self._name = name
@@ -135,8 +120,8 @@ class Breaker:
             self._calls.add(now)
             if not good:
                 self._failures.add(now)
-                calls = self._calls.total
-                if calls >= self._policy.min_calls and self._failures.total / calls >= self._policy.rate:
+                rate = self._failures.total / self._calls.total
+                if self._calls.total >= self._policy.min_calls and rate >= self._policy.rate:
                     self.open()
 
     @property
@@ -205,8 +190,6 @@ class UpstreamKey(NamedTuple):
 class RetryBudget:
     """Keeps retries to a share of the calls within any window, so that retries never become the load."""
 
-    __slots__ = ("_calls", "_share", "_spent", "_window_s")
-
     def __init__(self, share: float, window_s: float) -> None:
         self._share = share
         self._window_s = window_s
@@ -219,48 +202,33 @@ class RetryBudget:
     def take(self, now: float) -> bool:
         """Spend one retry; False if the share is used up."""
         self._calls.roll(now)
-        spent = self._spent
-        while spent and spent[0] <= now - self._window_s:
-            spent.popleft()
-        if len(spent) + 1 > max(MIN_RETRIES, self._share * self._calls.total):
-            return False
-        spent.append(now)
-        return True
-
-
-class Latencies:
-    """The durations of the last good replies."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=LATENCIES)
-
-    def add(self, seconds: float) -> None:
-        self._last.append(seconds)
-
-    @property
-    def slow_s(self) -> float | None:
-        """The 95th percentile; None while fewer than MIN_LATENCIES are known."""
-        if len(self._last) < MIN_LATENCIES:
-            return None
-        return sorted(self._last)[math.ceil(SLOW * len(self._last)) - 1]
+        while self._spent and self._spent[0] <= now - self._window_s:
+            self._spent.popleft()
+        allowed = len(self._spent) + 1 <= max(MIN_RETRIES, self._share * self._calls.total)
+        if allowed:
+            self._spent.append(now)
+        return allowed
 
 
 class Upstream:
-    """The state of one upstream, shared by all calls of it."""
-
-    __slots__ = ("breaker", "budget", "busy", "clock", "labels", "latencies", "name", "used")
+    """The state of one upstream, shared by all calls of it. `latencies` are those of the last good replies."""
 
     def __init__(self, name: str, host: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
         self.name = name
         self.labels: Mapping[str, str] = {"server.address": host, "anabranch.upstream": name}
         self.breaker = Breaker(name, policy, clock, telemetry)
         self.budget = RetryBudget(policy.retry_budget, policy.window_s)
-        self.latencies = Latencies()
+        self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.clock = clock
         self.used = 0.0
         self.busy = 0
+
+    @property
+    def slow_s(self) -> float | None:
+        """The 95th percentile of the latencies; None while fewer than MIN_LATENCIES are known."""
+        if len(self.latencies) < MIN_LATENCIES:
+            return None
+        return sorted(self.latencies)[math.ceil(SLOW * len(self.latencies)) - 1]
 
 
 class UpstreamCall:
@@ -347,14 +315,9 @@ class Upstreams:
         shown: dict[str, BreakerState] = {}
         for _, upstream in self._all():
             state = upstream.breaker.state
-            if (state != "closed" or upstream.used > since) and SEVERITY[state] >= SEVERITY[
-                shown.get(upstream.name, state)
-            ]:
-                shown[upstream.name] = state
+            if state != "closed" or upstream.used > since:
+                shown[upstream.name] = max(state, shown.get(upstream.name, state), key=SEVERITY.__getitem__)
         return shown
-
-    def __len__(self) -> int:
-        return len(self._configured) + len(self._requested)
 
 
 def _host(url: str) -> str:

@@ -46,8 +46,8 @@ class ResilientSource:
         upstream = self.upstream
         call = UpstreamCall(upstream)
         if not call:
-            reason = f"The source {upstream.breaker.refusal}."
-            return SourceReply(path=self._path, status=Status.SKIPPED, error=reason)
+            error = f"The source {upstream.breaker.refusal}."
+            return SourceReply(path=self._path, status=Status.SKIPPED, error=error)
         with call:
             try:
                 with self._telemetry.span("upstream", context, **upstream.labels) as span:
@@ -55,10 +55,8 @@ class ResilientSource:
             except asyncio.CancelledError:
                 call.good = False if timed_out(context, upstream.clock) else None
                 raise
-            if reply.status is Status.SUCCESS:
-                call.good = True
-            elif reply.fault:
-                call.good = False
+            if reply.fault or reply.status is Status.SUCCESS:
+                call.good = not reply.fault
             return redaction.reply_of(reply)
 
 
@@ -75,7 +73,7 @@ class HedgedSource:
     async def search(self, query: Query, context: Context) -> SourceReply:
         upstream = self._first.upstream
         upstream.budget.called(self._clock.monotonic())
-        slow_s = upstream.latencies.slow_s
+        slow_s = upstream.slow_s
         if slow_s is not None:
             return await self._race(query, context, slow_s)
         return await self._or_alternate(await self._timed(query, context), query, context)
@@ -84,7 +82,7 @@ class HedgedSource:
         began = self._clock.monotonic()
         reply = await self._first.search(query, context)
         if reply.status is Status.SUCCESS:
-            self._first.upstream.latencies.add(self._clock.monotonic() - began)
+            self._first.upstream.latencies.append(self._clock.monotonic() - began)
         return reply
 
     async def _or_alternate(self, reply: SourceReply, query: Query, context: Context) -> SourceReply:
@@ -158,7 +156,12 @@ class ResilientGenerator:
         usage: Usage | None = None
         secrets = redaction.in_content()
         for attempt in range(self._retries + 1):
-            with self._call(attempt) as call:
+            call = UpstreamCall(upstream)
+            if not call:
+                raise GenerationFailed(f"The model {upstream.breaker.refusal}.")
+            if attempt == 0:
+                upstream.budget.called(upstream.clock.monotonic())
+            with call:
                 try:
                     with self._telemetry.span("upstream", context, **upstream.labels) as span:
                         async with aclosing(self._inner.generate(prompt, span.context)) as deltas:
@@ -186,14 +189,6 @@ class ResilientGenerator:
                 raise failure
             self._telemetry.noted(Retried(upstream=upstream.name))
             await self._sleep(wait_s)
-
-    def _call(self, attempt: int) -> UpstreamCall:
-        call = UpstreamCall(self._upstream)
-        if not call:
-            raise GenerationFailed(f"The model {self._upstream.breaker.refusal}.")
-        if attempt == 0:
-            self._upstream.budget.called(self._upstream.clock.monotonic())
-        return call
 
     def _wait_s(self, error: GenerationFailed, attempt: int, context: Context) -> float | None:
         """Seconds until the retry; None if a retry cannot help, comes after the deadline or is over the budget."""

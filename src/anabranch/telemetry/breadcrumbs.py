@@ -35,14 +35,8 @@ class BreadcrumbTiming(Value):
     close_s: float = 2.0
 
 
-class NoBreadcrumbs:
-    """Discards breadcrumbs."""
-
-    def drop(self, crumb: Breadcrumb) -> None: ...
-
-
 class BreadcrumbFanout:
-    """Passes each breadcrumb to several sinks."""
+    """Passes each breadcrumb to several sinks, or to none."""
 
     def __init__(self, *sinks: Breadcrumbs) -> None:
         self._sinks = sinks

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from importlib.metadata import version
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -41,12 +41,10 @@ T = TypeVar("T")
 MAX_QUEUED_SPANS = 2_048
 SPANS_PER_BATCH = 256
 CRUMBS_PER_BATCH = 512
-ATTEMPTS = 2
 TRACES, LOGS = "/v1/traces", "/v1/logs"
 MAX_TEXT = 256
 ABOUT = {"service.name": "anabranch", "service.version": version("anabranch")}
 ERROR_TYPE = "error.type"
-CANCELLED = "anabranch.cancelled"
 OPERATION, MODEL = "gen_ai.operation.name", "gen_ai.request.model"
 KINDS = {"question": SpanKind.SERVER, "upstream": SpanKind.CLIENT, "generate": SpanKind.CLIENT}
 # All of them, since the SDK reads the others from the environment.
@@ -72,10 +70,6 @@ class OtlpTiming(Value):
     close_s: float = 2.0
 
 
-class ProtobufMessage(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
-
-
 class OtlpClient:
     """Posts messages to a collector, each at most twice."""
 
@@ -87,18 +81,14 @@ class OtlpClient:
         self._headers = {**headers, "Content-Type": "application/x-protobuf"}
         self._attempt_s = attempt_s
 
-    async def send(self, encode: Callable[[], ProtobufMessage]) -> str:
+    async def send(self, encode: Callable[[], bytes]) -> str:
         """Why the collector has not accepted the message; empty if it has."""
         try:
             # Encoding takes milliseconds: not on the event loop.
-            body = await asyncio.to_thread(lambda: encode().SerializeToString())
-            reason = ""
-            for _ in range(ATTEMPTS):
-                if not (reason := await self._post(body)):
-                    break
+            body = await asyncio.to_thread(encode)
+            return await self._post(body) and await self._post(body)
         except Exception as error:  # noqa: BLE001  a task boundary: the next batch may be sent
             return f"The batch cannot be sent ({type(error).__name__})."
-        return reason
 
     async def _post(self, body: bytes) -> str:
         call = self._outbound.request("POST", self._url, headers=self._headers, body=body, operator=True)
@@ -195,7 +185,7 @@ class OtlpBreadcrumbs:
         self._lost.close()
 
     async def _send(self, batch: Sequence[Breadcrumb]) -> bool:
-        return not await self._client.send(lambda: encode_crumbs(batch))
+        return not await self._client.send(lambda: encode_crumbs(batch).SerializeToString())
 
 
 class Traced:
@@ -226,8 +216,7 @@ class Traced:
 
     def set(self, name: str, value: Attribute) -> None:
         if name == ERROR_TYPE and value == Cancelled.code:
-            self._span.set_attribute(CANCELLED, True)
-            return
+            name, value = "anabranch.cancelled", True
         self._span.set_attribute(name, value)
         if name == ERROR_TYPE:
             self._span.set_status(StatusCode.ERROR)
@@ -245,8 +234,9 @@ class Traces(SpanProcessor):
         timing: OtlpTiming = OtlpTiming(),
     ) -> None:
         assert settings.otlp_endpoint is not None, "traces need a collector"
-        given = headers(settings.otlp_headers or "")
-        self._client = OtlpClient(outbound, settings.otlp_endpoint, TRACES, given, timing.attempt_s)
+        self._client = OtlpClient(
+            outbound, settings.otlp_endpoint, TRACES, headers(settings.otlp_headers or ""), timing.attempt_s
+        )
         self._sender = BatchSender[ReadableSpan](
             self._send, dropped, max_queued=MAX_QUEUED_SPANS, per_batch=SPANS_PER_BATCH, timing=timing
         )
@@ -296,7 +286,7 @@ class Traces(SpanProcessor):
         return self._propagator.extract(sent, TraceContext())
 
     async def _send(self, batch: Sequence[ReadableSpan]) -> bool:
-        reason = await self._client.send(lambda: encode_spans(batch))
+        reason = await self._client.send(lambda: encode_spans(batch).SerializeToString())
         if reason and not self._failing:
             self._log.warning("traces_lost", reason=reason)
         elif self._failing and not reason:
@@ -317,8 +307,10 @@ def _inside(span: SpanContext, context: Context) -> Context:
 
 
 def encode_crumbs(batch: Sequence[Breadcrumb]) -> ExportLogsServiceRequest:
-    scope = InstrumentationScope(name="anabranch", version=ABOUT["service.version"])
-    logs = ScopeLogs(scope=scope, log_records=[_record(crumb) for crumb in batch])
+    logs = ScopeLogs(
+        scope=InstrumentationScope(name="anabranch", version=ABOUT["service.version"]),
+        log_records=[_record(crumb) for crumb in batch],
+    )
     resource = resource_pb2.Resource(attributes=[_attribute(name, value) for name, value in ABOUT.items()])
     return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=resource, scope_logs=[logs])])
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 LETTERS = string.ascii_letters.encode()
 SPACES = string.whitespace.encode()
@@ -31,10 +32,5 @@ class EstimatedTokens:
     """A TokenCounter without a vocabulary; long texts are estimated in a thread."""
 
     async def count(self, texts: Sequence[str]) -> Sequence[int]:
-        if sum(map(len, texts)) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(_all, texts)
-        return _all(texts)
-
-
-def _all(texts: Sequence[str]) -> list[int]:
-    return [estimate(text) for text in texts]
+        counted: Callable[[], list[int]] = partial(list, map(estimate, texts))
+        return await asyncio.to_thread(counted) if sum(map(len, texts)) > INLINE_CHARACTERS else counted()
