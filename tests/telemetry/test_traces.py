@@ -169,7 +169,7 @@ class Sending:
         self.dropped += count
 
     async def __aenter__(self) -> "Sending":
-        await self.traces.start()
+        self.traces.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -79,7 +79,7 @@ async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterat
 
     async with outbound_for(settings, COLLECTOR_REPLY_BYTES) as outbound:
         traces = Traces(settings, outbound, log, metrics.spans_dropped)
-        await traces.start()
+        traces.start()
         try:
             yield CombinedTelemetry(log, metrics, settings, traces)
         finally:

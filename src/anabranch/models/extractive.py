@@ -43,8 +43,7 @@ class Extractive:
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
         quoted = quotes(prompt.question, prompt.passages)
         if not quoted:
-            abstention = message("refusal_abstained", prompt.language)
-            yield Delta(text=abstention, usage=Usage(), finish_reason=ABSTAINED)
+            yield Delta(text=message("refusal_abstained", prompt.language), usage=Usage(), finish_reason=ABSTAINED)
             return
         for quote in quoted[:-1]:
             yield Delta(text=_cited(quote, prompt.passages) + " ")
@@ -70,19 +69,18 @@ def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
     if support(question, passages) < SUPPORTED:
         return []
     wording = Wording(question)
-    texts = readable(passages)
     candidates = [
-        quote for index in range(len(texts)) for quote in _read(wording, passages[index], index, texts[index])
+        quote for index, text in enumerate(readable(passages)) for quote in _read(wording, passages[index], index, text)
     ]
-    picked = _with_antecedents(SentenceSelection(wording, passages, candidates).pick(), candidates)
-    return _in_reading_order(picked, passages)
+    picked = SentenceSelection(wording, passages, candidates).pick()
+    return _in_reading_order(_with_antecedents(picked, candidates), passages)
 
 
 def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator[Quote]:
     """The statements of a passage. A heading or a question adds its words to what follows."""
-    headers = " | ".join(passage.place.headers)[:MAX_TITLE] if passage.place else ""
-    under = wording.within(bare(passage.title))
-    above, last = wording.within(headers), len(text.rstrip())
+    title = wording.within(bare(passage.title))
+    above = wording.within(" | ".join(passage.place.headers)[:MAX_TITLE]) if passage.place else 0
+    last = len(text.rstrip())
     for order, (begin, end) in enumerate(islice(sentences(text), MAX_READ)):
         lead_in = LEAD_IN.match(text, begin, end)
         start = lead_in.end() if lead_in else begin
@@ -95,8 +93,8 @@ def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator
                 order=order,
                 start=start,
                 end=_cut(text, start, end),
-                says=found | under,
-                has=found | above | under,
+                says=found | title,
+                has=found | above | title,
                 leans=LEANS_BACK.match(text, start, end) is not None,
             )
 
@@ -137,25 +135,22 @@ class SentenceSelection:
         picked: list[Quote] = []
         covered, left = 0, MAX_CHARACTERS
         named: set[int] = set()
-        said: set[str] = set()
         while len(picked) < MAX_PICKED:
+            texts = {self._text(quote) for quote in picked}
             rest = [
-                q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in said)
+                q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in texts)
             ]
             best = max(rest, key=lambda quote: self._value(quote, covered, named), default=None)
             if best is None or (picked and not (best.has & ~covered or best.passage in named)):
                 break
             picked.append(best)
-            said.add(self._text(best))
             covered |= best.has
             left -= best.end - best.start
-            named |= self._names(best)
-            named -= {quote.passage for quote in picked}
+            named = (named | self._names(best)) - {quote.passage for quote in picked}
         return picked
 
     def _value(self, quote: Quote, covered: int, named: Collection[int]) -> float:
-        said, lent = quote.says & ~covered, quote.has & ~quote.says & ~covered
-        gain = self._weight(said) + LENT * self._weight(lent)
+        gain = self._weight(quote.says & ~covered) + LENT * self._weight(quote.has & ~quote.says & ~covered)
         return gain + NEARNESS * self._near[quote.passage] + (NAMED if quote.passage in named else 0.0)
 
     def _weight(self, bits: int) -> float:

@@ -88,5 +88,5 @@ class LocalEmbedder:
 
         with self._loading:
             if self._model is None:
-                self._model = MiniLM.load(self._folder, self._threads)
+                self._model = MiniLM(self._folder, self._threads)
             return self._model

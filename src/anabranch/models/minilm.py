@@ -5,7 +5,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -73,8 +72,6 @@ MAX_CHARS = 65_536
 SORTED_TEXTS = 256
 SURROGATES = re.compile("[\ud800-\udfff]")
 
-Floats = npt.NDArray[np.float32]
-
 
 class ModelMissing(ConfigurationError):
     """The model's files are missing, damaged, or of another version."""
@@ -134,8 +131,7 @@ class Vocabulary:
             self._says[number] = not special and any(character.isalnum() for character in piece)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        offsets: list[tuple[int, int]] = self._encoding(text).offsets
-        return offsets
+        return list(self._encoding(text).offsets)
 
     def ids(self, text: str, window: int) -> Ids:
         """The ids with start and end tokens, truncated to the window."""
@@ -163,17 +159,14 @@ class MiniLM:
     dimensions = 384
     window = 254
 
-    def __init__(self, files: Files, threads: int = 1) -> None:
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        """Load from the folder of `install`; raises ModelMissing."""
+        files = read(folder)
         self._vocabulary = Vocabulary(files.tokenizer)
-        self._mean: Floats = np.array(files.manifest.mean, np.float32)
+        self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
         self._session = session(files.model)
         self._threads = threads
-
-    @classmethod
-    def load(cls, folder: Path, threads: int = 1) -> Self:
-        """Load from the folder of `install`; raises ModelMissing."""
-        return cls(read(folder), threads)
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return self._vocabulary.offsets(text)
@@ -190,21 +183,21 @@ class MiniLM:
         found: dict[int, Embedding] = {}
         waiting = batches([len(each) for each in ids])
 
-        async def lane() -> None:
+        async def work() -> None:
             for batch in waiting:
-                embedded = await asyncio.to_thread(self._embedded, [ids[number] for number in batch])
+                embedded = await asyncio.to_thread(self._embed_batch, [ids[number] for number in batch])
                 found.update(zip(batch, embedded, strict=True))
 
-        await asyncio.gather(*(lane() for _ in range(self._threads)))
+        await asyncio.gather(*(work() for _ in range(self._threads)))
         return [found[number] for number in range(len(ids))]
 
-    def _embedded(self, batch: list[Ids]) -> list[Embedding]:
+    def _embed_batch(self, batch: list[Ids]) -> list[Embedding]:
         ids, mask = padded(batch)
         sentences, tokens = self._session.run(["sentence", "tokens"], {"ids": ids, "mask": mask})
         return [
-            Embedding(vector=sentence.tobytes(), tokens=self._signs(rows[: len(text)][self._vocabulary.carries(text)]))
+            Embedding(
+                vector=sentence.tobytes(),
+                tokens=np.packbits(rows[: len(text)][self._vocabulary.carries(text)] > self._mean, axis=1).tobytes(),
+            )
             for text, sentence, rows in zip(batch, sentences, tokens, strict=True)
         ]
-
-    def _signs(self, tokens: Floats) -> bytes:
-        return np.packbits(tokens > self._mean, axis=1).tobytes()

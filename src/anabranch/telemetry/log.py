@@ -31,7 +31,6 @@ from anabranch.domain.events import (
     RetrievalFinished,
     RetrievalStarted,
     SourceReplied,
-    Token,
 )
 from anabranch.domain.model import Answer, Context, Question, Status
 from anabranch.domain.signals import (
@@ -297,8 +296,6 @@ class LoggedEvents(SilentTelemetry):
         )
 
     def happened(self, event: AnswerEvent, context: Context) -> None:
-        if isinstance(event, Token):
-            return
         ids = _ids(context)
         match event:
             case RetrievalStarted():

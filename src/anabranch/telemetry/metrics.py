@@ -306,8 +306,6 @@ class Metrics:
                 update["anabranch_question_latency_ms"][surface](event.time_ms)
                 if surface == RAG:
                     update["rag_stream_errors"][event.code](1)
-            case _:
-                pass
 
     def noted(self, signal: Signal) -> None:
         self._signals[type(signal)](signal)

@@ -22,7 +22,6 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -251,14 +250,10 @@ class Traces(SpanProcessor):
             meter_provider=NoOpMeterProvider(),
         )
         provider.add_span_processor(self)
+        self.start = self._sender.start
         self.close = self._sender.close
         with warnings.catch_warnings():  # the SDK installs a warning filter
             self._tracer = provider.get_tracer("anabranch", version("anabranch"))
-
-    async def start(self) -> None:
-        self._sender.start()
-
-    def on_start(self, span: SdkSpan, parent_context: TraceContext | None = None) -> None: ...
 
     def on_end(self, span: ReadableSpan) -> None:
         self._sender.add(span)
