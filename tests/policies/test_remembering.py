@@ -26,7 +26,7 @@ from anabranch.domain.model import (
     Usage,
 )
 from anabranch.domain.signals import CacheLooked, Joined
-from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.testing import ManualClock, Recorder
 
 MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", operator=True)
@@ -95,13 +95,15 @@ class Desk:
         self.telemetry = Recorder()
         self.clock = ManualClock()
         self.seen: dict[str | None, str | None] = {}
-        self.recipe = Recipe(prompt_version="query-1")
-        self.remembered = CachedAnswerer(
+        self.remembered = self.answerer()
+
+    def answerer(self, *settings: str) -> CachedAnswerer:
+        return CachedAnswerer(
             self.writer,
             cache=self.cache,
             ttl_s=3600,
             look=self._look,
-            recipe=lambda _: self.recipe,
+            settings=settings,
             clock=self.clock,
             telemetry=self.telemetry,
         )
@@ -183,10 +185,10 @@ async def test_spaces_and_ways_of_writing_an_accent_are_not_another_question(des
 
 async def test_another_prompt_version_or_other_settings_are_another_answer(desk: Desk) -> None:
     await desk.ask()
-    desk.recipe = Recipe(prompt_version="query-2")
-    await desk.ask()
-    desk.recipe = Recipe(prompt_version="query-2", settings=("another embedder",))
-    await desk.ask()
+    newer = msgspec.structs.replace(QUESTION, profile=msgspec.structs.replace(RAG, prompt_version="query-2"))
+    await desk.ask(newer)
+    desk.remembered = desk.answerer("another embedder")
+    await desk.ask(newer)
     assert desk.writer.asked == 3
 
 

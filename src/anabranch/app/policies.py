@@ -14,7 +14,7 @@ from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
-from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy
 from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
@@ -47,7 +47,6 @@ class Policies:
             self.cache = self._far = RedisCache(self.redis, near, wait_s=settings.redis_timeout * CACHE_SHARE)
             self._limiter = RedisLimiter(self.redis, local, limit, window_s)
         self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
-        self._recipe_settings = _answer_settings(settings)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = _shared(self.redis, self.resilience, clock)
         self._tending: asyncio.Task[None] | None = None
@@ -102,7 +101,7 @@ class Policies:
             cache=self.cache,
             ttl_s=self._settings.answer_cache_ttl,
             look=look,
-            recipe=self._recipe,
+            settings=_answer_settings(self._settings),
             clock=self._clock,
             telemetry=self._telemetry,
         )
@@ -114,9 +113,6 @@ class Policies:
             return inner
         where = self._settings.embedding_url or ""
         return CachedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
-
-    def _recipe(self, question: Question) -> Recipe:
-        return Recipe(prompt_version=question.profile.prompt_version, settings=self._recipe_settings)
 
 
 def _answer_settings(settings: Settings) -> tuple[str, ...]:

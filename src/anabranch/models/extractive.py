@@ -101,9 +101,8 @@ def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator
 
 def _is_heading(text: str, begin: int, start: int, end: int) -> bool:
     """Marked as one; or a short line without a full stop that is no item of a list and holds no number or colon."""
-    if text[begin] == "#" or begin < start:
-        return text[begin] == "#"
-    return end - start <= MAX_HEADING and UNSTOPPED.fullmatch(text, start, end) is not None
+    short = begin == start and end - start <= MAX_HEADING
+    return text[begin] == "#" or (short and UNSTOPPED.fullmatch(text, start, end) is not None)
 
 
 def _cut(text: str, start: int, end: int) -> int:

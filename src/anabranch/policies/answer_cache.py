@@ -12,7 +12,7 @@ import msgspec
 from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
-from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until, Value
+from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until
 from anabranch.domain.signals import CacheLooked, Joined
 from anabranch.policies.cache import lookup
 
@@ -27,13 +27,6 @@ decode = msgspec.json.Decoder(Answer).decode
 Look = Callable[[Question, Context], Awaitable[str | None]]
 
 
-class Recipe(Value):
-    """What an answer depends on besides its question: the version of the prompt, and the settings that matter."""
-
-    prompt_version: str
-    settings: tuple[str, ...] = ()
-
-
 class Identity(NamedTuple):
     """The cache key of a question. `seen` identifies the documents that the caller may find."""
 
@@ -43,7 +36,8 @@ class Identity(NamedTuple):
 
 class CachedAnswerer:
     """An Answerer that caches complete, grounded answers from collections, and lets equal questions that run at once
-    share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached."""
+    share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached. `settings` are
+    those that the answer depends on."""
 
     def __init__(
         self,
@@ -52,7 +46,7 @@ class CachedAnswerer:
         cache: Cache,
         ttl_s: float,
         look: Look,
-        recipe: Callable[[Question], Recipe],
+        settings: tuple[str, ...],
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
@@ -60,7 +54,7 @@ class CachedAnswerer:
         self._cache = cache
         self._ttl_s = ttl_s
         self._look = look
-        self._recipe = recipe
+        self._settings = settings
         self._clock = clock
         self._telemetry = telemetry
         self._running: dict[str, SharedRun] = {}
@@ -91,17 +85,18 @@ class CachedAnswerer:
         text = normalized(question.text)
         plain = msgspec.structs.replace(question, text=text, sources=(), model=None, fresh=False)
         collections = tuple(source.slug for source in question.sources)
-        recipe = self._recipe(question)
+        version = question.profile.prompt_version
+        recipe = {"prompt_version": version, "settings": self._settings}
         try:
             parts = encode((plain, collections, msgspec.structs.replace(model, token=None), recipe, seen))
         except UnicodeEncodeError:  # half of a surrogate pair, from a command line
             return None
-        return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{recipe.prompt_version}", seen)
+        return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{version}", seen)
 
     def _in_time(self, run: "SharedRun", context: Context) -> bool:
         """Whether a running answer has enough time left for this question."""
         now = self._clock.monotonic()
-        return not run.abandoned and run.leader.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
+        return not run.task.cancelling() and run.leader.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
 
     def _start(self, identity: Identity, question: Question, context: Context) -> "SharedRun":
         run = SharedRun(identity.seen, context, lambda run: self._run(run, identity, question, context))
@@ -117,21 +112,18 @@ class CachedAnswerer:
             task.exception()  # retrieved, so that asyncio does not log it; the followers raise it
 
     async def _run(self, run: "SharedRun", identity: Identity, question: Question, context: Context) -> Answer:
-        try:
-            began = self._clock.monotonic()
-            known = None if question.fresh else await self._cached(identity)
-            if known is not None:
-                total_ms = round((self._clock.monotonic() - began) * 1000)
-                known = msgspec.structs.replace(known, cached=True, timings=Timings(total_ms=total_ms))
-                for event in unfold(known)[:-1]:  # the Run itself emits the last one
-                    await run.record(event)
-                return known
-            answer = await self._within_deadline(question, context, run)
-            if _cacheable(answer, identity.seen):
-                await self._cache.put(identity.key, encode(answer), self._ttl_s)
-            return answer
-        finally:
-            run.over()
+        began = self._clock.monotonic()
+        known = None if question.fresh else await self._cached(identity)
+        if known is not None:
+            total_ms = round((self._clock.monotonic() - began) * 1000)
+            known = msgspec.structs.replace(known, cached=True, timings=Timings(total_ms=total_ms))
+            for event in unfold(known)[:-1]:  # the Run itself emits the last one
+                await run.record(event)
+            return known
+        answer = await self._within_deadline(question, context, run)
+        if _cacheable(answer, identity.seen):
+            await self._cache.put(identity.key, encode(answer), self._ttl_s)
+        return answer
 
     async def _within_deadline(self, question: Question, context: Context, run: "SharedRun") -> Answer:
         """Enforces the deadline: the Run of the first caller may be gone."""
@@ -166,17 +158,12 @@ class SharedRun:
         self._events: list[AnswerEvent] = []
         self._followers = 0
         self._joined = 0
-        self.abandoned = False
         self._changed = asyncio.Event()
-        self._is_over = False
         self.task = asyncio.create_task(start(self))
+        self.task.add_done_callback(lambda _: self._wake())
 
     async def record(self, event: AnswerEvent) -> None:
         self._events.append(event)
-        self._wake()
-
-    def over(self) -> None:
-        self._is_over = True
         self._wake()
 
     async def follow(self, emit: Emit, context: Context) -> Answer:
@@ -189,7 +176,6 @@ class SharedRun:
         finally:
             self._followers -= 1
             if not self._followers:
-                self.abandoned = True
                 self.task.cancel()
 
     async def _relay(self, emit: Emit, *, same_caller: bool) -> None:
@@ -202,7 +188,7 @@ class SharedRun:
                     raise NotShareable
                 await emit(event)
                 at += 1
-            if self._is_over and at == len(self._events):
+            if self.task.done() and at == len(self._events):
                 return
             if changed is self._changed:
                 await changed.wait()

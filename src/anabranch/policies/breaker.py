@@ -232,14 +232,17 @@ class Upstream:
 
 
 class UpstreamCall:
-    """One call of an upstream under its breaker. False if the circuit is open; `good` is the outcome to record."""
+    """One call of an upstream under its breaker. False if the circuit is open; `good` is the outcome to record. A
+    `counted` call adds to the retry budget."""
 
     __slots__ = ("_permit", "_upstream", "good")
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, *, counted: bool = False) -> None:
         self._upstream = upstream
         self._permit = upstream.breaker.enter()
         self.good: bool | None = None
+        if counted and self._permit:
+            upstream.budget.called(upstream.clock.monotonic())
 
     def __bool__(self) -> bool:
         return self._permit != 0

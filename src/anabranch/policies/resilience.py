@@ -96,9 +96,7 @@ class HedgedSource:
         tasks = [first]
         try:
             await asyncio.wait(tasks, timeout=slow_s)
-            if first.done():
-                return await self._or_alternate(first.result(), query, context)
-            if not self._first.upstream.budget.take(self._clock.monotonic()):
+            if first.done() or not self._first.upstream.budget.take(self._clock.monotonic()):
                 return await self._or_alternate(await first, query, context)
             second = asyncio.create_task(self._second.search(query, context))
             tasks.append(second)
@@ -156,11 +154,9 @@ class ResilientGenerator:
         usage: Usage | None = None
         secrets = redaction.in_content()
         for attempt in range(self._retries + 1):
-            call = UpstreamCall(upstream)
+            call = UpstreamCall(upstream, counted=attempt == 0)
             if not call:
                 raise GenerationFailed(f"The model {upstream.breaker.refusal}.")
-            if attempt == 0:
-                upstream.budget.called(upstream.clock.monotonic())
             with call:
                 try:
                     with self._telemetry.span("upstream", context, **upstream.labels) as span:
@@ -210,11 +206,9 @@ class GuardedCalls:
 
     async def call(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
         """The call's result. Raises UpstreamError if the call fails or the circuit is open."""
-        guarded = UpstreamCall(self._upstream)
+        guarded = UpstreamCall(self._upstream, counted=first)
         if not guarded:
             raise UpstreamError(f"It {self._upstream.breaker.refusal}.")
-        if first:
-            self._upstream.budget.called(self._upstream.clock.monotonic())
         with guarded:
             try:
                 with self._telemetry.span("upstream", NO_CONTEXT, **self._upstream.labels):

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -78,9 +79,16 @@ class BreadcrumbFile:
     """Appends breadcrumbs to a file as lines of JSON. Several workers may share the file. A thread writes, since a disk
     may block; beyond MAX_QUEUED breadcrumbs are lost. The file is opened for each batch, so that it can be rotated."""
 
-    def __init__(self, path: Path, telemetry: Telemetry, timing: BreadcrumbTiming = BreadcrumbTiming()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        telemetry: Telemetry,
+        timing: BreadcrumbTiming = BreadcrumbTiming(),
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
         self._path = path
         self._timing = timing
+        self._write_bytes = write
         self._losses = LostBreadcrumbs(telemetry)
         self._queue: deque[Breadcrumb] = deque()
         self._wake = threading.Event()
@@ -148,22 +156,16 @@ class BreadcrumbFile:
             if len(lines) < len(crumbs):
                 self._on_loop(self._losses.add, len(crumbs) - len(lines))
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            with open(self._path, "ab", 0, opener=partial(os.open, mode=0o640)) as file:
+                while self._unwritten:
+                    piece = b"\n" + self._unwritten[0] if self._torn else self._unwritten[0]
+                    wrote = self._write_bytes(file.fileno(), piece)
+                    self._unwritten.popleft()
+                    self._torn = wrote < len(piece)
+                    if self._torn:  # write the cut line once more, whole
+                        self._unwritten.appendleft(piece[piece.rfind(b"\n", 0, wrote) + 1 :])
         except OSError:
             return False
-        try:
-            while self._unwritten:
-                piece = b"\n" + self._unwritten[0] if self._torn else self._unwritten[0]
-                wrote = os.write(file, piece)
-                self._unwritten.popleft()
-                self._torn = wrote < len(piece)
-                if self._torn:  # write the cut line once more, whole
-                    self._unwritten.appendleft(piece[piece.rfind(b"\n", 0, wrote) + 1 :])
-        except OSError:
-            return False
-        finally:
-            with suppress(OSError):
-                os.close(file)
         return True
 
 

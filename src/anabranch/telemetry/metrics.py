@@ -27,7 +27,7 @@ from anabranch.domain.events import (
     StepStatus,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Ground, Question, Status
+from anabranch.domain.model import Context, Ground, Question, Status
 from anabranch.domain.signals import (
     BreakerMoved,
     CacheLooked,
@@ -99,11 +99,6 @@ class AllWorkers(MultiProcessCollector):
         return merged
 
 
-def is_shared() -> bool:
-    """Whether the metrics are in files shared by several workers, which `serve` configures."""
-    return bool(values.ValueClass._multiprocess)
-
-
 def _has_data(path: Path) -> bool:
     """Whether the file exists and a worker has written to it."""
     try:
@@ -117,10 +112,8 @@ def _runs(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -296,7 +289,9 @@ class Metrics:
                 update["anabranch_questions"][surface][outcome](1)
                 update["anabranch_question_latency_ms"][surface](answer.timings.total_ms)
                 if answer.refused:
-                    update["rag_guardrail_triggered"][refusal(answer)](1)
+                    # No evidence, or the model itself abstained.
+                    reason = ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
+                    update["rag_guardrail_triggered"][reason](1)
             case Failed(code=Cancelled.code):
                 update["anabranch_questions"][surface]["cancelled"](1)
                 if surface == RAG:
@@ -345,15 +340,11 @@ class Metrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all workers and their media type, as the client accepts it, else plain text."""
         encode, media_type = choose_encoder(accept)
-        registry = CollectorRegistry() if is_shared() else self._registry
-        if registry is not self._registry:
+        registry = self._registry
+        if values.ValueClass._multiprocess:  # `serve` has configured files that several workers share
+            registry = CollectorRegistry()
             AllWorkers(registry)  # type: ignore[no-untyped-call]
         return encode(registry), media_type
-
-
-def refusal(answer: Answer) -> str:
-    """Why an answer was refused: no evidence, or the model itself."""
-    return ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
 
 
 def _codes(kind: type[AnabranchError] = AnabranchError) -> set[str]:

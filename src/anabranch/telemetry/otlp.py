@@ -31,8 +31,7 @@ from anabranch.domain.contracts import Attribute, Outbound, Telemetry
 from anabranch.domain.errors import Cancelled, ConfigurationError, UpstreamError
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Breadcrumb
-from anabranch.telemetry.breadcrumbs import MAX_QUEUED as MAX_QUEUED_CRUMBS
-from anabranch.telemetry.breadcrumbs import LostBreadcrumbs
+from anabranch.telemetry.breadcrumbs import MAX_QUEUED, LostBreadcrumbs
 from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
@@ -174,7 +173,7 @@ class OtlpBreadcrumbs:
         self._client = OtlpClient(outbound, endpoint, LOGS, headers, timing.attempt_s)
         self._lost = LostBreadcrumbs(telemetry)
         self._sender = BatchSender[Breadcrumb](
-            self._send, self._lost.add, max_queued=MAX_QUEUED_CRUMBS, per_batch=CRUMBS_PER_BATCH, timing=timing
+            self._send, self._lost.add, max_queued=MAX_QUEUED, per_batch=CRUMBS_PER_BATCH, timing=timing
         )
         self.start = self._sender.start
         self.drop = self._sender.add
