@@ -102,8 +102,8 @@ def main() -> None:
     except AnabranchError as error:
         log.warning("indexer_failed", error=error.message)
         sys.exit(1)
-    except Exception:
-        log.exception("indexer_crashed")
+    except Exception as error:
+        log.error("indexer_crashed", exc_info=error)  # noqa: TRY400  not the logging module
         sys.exit(70)
     finally:
         log.info("indexer_stopped")

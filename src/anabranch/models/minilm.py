@@ -127,8 +127,8 @@ class Vocabulary:
         for piece, number in pieces.items():
             self._stops[number] = piece in STOPWORDS
             self._continues[number] = piece.startswith("##")
-            special = piece.startswith("[") and piece.endswith("]")
-            self._says[number] = not special and any(character.isalnum() for character in piece)
+            # Special tokens are in brackets.
+            self._says[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return list(self._encoding(text).offsets)

@@ -46,9 +46,8 @@ class ModelServer:
     ) -> None:
         self._url = url
         self._outbound = outbound
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json", **authorization}
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._guard = guard

@@ -40,8 +40,9 @@ class OnnxCrossEncoder:
             each.name: np.int32 if each.type == "tensor(int32)" else np.int64 for each in self._session.get_inputs()
         }
         if "input_ids" not in self._inputs or self._inputs.keys() - KNOWN_INPUTS:
-            names = ", ".join(sorted(self._inputs))
-            raise ConfigurationError(f"The reranker in {path} is not a cross-encoder: it takes in {names}.")
+            raise ConfigurationError(
+                f"The reranker in {path} is not a cross-encoder: its inputs are {', '.join(sorted(self._inputs))}."
+            )
         self._output = self._session.get_outputs()[0].name
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_PAIR_TOKENS, strategy="longest_first")

@@ -365,11 +365,11 @@ class SharedBreakers:
         self._published = {key: until for key, until in self._published.items() if until > now}
         if not self._redis.reachable:
             return
-        recent = {_key(one): upstream for one, upstream in self._upstreams.since(now - RECENT_S)}
         await self._redis.execute("PING")  # so that an outage of Redis is noticed without questions, too
-        await asyncio.gather(*(self._exchanged(key, upstream) for key, upstream in recent.items()))
+        recent = self._upstreams.since(now - RECENT_S)
+        await asyncio.gather(*(self._exchange(_key(key), upstream) for key, upstream in recent))
 
-    async def _exchanged(self, key: str, upstream: Upstream) -> None:
+    async def _exchange(self, key: str, upstream: Upstream) -> None:
         breaker = upstream.breaker
         if breaker.open_s > 0:
             if self._published.get(key, 0.0) < breaker.until:

@@ -158,10 +158,6 @@ class Log:
         self._write(redaction.removed(self._render(_stamped("error", event, fields, exc_info))))
         self.flush()
 
-    def exception(self, event: str) -> None:
-        """The exception that is being handled."""
-        self.error(event, sys.exception())
-
 
 class LineFormatter(logging.Formatter):
     """Renders records of the standard library's loggers like our own events."""

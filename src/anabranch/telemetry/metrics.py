@@ -68,21 +68,17 @@ class Children(dict[str, Any]):
         super().__init__()
         self._make = make
         self._left = MAX_NAMES
-        self._others: Any = None
         for name in known:
             self[label(name)] = make(label(name))
 
     def __missing__(self, name: str) -> Any:
         short = label(name)
-        if short != name:
-            return self[short]
-        if self._left:
+        if short not in self and self._left <= 0:
+            short = OTHER
+        if short not in self:
             self._left -= 1
-            self[name] = made = self._make(name)
-            return made
-        if self._others is None:
-            self._others = self._make(OTHER)
-        return self._others
+            self[short] = self._make(short)
+        return self[short]
 
 
 class AllWorkers(MultiProcessCollector):
