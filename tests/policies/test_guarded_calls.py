@@ -1,4 +1,4 @@
-"""Embeddings and rerankers behind a breaker, and within a budget."""
+"""Embedding and rerank calls under a circuit breaker and a retry budget."""
 
 import socket
 
@@ -18,7 +18,7 @@ from anabranch.testing import ManualClock, Recorder
 async def no_time(_: float) -> None: ...
 
 
-async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_the_budget() -> None:
+async def test_embedding_calls_obey_the_circuit_breaker_and_the_retry_budget() -> None:
     telemetry, clock = Recorder(), ManualClock()
     resilience = Resilience(Policy(), clock, telemetry)
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=1_000_000)
