@@ -59,7 +59,7 @@ def full_model(wheel: Path, unpacked: Path, vocabulary: Vocabulary) -> list[tupl
     for text in VARIED:
         ids = vocabulary.ids(text, MiniLM.window)
         sentence, tokens = model.run(["sentence", "tokens"], {"ids": ids[None], "mask": np.ones_like(ids[None])})
-        found.append((sentence[0], tokens[0][vocabulary.carries(ids)]))
+        found.append((sentence[0], tokens[0][vocabulary.meaningful(ids)]))
     return found
 
 

@@ -323,12 +323,12 @@ def test_unused_upstreams_are_dropped() -> None:
         breaker = known.of(Endpoint(slug=name, url="http://any.example")).breaker
         breaker.leave(breaker.enter(), name == "fine")
     clock.advance(99)
-    known.tend()
+    known.drop_unused()
     assert len(known.since(-1.0)) == 2
     clock.advance(2)
     busy = known.of(Endpoint(slug="busy", url="http://any.example"))
     busy.busy, busy.used = 1, 0.0
-    known.tend()
+    known.drop_unused()
     assert len(known.since(-1.0)) == 1, "one that is being asked is not forgotten"
     assert telemetry.signals == [
         BreakerMoved(upstream=f"bad{UNTRUSTED}", state="open"),

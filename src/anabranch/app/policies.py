@@ -61,7 +61,7 @@ class Policies:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_EVERY_S)
-            self.resilience.upstreams.tend()
+            self.resilience.upstreams.drop_unused()
 
     async def close(self) -> None:
         if self._tending is not None:

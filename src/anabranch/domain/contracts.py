@@ -52,9 +52,9 @@ class Generator(Protocol):
 
 
 class Subagent(Protocol):
-    """One of a planner's helpers. `taken` puts what it pushed into its own form, or raises InvalidQuestion; `work` does
-    its part here and yields what becomes of it, the last one a `success`. A failure is an AnabranchError; one that is
-    Elsewhere says whether trying again can help."""
+    """A subagent of the planner. `taken` parses a result that it pushed, or raises InvalidQuestion; `work` runs it here
+    and yields its results, the last one a `success`. A failure is an AnabranchError; one that is Elsewhere says whether
+    a retry can help."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
 
@@ -68,11 +68,11 @@ class Subagents(Protocol):
 
 
 class Turns(Protocol):
-    """A circuit breaker for callers that ask before they call: a turn of 0 is a refusal."""
+    """A circuit breaker. A call takes a permit with `enter` (0 is a refusal) and returns it with `leave`."""
 
     def enter(self) -> int: ...
 
-    def leave(self, turn: int, good: bool | None) -> None: ...
+    def leave(self, permit: int, good: bool | None) -> None: ...
 
 
 class Breadcrumbs(Protocol):

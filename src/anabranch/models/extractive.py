@@ -23,15 +23,15 @@ MAX_READ = 200
 # A sentence's score: the weight of the question's words that it adds, its passage's similarity, and whether a picked
 # sentence names its passage.
 NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
-# Words that are only in its heading count less.
-LENT = 0.8
+# Words that are only in its heading have this share of their weight.
+HEADING_SHARE = 0.8
 
-SAYING = re.compile(r"[^\W_]")
+LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 UNSTOPPED = re.compile(r"[^\d:]*[^\W\d_]")
 QUESTION = re.compile(r"[?\uff1f][\"'\u201d\u2019)\]*_]*\Z")
 LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}\]\s*)+")
 REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
-LEANS_BACK = re.compile(
+POINTS_BACK = re.compile(
     r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
 )
 
@@ -51,17 +51,17 @@ class Extractive:
 
 
 class Quote(Value, gc=False):
-    """A sentence of a passage, the `order`-th, as character offsets in its text. `says` are the question's words in it
-    and in its document's title, `has` also those in the heading or the question that it stands under; `leans` says that
-    it begins with a word that points at the sentence before."""
+    """A sentence of a passage, the `order`-th, as character offsets in its text. `words` are the question's words in
+    it and in its document's title, `words_with_heading` also those in the heading or the question above it.
+    `points_back`: it begins with a word such as "It", which refers to the sentence before."""
 
     passage: int
     order: int
     start: int
     end: int
-    says: int
-    has: int
-    leans: bool
+    words: int
+    words_with_heading: int
+    points_back: bool
 
 
 def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
@@ -87,15 +87,15 @@ def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator
         found = wording.within(text[start:end])
         if QUESTION.search(text, start, end) or (end < last and _is_heading(text, begin, start, end)):
             above = found
-        elif SAYING.search(text, start, end):
+        elif LETTER_OR_DIGIT.search(text, start, end):
             yield Quote(
                 passage=index,
                 order=order,
                 start=start,
                 end=_cut(text, start, end),
-                says=found | title,
-                has=found | above | title,
-                leans=LEANS_BACK.match(text, start, end) is not None,
+                words=found | title,
+                words_with_heading=found | above | title,
+                points_back=POINTS_BACK.match(text, start, end) is not None,
             )
 
 
@@ -122,7 +122,7 @@ class SentenceSelection:
         self._candidates = candidates
         within = [0] * len(passages)
         for quote in candidates:
-            within[quote.passage] |= quote.has
+            within[quote.passage] |= quote.words_with_heading
         self._near = [
             nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, within, strict=True)
         ]
@@ -140,16 +140,18 @@ class SentenceSelection:
                 q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in texts)
             ]
             best = max(rest, key=lambda quote: self._value(quote, covered, named), default=None)
-            if best is None or (picked and not (best.has & ~covered or best.passage in named)):
+            if best is None or (picked and not (best.words_with_heading & ~covered or best.passage in named)):
                 break
             picked.append(best)
-            covered |= best.has
+            covered |= best.words_with_heading
             left -= best.end - best.start
             named = (named | self._names(best)) - {quote.passage for quote in picked}
         return picked
 
     def _value(self, quote: Quote, covered: int, named: Collection[int]) -> float:
-        gain = self._weight(quote.says & ~covered) + LENT * self._weight(quote.has & ~quote.says & ~covered)
+        gain = self._weight(quote.words & ~covered) + HEADING_SHARE * self._weight(
+            quote.words_with_heading & ~quote.words & ~covered
+        )
         return gain + NEARNESS * self._near[quote.passage] + (NAMED if quote.passage in named else 0.0)
 
     def _weight(self, bits: int) -> float:
@@ -191,7 +193,7 @@ def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> l
     left = MAX_CHARACTERS - sum(quote.end - quote.start for quote in picked)
     for quote in picked:
         before = at.get((quote.passage, quote.order - 1))
-        if before is None or before in whole or not quote.leans or len(whole) == MAX_SENTENCES:
+        if before is None or before in whole or not quote.points_back or len(whole) == MAX_SENTENCES:
             continue
         if before.end - before.start <= left:
             whole[before] = None

@@ -53,8 +53,7 @@ DIP = 0.17
 
 Floats = npt.NDArray[np.float32]
 Weights = Mapping[str, Floats]
-# Takes the name of a product, its input, and the layer that it stands for; gives its output, without the bias, and
-# the bias that is to be added.
+# Takes the name of a product, its operand and its layer; returns its output, without the bias, and the bias to add.
 Product = Callable[[str, str, str], tuple[str, Floats]]
 
 
@@ -95,9 +94,9 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, domain=domain, **attributes))
         return output
 
-    def float_product(self, name: str, taken: str, layer: str) -> tuple[str, Floats]:
+    def float_product(self, name: str, operand: str, layer: str) -> tuple[str, Floats]:
         weight = self.weight(f"{name}.weight", self.weights[f"{layer}.weight"].T)
-        return self.node("MatMul", [taken, weight], name), self.weights[f"{layer}.bias"]
+        return self.node("MatMul", [operand, weight], name), self.weights[f"{layer}.bias"]
 
     def norm(self, name: str, value: str, skip: str, layer: str, bias: Floats | None = None) -> str:
         inputs = [
@@ -126,13 +125,13 @@ class QuantizedGraph(Graph):
             self.weight(f"{name}.step", np.array(1 / steps, np.float32))
         self.weight("dip", np.array(DIP, np.float32))
 
-    def product(self, name: str, taken: str, layer: str) -> tuple[str, Floats]:
+    def product(self, name: str, operand: str, layer: str) -> tuple[str, Floats]:
         weight, bias = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
-        if taken.endswith(".gelu"):
+        if operand.endswith(".gelu"):
             bias = bias - DIP * weight.sum(axis=1)
-        weight = weight * self._smooth.get(taken, np.float32(1))
+        weight = weight * self._smooth.get(operand, np.float32(1))
         scales = _column_scales(weight)
-        rows, row_scales, zero = self._quantized(taken)
+        rows, row_scales, zero = self._quantized(operand)
         inputs = [
             rows,
             self.weight(f"{name}.weight", np.rint(weight / scales[:, None]).astype(np.int8).T),
@@ -144,24 +143,24 @@ class QuantizedGraph(Graph):
         whole = self.node("MatMulIntegerToFloat", inputs, f"{name}.whole", domain=FUSED)
         return self.node("Mul", [whole, row_scales], name), bias
 
-    def _quantized(self, taken: str) -> tuple[str, str, str]:
+    def _quantized(self, operand: str) -> tuple[str, str, str]:
         """The rows in 8 bits, their scales and zero points. Three products share the rows of one norm."""
-        if taken not in self._rows:
-            if taken.endswith(".gelu"):
-                kind, value = "unsigned", self.node("Add", [taken, "dip"], f"{taken}.raised")
+        if operand not in self._rows:
+            if operand.endswith(".gelu"):
+                kind, value = "unsigned", self.node("Add", [operand, "dip"], f"{operand}.raised")
                 size = value
             else:
-                kind, value = "signed", taken
-                if taken in self._smooth:
-                    inverse = self.weight(f"{taken}.smoothing", 1 / self._smooth[taken])
-                    value = self.node("Mul", [taken, inverse], f"{taken}.smooth")
-                size = self.node("Abs", [value], f"{taken}.size")
-            largest = self.node("ReduceMax", [size, "last"], f"{taken}.largest", keepdims=1)
-            scale = self.node("Mul", [largest, f"{kind}.step"], f"{taken}.scale")
-            scaled = self.node("Div", [value, scale], f"{taken}.scaled")
-            rows = self.node("QuantizeLinear", [scaled, "one", f"{kind}.zero"], f"{taken}.8")
-            self._rows[taken] = rows, scale, f"{kind}.zero"
-        return self._rows[taken]
+                kind, value = "signed", operand
+                if operand in self._smooth:
+                    inverse = self.weight(f"{operand}.smoothing", 1 / self._smooth[operand])
+                    value = self.node("Mul", [operand, inverse], f"{operand}.smooth")
+                size = self.node("Abs", [value], f"{operand}.size")
+            largest = self.node("ReduceMax", [size, "last"], f"{operand}.largest", keepdims=1)
+            scale = self.node("Mul", [largest, f"{kind}.step"], f"{operand}.scale")
+            scaled = self.node("Div", [value, scale], f"{operand}.scaled")
+            rows = self.node("QuantizeLinear", [scaled, "one", f"{kind}.zero"], f"{operand}.8")
+            self._rows[operand] = rows, scale, f"{kind}.zero"
+        return self._rows[operand]
 
 
 def _smoothing(reach: Floats) -> Floats:
@@ -215,7 +214,7 @@ def _layer(graph: Graph, product: Product, number: int, hidden: str) -> str:
 
 
 def _pooled(graph: Graph, hidden: str) -> None:
-    """The sum over a text's tokens, brought to unit length, is their mean brought to unit length."""
+    """The sum over a text's tokens, scaled to unit length, is their mean scaled to unit length."""
     graph.node("Cast", ["mask"], "mask.float", to=TensorProto.FLOAT)
     graph.node("Unsqueeze", ["mask.float", "axis1"], "mask.row")
     graph.node("MatMul", ["mask.row", hidden], "total")
@@ -359,7 +358,7 @@ def calibrated(float_model: bytes, vocabulary: Vocabulary) -> tuple[Mapping[str,
         last, *norms = model.run(["tokens", *reach], {"ids": ids[None], "mask": np.ones_like(ids[None])})
         for name, norm in zip(reach, norms, strict=True):
             reach[name] = np.maximum(reach[name], np.abs(norm[0]).max(axis=0))
-        tokens.append(last[0][vocabulary.carries(ids)])
+        tokens.append(last[0][vocabulary.meaningful(ids)])
     return reach, np.concatenate(tokens).mean(axis=0)
 
 

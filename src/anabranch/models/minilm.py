@@ -62,7 +62,7 @@ NAME = "all-MiniLM-L6-v2"
 MODEL = "model.onnx"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "MANIFEST"
-# The version of the graph that this code expects; the builder has it from here, so that loading needs no builder.
+# The version of the graph that this code expects. Here and not in install.py, so that loading needs no builder.
 GRAPH = 1
 
 BEGIN, END = 101, 102
@@ -114,7 +114,7 @@ def read(folder: Path) -> Files:
 
 
 class Vocabulary:
-    """Tokenizes texts, and tells which tokens carry meaning."""
+    """Tokenizes texts, and says which tokens carry meaning."""
 
     def __init__(self, tokenizer: bytes) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer.decode())
@@ -123,12 +123,12 @@ class Vocabulary:
         # "[SEP]" in a document is text, not a special token.
         self._tokenizer.encode_special_tokens = True
         pieces = self._tokenizer.get_vocab()
-        self._stops, self._continues, self._says = (np.zeros(len(pieces), np.bool_) for _ in range(3))
+        self._stops, self._continues, self._has_letters = (np.zeros(len(pieces), np.bool_) for _ in range(3))
         for piece, number in pieces.items():
             self._stops[number] = piece in STOPWORDS
             self._continues[number] = piece.startswith("##")
             # Special tokens are in brackets.
-            self._says[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
+            self._has_letters[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return list(self._encoding(text).offsets)
@@ -137,12 +137,12 @@ class Vocabulary:
         """The ids with start and end tokens, truncated to the window."""
         return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
 
-    def carries(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def meaningful(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """False for punctuation, special tokens and stop words. A piece is a stop word only if its word ends with
         it."""
-        carried = self._says[ids]
-        carried[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
-        return carried
+        found = self._has_letters[ids]
+        found[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
+        return found
 
     def _encoding(self, text: str) -> Encoding:
         try:
@@ -197,7 +197,7 @@ class MiniLM:
         return [
             Embedding(
                 vector=sentence.tobytes(),
-                tokens=np.packbits(rows[: len(text)][self._vocabulary.carries(text)] > self._mean, axis=1).tobytes(),
+                tokens=np.packbits(rows[: len(text)][self._vocabulary.meaningful(text)] > self._mean, axis=1).tobytes(),
             )
             for text, sentence, rows in zip(batch, sentences, tokens, strict=True)
         ]

@@ -18,7 +18,7 @@ from anabranch.policies.cache import lookup
 
 # The finish reasons of complete answers; one without a reason may have been cut off.
 COMPLETE = ("stop", "end_turn", "eos")
-# A question joins a running answer only if that has at least this share of its own time left.
+# A question joins a running answer only if that has at least this share of the question's remaining time.
 MIN_TIME_SHARE = 0.5
 
 encode = msgspec.json.Encoder(order="deterministic").encode

@@ -163,8 +163,8 @@ class Breaker:
 MAX_UPSTREAMS = 1_000
 # An upstream whose URL and name are longer than this is called, but nothing is kept of it.
 MAX_KEY = 1_000
-# A closed breaker is shown for as many windows after its upstream was last called.
-SHOWN_WINDOWS = 3
+# A closed breaker is listed for as many windows after its upstream was last called.
+LISTED_WINDOWS = 3
 # Retries that are always allowed: the share of a single question would be less than one.
 MIN_RETRIES = 2
 LATENCIES = 100
@@ -277,7 +277,7 @@ class Upstreams:
     def of(self, endpoint: Endpoint, suffix: str = "", role: Role = "source") -> Upstream:
         """The upstream of an endpoint; `suffix` keeps its name apart from others of the same path. Calls of callers say
         nothing about the operator's calls of the same URL: their tokens differ. The state of a private address is not
-        shown to callers who may not reach it."""
+        visible to callers who may not reach it."""
         key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
         known = self._configured if endpoint.operator else self._requested
         found = known.get(key)
@@ -297,9 +297,9 @@ class Upstreams:
         """The upstreams that were called since then."""
         return [(key, upstream) for key, upstream in self._all() if upstream.used > then]
 
-    def tend(self) -> None:
+    def drop_unused(self) -> None:
         """Drop upstreams that were not called for long."""
-        before = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s - self._policy.pause_s
+        before = self._clock.monotonic() - LISTED_WINDOWS * self._policy.window_s - self._policy.pause_s
         for known in (self._configured, self._requested):
             for key in [key for key, upstream in known.items() if upstream.used < before and not upstream.busy]:
                 self._drop(known, key)
@@ -314,13 +314,13 @@ class Upstreams:
 
     def states(self) -> Mapping[str, BreakerState]:
         """Breaker states by name; of two upstreams with the same name, the worse."""
-        since = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s
-        shown: dict[str, BreakerState] = {}
+        since = self._clock.monotonic() - LISTED_WINDOWS * self._policy.window_s
+        states: dict[str, BreakerState] = {}
         for _, upstream in self._all():
             state = upstream.breaker.state
             if state != "closed" or upstream.used > since:
-                shown[upstream.name] = max(state, shown.get(upstream.name, state), key=SEVERITY.__getitem__)
-        return shown
+                states[upstream.name] = max(state, states.get(upstream.name, state), key=SEVERITY.__getitem__)
+        return states
 
 
 def _host(url: str) -> str:
@@ -379,7 +379,7 @@ class SharedBreakers:
             left_ms = await self._redis.execute("PTTL", key)
             if isinstance(left_ms, int) and left_ms > 0:
                 breaker.open(left_ms / 1000)
-                self._published[key] = breaker.until  # the others know it: do not publish it again
+                self._published[key] = breaker.until  # the other workers know it: do not publish it again
 
 
 def _key(upstream: UpstreamKey) -> str:

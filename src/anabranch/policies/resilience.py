@@ -22,9 +22,9 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Elsewhere)
 
 FIRST_WAIT_S = 1.0
-# A time-out shows as a cancellation at the deadline; an event loop's own clock may be this much behind.
+# A time-out is a cancellation at the deadline; the clock of the event loop may be this much behind.
 SLACK_S = 0.05
-# Embedding and reranking calls belong to whichever question is being answered, and have no deadline of their own.
+# Embedding and reranking calls belong to whichever question is being answered, and have no deadline.
 NO_CONTEXT = Context(correlation_id="", deadline=math.inf)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -245,22 +245,22 @@ class Resilience:
         self._random = random
         self.upstreams = Upstreams(policy, clock, telemetry)
 
-    def source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source]) -> Source:
-        """A source under its breaker, hedged if it has an alternate; `made` constructs the source of an endpoint."""
-        first = self._source(endpoint, made)
+    def source(self, endpoint: Endpoint, make: Callable[[Endpoint], Source]) -> Source:
+        """A source under its breaker, hedged if it has an alternate; `make` constructs the source of an endpoint."""
+        first = self._source(endpoint, make)
         if endpoint.alternate is None:
             return first
         other = msgspec.structs.replace(endpoint, url=endpoint.alternate, alternate=None)
-        return HedgedSource(first, self._source(other, made, " (alternate)"), self._telemetry)
+        return HedgedSource(first, self._source(other, make, " (alternate)"), self._telemetry)
 
-    def _source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
-        return ResilientSource(made(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
+    def _source(self, endpoint: Endpoint, make: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
+        return ResilientSource(make(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
 
     def guard(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
         return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._telemetry)
 
     def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
-        """The breaker alone, for a caller with retries of its own."""
+        """The breaker alone, for a caller that retries by itself."""
         return self.upstreams.of(endpoint, f" ({role})", role).breaker
 
     def generator(self, endpoint: Endpoint, inner: Generator, *, retried: bool = True) -> Generator:

@@ -118,10 +118,10 @@ class BreadcrumbFile:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.close_s):
                     await self._ended.wait()
-        left = len(self._queue) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
+        lost = len(self._queue) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
         self._queue.clear()
-        if left:
-            self._losses.add(left)
+        if lost:
+            self._losses.add(lost)
         self._losses.close()
 
     def _run(self) -> None:

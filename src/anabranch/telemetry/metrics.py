@@ -134,46 +134,46 @@ SumGauge = partial(Gauge, multiprocess_mode="livesum")
 MaxGauge = partial(Gauge, multiprocess_mode="livemax")
 MinGauge = partial(Gauge, multiprocess_mode="livemin")
 METRICS: Mapping[str, Definition] = {
-    "anabranch_questions": (Counter, "Questions, by how they ended.", {"surface": SURFACES, "outcome": OUTCOMES}),
+    "anabranch_questions": (Counter, "Questions, by outcome.", {"surface": SURFACES, "outcome": OUTCOMES}),
     "anabranch_question_latency_ms": (QuestionTime, "From question to end.", {"surface": SURFACES}),
     "anabranch_rejected": (
         Counter,
-        "Requests turned away.",
+        "Rejected requests.",
         {"surface": SURFACES, "error_code": (RateLimited.code, Overloaded.code)},
     ),
     "anabranch_stage_latency_ms": (PartTime, "One stage of a question.", {"stage": STAGES}),
-    "anabranch_questions_running": (SumGauge, "Questions being answered.", {}),
-    "anabranch_questions_waiting": (SumGauge, "Questions that wait.", {}),
+    "anabranch_questions_running": (SumGauge, "Questions that are answered now.", {}),
+    "anabranch_questions_waiting": (SumGauge, "Questions that wait for admission.", {}),
     "anabranch_questions_joined": (Counter, "Questions that shared an answer.", {}),
     "anabranch_limiter": (
         Counter,
-        "What limiters decided.",
+        "Decisions of the rate limiters.",
         {"surface": SURFACES[:-1], "decision": ("refused", "admitted")},
     ),
-    "anabranch_spans_dropped": (Counter, "Spans that no collector got.", {}),
+    "anabranch_spans_dropped": (Counter, "Spans that were not sent.", {}),
     "anabranch_redis_refused": (Counter, "Commands that Redis refused.", {}),
     "anabranch_stream_readers": (SumGauge, "Clients that read streams.", {}),
-    "anabranch_breadcrumbs_lost": (Counter, "Breadcrumbs that no sink took.", {}),
+    "anabranch_breadcrumbs_lost": (Counter, "Lost breadcrumbs.", {}),
     "rag_retrieval_latency_ms": (QuestionTime, "All sources of a question.", {"surface": SURFACES}),
-    "rag_guardrail_triggered": (Counter, "Answers refused, by why.", {"reason": GUARDED}),
+    "rag_guardrail_triggered": (Counter, "Refused answers, by reason.", {"reason": GUARDED}),
     "rag_stream_requests": (Counter, "Requests to /rag/stream.", {}),
-    "rag_stream_cancelled": (Counter, "Streams that their reader left.", {}),
+    "rag_stream_cancelled": (Counter, "Streams whose client disconnected.", {}),
     "rag_cache_hit": (Counter, "Found in a cache.", {"cache": get_args(CacheName)}),
     "rag_cache_miss": (Counter, "Not found in a cache.", {"cache": get_args(CacheName)}),
-    "planner_steps": (Counter, "Planner steps, by how they ended.", {"status": get_args(StepStatus)}),
-    "planner_step_latency_ms": (QuestionTime, "From a step's beginning to its end.", {}),
+    "planner_steps": (Counter, "Planner steps, by outcome.", {"status": get_args(StepStatus)}),
+    "planner_step_latency_ms": (QuestionTime, "From the start of a step to its end.", {}),
     "planner_subagents": (
         Counter,
-        "Subagents' parts, by how they ended.",
+        "Subagents, by outcome.",
         {"subagent": SUBAGENTS, "status": get_args(OutcomeStatus)},
     ),
-    "planner_subagent_latency_ms": (PartTime, "One subagent's part.", {"subagent": SUBAGENTS}),
+    "planner_subagent_latency_ms": (PartTime, "From the start of a subagent to its end.", {"subagent": SUBAGENTS}),
     "planner_events_ignored": (
         Counter,
-        "Sent to a step, recorded, not delivered.",
+        "Events that a step recorded and did not deliver.",
         {"reason": get_args(Reason)},
     ),
-    "planner_shadow": (Counter, "Steps compared with the old way's answer.", {"equal": ("true", "false")}),
+    "planner_shadow": (Counter, "Steps compared with the legacy answer.", {"equal": ("true", "false")}),
 }
 
 
@@ -199,12 +199,16 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
             {"source": searched, "status": (Status.SUCCESS, Status.ERROR, Status.TIMEOUT)},
         ),
         "anabranch_source_latency_ms": (PartTime, "One source's reply.", {"source": searched}),
-        "llm_tokens_in": (Counter, "Tokens that models were sent.", {"model": {"extractive", *models}}),
-        "llm_tokens_out": (Counter, "Tokens that models wrote.", {"model": {"extractive", *models}}),
+        "llm_tokens_in": (Counter, "Prompt tokens, as models report them.", {"model": {"extractive", *models}}),
+        "llm_tokens_out": (Counter, "Completion tokens, as models report them.", {"model": {"extractive", *models}}),
         "anabranch_breaker_state": (MaxGauge, "0 closed, 1 half open, 2 open.", {"upstream": upstreams}),
-        "anabranch_breaker_opened": (Counter, "How often an upstream was given up.", {"upstream": upstreams}),
-        "anabranch_retries": (Counter, "Calls made again.", {"upstream": retried}),
-        "anabranch_hedges": (Counter, "Alternates asked too.", {"upstream": hedged, "won": ("false", "true")}),
+        "anabranch_breaker_opened": (Counter, "How often the circuit of an upstream opened.", {"upstream": upstreams}),
+        "anabranch_retries": (Counter, "Retried calls.", {"upstream": retried}),
+        "anabranch_hedges": (
+            Counter,
+            "Calls of alternates beside or instead of their source.",
+            {"upstream": hedged, "won": ("false", "true")},
+        ),
         "anabranch_mcp_server_ready": (MinGauge, "1 if an MCP server is connected.", {"server": servers}),
         "rag_stream_errors": (
             Counter,
@@ -213,7 +217,7 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
         ),
         "anabranch_build_info": (
             partial(Gauge, multiprocess_mode="max"),
-            "Which version runs.",
+            "The running version.",
             {"version": [version("anabranch")]},
         ),
         **(redis if settings.redis_url is not None else {}),
@@ -230,7 +234,7 @@ def _update(metric: Counter | Gauge | Histogram, *known: Iterable[str], labels: 
 
 
 class Metrics:
-    """The metrics of this process, in a registry of their own."""
+    """The metrics of this process, in a separate registry."""
 
     def __init__(self, settings: Settings) -> None:
         # They would double the exposition.
@@ -404,7 +408,7 @@ class CombinedTelemetry(LoggedEvents):
     def span(self, name: str, context: Context, **attributes: str | int | float) -> AbstractContextManager[Span]:
         try:
             span = NullSpan(context)
-            if name != "upstream":  # calls to upstreams have metrics of their own
+            if name != "upstream":  # calls to upstreams have other metrics
                 span = TimedSpan(self._metrics.stages[name], self._clock.monotonic, context)
             return span if self._traces is None else self._traces.span(name, context, attributes, span.__exit__)
         except Exception as error:  # noqa: BLE001

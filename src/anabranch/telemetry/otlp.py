@@ -1,4 +1,4 @@
-"""Traces and breadcrumbs over OTLP, sent from tasks of their own: a slow or unreachable collector delays nothing."""
+"""Traces and breadcrumbs over OTLP, sent in background tasks: a slow or unreachable collector delays nothing."""
 
 import asyncio
 import warnings
@@ -271,7 +271,7 @@ class Traces(SpanProcessor):
         if OPERATION in attributes:  # the name that the semantic conventions give to a call of a model
             name = f"{attributes[OPERATION]} {attributes[MODEL]}"
         span = self._tracer.start_span(name, parent, kind, attributes, record_exception=False)
-        return Traced(span, _inside(span.get_span_context(), context), ended)
+        return Traced(span, _child_context(span.get_span_context(), context), ended)
 
     def _caller_span(self, context: Context) -> TraceContext:
         if context.traceparent is None:
@@ -289,7 +289,7 @@ class Traces(SpanProcessor):
         return not reason
 
 
-def _inside(span: SpanContext, context: Context) -> Context:
+def _child_context(span: SpanContext, context: Context) -> Context:
     """The context for upstream calls inside the span."""
     if not span.is_valid:
         return context
