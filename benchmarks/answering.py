@@ -271,7 +271,7 @@ def main() -> None:
     if told.served:
         served(console, told.data, told.models)
         return
-    model = MiniLM.load(told.models)
+    model = MiniLM(told.models)
     if told.data:
         answering(console, told.data, model)
     if told.search:

@@ -112,7 +112,7 @@ def _summarise(engine: dict[str, Any], corpus: data.Corpus, queries: data.Querie
 def _embedding() -> float | None:
     """What the query's own embedding costs, apart from everything above."""
     try:
-        model = MiniLM.load(Path("~/.cache/anabranch/models").expanduser())
+        model = MiniLM(Path("~/.cache/anabranch/models").expanduser())
     except ModelMissing:
         return None
 

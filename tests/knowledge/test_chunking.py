@@ -399,7 +399,7 @@ def test_chunking_pathological_text_is_fast(strategy: Strategy, text: str) -> No
 
 @pytest.fixture(scope="module")
 def minilm(models_dir: Path) -> MiniLM:
-    return MiniLM.load(models_dir)
+    return MiniLM(models_dir)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""The generator that needs no model: what it quotes, how it cites it, and when it abstains."""
+"""The extractive generator: quotes, citations and abstention."""
 
 import re
 import time
@@ -83,7 +83,7 @@ def stated(text: str, count: int = 9) -> list[tuple[str, int]]:
     return [(words.strip(), int(number)) for words, number in zip(parts[::2], parts[1::2], strict=False)]
 
 
-async def test_it_is_a_generator() -> None:
+async def test_extractive_is_a_generator() -> None:
     generator: Generator = Extractive()
     found = [delta async for delta in generator.generate(prompt("How long is the Murray River?", RIVER), context())]
     assert "2,508 km" in "".join(delta.text for delta in found)
@@ -91,14 +91,14 @@ async def test_it_is_a_generator() -> None:
     assert found[-1].finish_reason == "stop"
 
 
-async def test_it_can_be_left_in_the_middle() -> None:
+async def test_an_extractive_answer_can_be_cancelled_in_the_middle() -> None:
     async with aclosing(Extractive().generate(prompt("How long is the Murray River?", RIVER, COD), context())) as said:
         async for delta in said:
             assert delta.text
             break
 
 
-async def test_each_sentence_is_word_for_word_and_its_mark_leads_to_it() -> None:
+async def test_quoted_sentences_are_verbatim_and_cited() -> None:
     passages = (near(BREAD, 0.1), near(RIVER, 0.7), near(COD, 0.6))
     text = await answer("When was the fish of the Murray River described?", *passages)
     assert "It was described by Thomas Mitchell in 1838. [3]" in text
@@ -110,20 +110,20 @@ async def test_each_sentence_is_word_for_word_and_its_mark_leads_to_it() -> None
         assert passages[citation.passage].text[citation.passage_start : citation.passage_end] == words
 
 
-async def test_it_says_no_more_than_a_short_paragraph() -> None:
+async def test_an_extractive_answer_is_at_most_a_short_paragraph() -> None:
     many = [near(text_of(f"The Murray River flows past town {n}. " * 20, "Murray River"), 0.8) for n in range(10)]
     text = await answer("Which town does the Murray River flow past?", *many)
     assert 1 <= len(stated(text)) <= 4
     assert len(text) < 650
 
 
-async def test_the_same_sentence_is_not_said_twice() -> None:
+async def test_the_same_sentence_is_quoted_once() -> None:
     twin = text_of(COD.text, "Murray Cod", "another")
     text = await answer("Who described the Murray Cod?", near(COD, 0.8), near(twin, 0.8))
     assert text.count("described by Thomas Mitchell") == 1
 
 
-async def test_sentences_of_one_document_stand_as_they_are_written() -> None:
+async def test_sentences_of_one_document_are_quoted_in_document_order() -> None:
     late = near(text_of("The Murray River ends at Lake Alexandrina.", "Murray River", "murray"), 0.8, start=900)
     early = near(text_of("The Murray River begins in the Alps.", "Murray River", "murray"), 0.7, start=100)
     text = await answer("Where does the Murray River begin, and at which Lake does it end?", late, early)
@@ -133,7 +133,7 @@ async def test_sentences_of_one_document_stand_as_they_are_written() -> None:
     ]
 
 
-async def test_a_sentence_that_begins_with_it_brings_the_one_before() -> None:
+async def test_a_sentence_that_begins_with_it_is_quoted_with_the_one_before() -> None:
     text = await answer("Who described the Murray Cod in 1838?", near(COD, 0.8))
     assert [words for words, _ in stated(text)] == [
         "The Murray Cod is a large freshwater fish.",
@@ -141,7 +141,7 @@ async def test_a_sentence_that_begins_with_it_brings_the_one_before() -> None:
     ]
 
 
-async def test_a_named_document_is_followed() -> None:
+async def test_a_document_named_in_a_quoted_sentence_is_quoted_too() -> None:
     film = text_of('Parts of "Dry Season" were filmed in Mildura.', "Mildura", "a")
     made = text_of("Dry Season is a film directed by Ann Moss.", "Dry Season", "b")
     text = await answer("Who directed the film that was shot in Mildura?", near(film, 0.7), near(made, 0.4))
@@ -161,7 +161,7 @@ async def test_a_passage_of_one_bare_line_can_be_quoted() -> None:
     )
 
 
-async def test_list_markers_are_left_behind() -> None:
+async def test_list_markers_are_not_quoted() -> None:
     items = "- Refunds take two weeks.\n- Exchanges take three weeks."
     assert await answer("How long do refunds take?", near(text_of(items), 0.8)) == "Refunds take two weeks. [1]"
 
@@ -170,30 +170,30 @@ async def test_list_markers_are_left_behind() -> None:
     "question",
     ["Who won the World Cup in 1998?", "How is bread made?", "What is the capital of Iceland?", "", "what?", "?!"],
 )
-async def test_it_abstains_in_words_when_the_documents_are_about_something_else(question: str) -> None:
+async def test_extractive_abstains_when_the_documents_are_about_something_else(question: str) -> None:
     [said] = await deltas(question, near(RIVER, 0.05), near(COD, 0.04))
     assert said.text == ABSTENTION
     assert said.finish_reason == ABSTAINED
     assert cite(said.text, (RIVER, COD)) == ()
 
 
-async def test_it_abstains_without_vectors_too() -> None:
+async def test_extractive_abstains_without_vectors() -> None:
     assert await answer("Who won the World Cup in 1998?", RIVER, COD) == ABSTENTION
     assert "Thomas Mitchell" in await answer("Who described the Murray Cod?", RIVER, COD)
 
 
-async def test_a_name_that_nobody_has_is_missed_though_the_subject_is_near() -> None:
+async def test_a_name_that_no_passage_has_lowers_the_support() -> None:
     assert await answer("How long is the Zambezi River?", near(RIVER, 0.55), near(COD, 0.3)) == ABSTENTION
     assert await answer("How long is the Murray River?", near(RIVER, 0.55), near(COD, 0.3)) != ABSTENTION
 
 
-async def test_a_question_without_names_is_judged_by_nearness() -> None:
+async def test_support_of_a_question_without_names_depends_on_similarity() -> None:
     policy = text_of("Goods may be sent back within 30 days of delivery.")
     assert await answer("how can i return something", near(policy, 0.6)) != ABSTENTION
     assert await answer("how can i return something", near(policy, 0.2)) == ABSTENTION
 
 
-def test_more_signs_never_weaken_the_support() -> None:
+def test_stronger_signals_never_lower_the_support() -> None:
     question = "How long is the Murray River?"
     closer = [support(question, [near(RIVER, dense)]) for dense in (-1.0, 0.0, 0.3, 0.6, 1.0)]
     assert closer == sorted(closer)
@@ -202,7 +202,7 @@ def test_more_signs_never_weaken_the_support() -> None:
     assert support(question, [near(RIVER, float("nan"))]) == support(question, [RIVER])
 
 
-def test_names_are_known_by_their_capitals_and_numbers() -> None:
+def test_capitalized_words_and_numbers_are_names() -> None:
     def names(question: str, text: str) -> float:
         return signals(Wording(question), [text_of(text)]).names
 
@@ -212,13 +212,13 @@ def test_names_are_known_by_their_capitals_and_numbers() -> None:
     assert names("Was Gaël Monfils there?", "Gael Monfils") == 1.0
 
 
-async def test_nothing_to_quote_is_an_abstention() -> None:
+async def test_extractive_abstains_when_no_sentence_can_be_quoted() -> None:
     assert await answer("How long is the Murray River?") == ABSTENTION
     for empty in ("", " \n\t ", "...", "?", "[1]"):
         assert await answer("How long is the Murray River?", near(text_of(empty, "Murray River"), 0.9)) == ABSTENTION
 
 
-async def test_references_inside_a_document_do_not_become_marks() -> None:
+async def test_references_inside_a_document_do_not_become_citations() -> None:
     cited = text_of("Murray Cod grow old[1][2] and large [1, 3]. They eat fish [sic]. [2]", "Murray Cod")
     text = await answer("How large do Murray Cod grow?", near(BREAD, 0.1), near(cited, 0.8), near(COD, 0.5))
     assert "Murray Cod grow old [2] and large [2]. [2]" in text
@@ -227,13 +227,13 @@ async def test_references_inside_a_document_do_not_become_marks() -> None:
         assert words in (BREAD, cited, COD)[number - 1].text
 
 
-async def test_a_source_named_inside_a_document_does_not_become_a_mark() -> None:
+async def test_a_source_named_inside_a_document_does_not_become_a_citation() -> None:
     sly = text_of("The Murray Cod can grow to 100 kg [lee/kitchen].", "Murray Cod")
     text = await answer("How large can the Murray Cod grow?", near(sly, 0.8), near(BREAD, 0.1))
     assert text == "The Murray Cod can grow to 100 kg [1]. [1]"
 
 
-async def test_control_characters_change_nothing() -> None:
+async def test_control_characters_do_not_change_the_quotes() -> None:
     odd = text_of("The \x1b[31mMurray\x00 Cod\u202e can\ud800 grow to 100 kg.", "Murray\x00 Cod")
     for words, _ in stated(await answer("How large can the Murray Cod grow?", near(odd, 0.8))):
         assert words in odd.text
@@ -252,7 +252,7 @@ HUGE = {
 
 @pytest.mark.parametrize("kind", HUGE)
 @pytest.mark.parametrize(("count", "limit_s"), [(1, 0.05), (30, 0.15)])
-def test_a_huge_passage_costs_little(kind: str, count: int, limit_s: float) -> None:
+def test_a_huge_passage_is_quoted_in_little_time(kind: str, count: int, limit_s: float) -> None:
     passage = near(text_of(HUGE[kind], "Murray Cod " * 10_000), 0.9)
     for question in ("How large does the Murray Cod grow?", "How large does the Murray Cod grow? " * 1_000):
         began = time.process_time()
@@ -280,7 +280,7 @@ PASSAGES = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(question=PROSE | st.text(max_size=100), passages=PASSAGES)
-def test_whatever_it_is_given_it_quotes_or_abstains(question: str, passages: list[Passage]) -> None:
+def test_any_text_is_quoted_or_the_answer_abstains(question: str, passages: list[Passage]) -> None:
     assert 0.0 <= support(question, passages) <= 1.0
     chosen = quotes(question, passages)
     assert len(chosen) <= 4
@@ -292,7 +292,7 @@ def test_whatever_it_is_given_it_quotes_or_abstains(question: str, passages: lis
 
 @settings(max_examples=200, deadline=None)
 @given(question=PROSE, passages=PASSAGES)
-async def test_every_mark_is_the_number_of_the_passage_that_has_the_words(
+async def test_every_citation_is_the_number_of_the_passage_with_the_quote(
     question: str, passages: list[Passage]
 ) -> None:
     text = await answer(question, *passages)

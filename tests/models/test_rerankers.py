@@ -1,4 +1,4 @@
-"""Cross-encoders, on this machine and behind an address: a score for each passage, in their order."""
+"""Cross-encoders, local and remote: a score for each passage, in their order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,13 +91,13 @@ async def test_a_local_model_scores_each_passage(tmp_path: Path, kind: int, logi
         assert list(await reranker.score("river", [])) == []
 
 
-async def test_a_model_that_takes_in_no_segments(tmp_path: Path) -> None:
+async def test_a_cross_encoder_without_token_types(tmp_path: Path) -> None:
     folder = cross_encoder(tmp_path / "onnx", inputs=("input_ids", "attention_mask")).parent
     tokenizer(folder)
     assert list(await OnnxCrossEncoder(folder).score("river", passages("bread", "river"))) == [2.0, 4.0]
 
 
-async def test_a_pair_is_cut_to_512_tokens_the_longer_side_first(tmp_path: Path) -> None:
+async def test_a_pair_is_truncated_to_512_tokens_the_longer_side_first(tmp_path: Path) -> None:
     tokenizer(cross_encoder(tmp_path))
     reranker = OnnxCrossEncoder(tmp_path)
     scores = await reranker.score("bread " * 9, passages("river " * 5000, "river"))
@@ -106,7 +106,7 @@ async def test_a_pair_is_cut_to_512_tokens_the_longer_side_first(tmp_path: Path)
     assert (await reranker.score("bread " * 5000, passages("river")))[0] == 2.0
 
 
-async def test_many_passages_keep_their_order(tmp_path: Path) -> None:
+async def test_scores_of_many_passages_keep_their_order(tmp_path: Path) -> None:
     tokenizer(cross_encoder(tmp_path))
     counts = [number * 53 % 300 for number in range(120)]
     scores = await OnnxCrossEncoder(tmp_path, threads=2).score("bread", passages(*("river " * n for n in counts)))
@@ -123,14 +123,16 @@ async def test_many_passages_keep_their_order(tmp_path: Path) -> None:
         (lambda folder: cross_encoder(folder, inputs=("input_ids", "pixels")), "not a cross-encoder"),
     ],
 )
-def test_files_that_are_no_reranker(tmp_path: Path, spoil: Callable[[Path], object], complaint: str) -> None:
+def test_files_that_are_not_a_cross_encoder_are_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], complaint: str
+) -> None:
     tokenizer(cross_encoder(tmp_path))
     spoil(tmp_path)
     with pytest.raises(ConfigurationError, match=complaint):
         OnnxCrossEncoder(tmp_path)
 
 
-async def test_a_model_with_other_outputs(tmp_path: Path) -> None:
+async def test_a_cross_encoder_with_unexpected_outputs_fails(tmp_path: Path) -> None:
     tokenizer(cross_encoder(tmp_path, logits=3))
     with pytest.raises(RerankFailed, match="neither one nor two"):
         await OnnxCrossEncoder(tmp_path).score("river", passages("river", "bread"))
@@ -154,7 +156,7 @@ def endpoint(server: Served, form: Form, timeout_s: float = 5.0) -> RerankEndpoi
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_server_scores_each_passage(form: Form) -> None:
+async def test_a_rerank_server_scores_each_passage(form: Form) -> None:
     texts = ["x" * (number * 37 % 211) for number in range(150)]
     async with served(by_length) as server:
         reranker: Reranker = endpoint(server, form)
@@ -172,7 +174,7 @@ async def test_a_server_scores_each_passage(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_busy_server_is_asked_again_and_a_refusal_is_told(form: Form) -> None:
+async def test_a_busy_rerank_server_is_retried_and_a_refusal_is_not(form: Form) -> None:
     async with served(ConnectionResetError(), 503, by_length) as server:
         assert list(await endpoint(server, form).score("q", passages("abc"))) == [3.0]
         assert len(server.slept) == 2
@@ -183,7 +185,7 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_told(form: Form) ->
     assert failed.value.code == "rerank_failed"
 
 
-async def test_a_silent_server_is_not_waited_for() -> None:
+async def test_a_rerank_server_that_times_out_fails() -> None:
     async with served(None) as server:
         with pytest.raises(RerankFailed, match=r"within 0\.05 s"):
             await endpoint(server, "tei", timeout_s=0.05).score("q", passages("abc"))
@@ -238,5 +240,5 @@ async def test_hostile_replies_fail_clearly(
         ("tei", "http://h/rerank", "http://h/rerank"),
     ],
 )
-def test_an_address_may_be_given_in_part(form: Form, given: str, called: str) -> None:
+def test_a_reranker_url_may_be_host_or_full_path(form: Form, given: str, called: str) -> None:
     assert rerank_url(given, form) == called

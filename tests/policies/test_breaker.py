@@ -1,4 +1,4 @@
-"""The breaker opens at a rate of failures, tries with one call, and knows a bounded number of upstreams."""
+"""Circuit breakers open at a rate of failures and make one trial call; the number of upstreams is bounded."""
 
 import asyncio
 
@@ -86,7 +86,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=300, deadline=None)
-def test_it_does_what_the_naive_one_does(steps: list[tuple[str, object]]) -> None:
+def test_the_breaker_behaves_like_a_naive_model(steps: list[tuple[str, object]]) -> None:
     clock, naive = ManualClock(1_000.0), Naive()
     tested = breaker(clock)
     under_way: list[tuple[int, int]] = []
@@ -108,7 +108,7 @@ def test_it_does_what_the_naive_one_does(steps: list[tuple[str, object]]) -> Non
         assert tested.state == naive.state
 
 
-def test_it_says_each_change() -> None:
+def test_the_breaker_reports_each_change_of_state() -> None:
     clock, telemetry = ManualClock(), Recorder()
     made = opened(clock, telemetry)
     clock.advance(PAUSE_S)
@@ -119,7 +119,7 @@ def test_it_says_each_change() -> None:
     assert states == ["open", "half_open", "open", "half_open", "closed"]
 
 
-def test_too_few_calls_say_nothing_and_old_ones_are_forgotten() -> None:
+def test_too_few_calls_do_not_open_the_breaker_and_old_ones_expire() -> None:
     clock = ManualClock()
     made = breaker(clock)
     for _ in range(MIN_CALLS - 1):
@@ -129,7 +129,7 @@ def test_too_few_calls_say_nothing_and_old_ones_are_forgotten() -> None:
     assert made.state == "closed"
 
 
-def test_its_counts_are_cleared_when_it_closes() -> None:
+def test_a_breaker_that_closes_clears_its_counts() -> None:
     clock = ManualClock()
     made = opened(clock)
     clock.advance(PAUSE_S)
@@ -139,7 +139,7 @@ def test_its_counts_are_cleared_when_it_closes() -> None:
     assert made.state == "closed"
 
 
-def test_a_call_from_before_the_pause_is_not_the_one_that_tries() -> None:
+def test_a_call_from_before_the_pause_is_not_the_trial_call() -> None:
     clock = ManualClock()
     made = breaker(clock)
     early = made.enter()
@@ -152,7 +152,7 @@ def test_a_call_from_before_the_pause_is_not_the_one_that_tries() -> None:
     assert not made.enter()
 
 
-def test_one_that_begins_to_answer_closes_at_once() -> None:
+def test_the_first_token_of_a_trial_call_closes_the_breaker() -> None:
     clock = ManualClock()
     made = opened(clock)
     clock.advance(PAUSE_S)
@@ -163,7 +163,7 @@ def test_one_that_begins_to_answer_closes_at_once() -> None:
 
 
 @pytest.mark.parametrize(("left_s", "says"), [(7.2, "for 8 more seconds"), (0.4, "for 1 more second")])
-def test_it_says_how_long(left_s: float, says: str) -> None:
+def test_the_refusal_of_an_open_breaker_says_for_how_long(left_s: float, says: str) -> None:
     clock = ManualClock()
     made = opened(clock)
     clock.advance(PAUSE_S - left_s)
@@ -180,7 +180,7 @@ async def tripped(bench: Bench) -> None:
         assert await failing.search(QUERY, bench.context()) == BROKEN
 
 
-async def test_a_source_that_fails_is_skipped_with_a_sentence() -> None:
+async def test_a_source_with_an_open_circuit_is_skipped_with_a_message() -> None:
     bench = Bench()
     await tripped(bench)
     inner = FakeSource(GOOD)
@@ -195,7 +195,7 @@ async def test_a_source_that_fails_is_skipped_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("reply", [REFUSED, SourceReply(path="alice/docs", status=Status.ERROR, error="404")])
-async def test_refusals_are_nobodys_failure(reply: SourceReply) -> None:
+async def test_refused_requests_do_not_open_the_breaker(reply: SourceReply) -> None:
     bench = Bench()
     source = bench.resilience.source(ENDPOINT, lambda _: FakeSource(reply))
     for _ in range(50):
@@ -203,7 +203,7 @@ async def test_refusals_are_nobodys_failure(reply: SourceReply) -> None:
     assert bench.resilience.upstreams.states() == {"alice/docs": "closed"}
 
 
-async def test_one_call_tries_and_the_others_are_refused_meanwhile() -> None:
+async def test_a_half_open_breaker_lets_one_trial_call_through() -> None:
     bench = Bench()
     await tripped(bench)
     bench.clock.advance(10)
@@ -219,7 +219,7 @@ async def test_one_call_tries_and_the_others_are_refused_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(("passes_s", "state"), [(1.0, "half_open"), (30.0, "open")])
-async def test_one_that_tries_and_is_cancelled_makes_room_and_one_that_times_out_opens(
+async def test_a_cancelled_trial_call_allows_another_and_a_timeout_opens_the_breaker(
     passes_s: float, state: str
 ) -> None:
     bench = Bench()
@@ -240,7 +240,7 @@ async def test_one_that_tries_and_is_cancelled_makes_room_and_one_that_times_out
     assert (await again).status is Status.SUCCESS
 
 
-async def test_time_outs_count_and_clients_that_go_do_not() -> None:
+async def test_timeouts_count_as_failures_and_disconnected_clients_do_not() -> None:
     for passes_s, state in ((0.0, "closed"), (30.0, "open")):
         bench = Bench()
         held = Held()
@@ -254,7 +254,7 @@ async def test_time_outs_count_and_clients_that_go_do_not() -> None:
         assert bench.resilience.upstreams.states() == {"alice/docs": state}
 
 
-async def test_each_call_has_a_span_whose_context_goes_along() -> None:
+async def test_each_upstream_call_has_a_span_and_its_context() -> None:
     bench = Bench()
     source = bench.resilience.source(ENDPOINT, lambda _: FakeSource(GOOD))
     await source.search(QUERY, bench.context())
@@ -267,7 +267,7 @@ async def test_each_call_has_a_span_whose_context_goes_along() -> None:
 # --- many upstreams
 
 
-def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
+def test_the_number_of_upstreams_is_bounded_and_the_least_recently_used_go_first() -> None:
     clock = ManualClock()
     known = Upstreams(Policy(), clock, Recorder(), max_upstreams=100)
     named = msgspec.structs.replace(ENDPOINT, operator=False)
@@ -275,7 +275,7 @@ def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
     for number in range(1_000):
         known.of(Endpoint(slug=f"s{number}", url="http://any.example"))
         assert known.of(named) is kept
-    assert len(known) == 101
+    assert len(known.since(-1.0)) == 101
     assert known.of(ENDPOINT) is vouched, "those whom strangers name do not push out the operator's"
     assert set(known.states()) == {
         "alice/docs",
@@ -284,7 +284,7 @@ def test_a_bounded_number_is_known_and_those_asked_last_stay() -> None:
     }
 
 
-def test_a_caller_cannot_fill_the_memory_with_long_addresses() -> None:
+def test_upstreams_with_very_long_urls_are_not_kept() -> None:
     known = Upstreams(Policy(), ManualClock(), Recorder())
     for endpoint in (
         Endpoint(slug="s", url="http://any.example/" + "x" * 10_000),
@@ -292,10 +292,10 @@ def test_a_caller_cannot_fill_the_memory_with_long_addresses() -> None:
         Endpoint(slug="s", url="http://any.example", owner="x" * 10_000),
     ):
         assert known.of(endpoint).breaker.enter()
-    assert len(known) == 0
+    assert len(known.since(-1.0)) == 0
 
 
-def test_what_was_not_asked_for_long_shows_only_while_it_is_in_trouble() -> None:
+def test_an_unused_upstream_is_listed_only_while_its_circuit_is_open() -> None:
     clock = ManualClock()
     known = Upstreams(Policy(), clock, Recorder())
     known.of(Endpoint(slug="fine", url="http://any.example"))
@@ -306,7 +306,7 @@ def test_what_was_not_asked_for_long_shows_only_while_it_is_in_trouble() -> None
     assert known.states() == {f"bad{UNTRUSTED}": "open"}
 
 
-def test_of_two_with_the_same_name_the_worse_one_shows() -> None:
+def test_of_two_upstreams_with_the_same_name_the_worse_state_is_listed() -> None:
     known = Upstreams(Policy(), ManualClock(), Recorder())
     bad = known.of(Endpoint(slug="docs", url="http://one.example")).breaker
     for _ in range(10):
@@ -316,27 +316,27 @@ def test_of_two_with_the_same_name_the_worse_one_shows() -> None:
     assert known.states() == {f"docs{UNTRUSTED}": "open", f"odd{UNTRUSTED}": "closed"}
 
 
-def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
+def test_unused_upstreams_are_dropped() -> None:
     clock, telemetry = ManualClock(), Recorder()
     known = Upstreams(Policy(min_calls=1), clock, telemetry)
     for name in ("bad", "fine"):
         breaker = known.of(Endpoint(slug=name, url="http://any.example")).breaker
         breaker.leave(breaker.enter(), name == "fine")
     clock.advance(99)
-    known.tend()
-    assert len(known) == 2
+    known.drop_unused()
+    assert len(known.since(-1.0)) == 2
     clock.advance(2)
     busy = known.of(Endpoint(slug="busy", url="http://any.example"))
     busy.busy, busy.used = 1, 0.0
-    known.tend()
-    assert len(known) == 1, "one that is being asked is not forgotten"
+    known.drop_unused()
+    assert len(known.since(-1.0)) == 1, "one that is being asked is not forgotten"
     assert telemetry.signals == [
         BreakerMoved(upstream=f"bad{UNTRUSTED}", state="open"),
         BreakerMoved(upstream=f"bad{UNTRUSTED}", state="closed"),
     ]
 
 
-def test_what_strangers_find_out_in_their_own_way_is_not_held_against_the_operators() -> None:
+def test_failures_of_a_callers_endpoint_do_not_open_the_operators_circuit() -> None:
     known = Upstreams(Policy(min_calls=1), ManualClock(), Recorder())
     mine = Endpoint(slug="gpt", url="http://models.example", kind="openai", operator=True)
     for named in (

@@ -1,4 +1,4 @@
-"""A source with an alternate: asked there too when it is slow, and instead when it is down."""
+"""Hedging: a source's alternate is called beside it when it is slow, and instead of it when it fails."""
 
 import asyncio
 import time
@@ -13,10 +13,10 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import Hedged
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.policies.breaker import LATENCIES, MIN_LATENCIES, Latencies, Policy
+from anabranch.policies.breaker import LATENCIES, MIN_LATENCIES, Policy, Upstream
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.space import SpaceSource
-from anabranch.testing import Document, Failure, FakeSource, Recorder, Space
+from anabranch.testing import Document, Failure, FakeSource, ManualClock, Recorder, Space
 from support.scripted_source import (
     BROKEN,
     DOUBLE,
@@ -60,7 +60,7 @@ def hedges(bench: Bench) -> list[bool]:
     return [signal.won for signal in bench.telemetry.signals if isinstance(signal, Hedged)]
 
 
-async def test_past_its_p95_the_alternate_is_asked_and_the_slow_one_cancelled() -> None:
+async def test_a_source_slower_than_its_p95_is_hedged_and_cancelled() -> None:
     bench = Bench()
     await accustomed(bench)
     slow = Held()
@@ -69,7 +69,7 @@ async def test_past_its_p95_the_alternate_is_asked_and_the_slow_one_cancelled() 
     assert hedges(bench) == [True]
 
 
-async def test_a_first_that_answers_after_all_wins_and_the_alternate_is_cancelled() -> None:
+async def test_a_slow_source_that_replies_first_wins_over_its_alternate() -> None:
     bench = Bench()
     await accustomed(bench)
     slow, other = Held(), Held()
@@ -82,7 +82,7 @@ async def test_a_first_that_answers_after_all_wins_and_the_alternate_is_cancelle
 
 
 @pytest.mark.parametrize("first_fails_first", [True, False])
-async def test_with_both_bad_it_is_the_firsts_reply(first_fails_first: bool) -> None:
+async def test_if_source_and_alternate_fail_the_reply_of_the_source_counts(first_fails_first: bool) -> None:
     bench = Bench()
     await accustomed(bench)
     slow, other = Held(), Held()
@@ -95,7 +95,7 @@ async def test_with_both_bad_it_is_the_firsts_reply(first_fails_first: bool) -> 
     assert await search == BROKEN
 
 
-async def test_a_bad_alternate_costs_nothing_and_a_bad_first_is_replaced() -> None:
+async def test_a_failed_alternate_is_ignored_and_a_failed_source_is_replaced() -> None:
     for first, second, expected in ((GOOD, WORSE, GOOD), (BROKEN, OTHER, OTHER)):
         bench = Bench()
         await accustomed(bench)
@@ -116,7 +116,7 @@ async def test_a_bad_alternate_costs_nothing_and_a_bad_first_is_replaced() -> No
 @pytest.mark.parametrize(
     ("known", "usual_s"), [(MIN_LATENCIES - 1, 0.0), (MIN_LATENCIES, 1_000.0)], ids=["too few", "not yet slow"]
 )
-async def test_the_alternate_is_not_asked_before_the_p95_nor_without_one(known: int, usual_s: float) -> None:
+async def test_the_alternate_is_not_called_before_the_p95_nor_without_one(known: int, usual_s: float) -> None:
     bench = Bench(Policy(window_s=100_000))
     await accustomed(bench, known, usual_s)
     slow, other = Held(), Held()
@@ -129,7 +129,7 @@ async def test_the_alternate_is_not_asked_before_the_p95_nor_without_one(known: 
 
 
 @pytest.mark.parametrize("known", [0, MIN_LATENCIES], ids=["p95 unknown", "p95 known"])
-async def test_a_first_that_fails_is_replaced_at_once_and_a_refusal_is_not(known: int) -> None:
+async def test_a_failed_source_is_replaced_by_its_alternate_and_a_refusal_is_not(known: int) -> None:
     bench = Bench(Policy(retry_budget=0.0, min_calls=1_000))
     await accustomed(bench, known)
     for _ in range(10):
@@ -141,7 +141,7 @@ async def test_a_first_that_fails_is_replaced_at_once_and_a_refusal_is_not(known
     assert await double(bench, FakeSource(BROKEN), FakeSource(WORSE)).search(QUERY, bench.context()) == BROKEN
 
 
-async def test_a_first_that_is_left_alone_goes_straight_to_the_alternate() -> None:
+async def test_a_source_with_an_open_circuit_is_replaced_by_its_alternate() -> None:
     bench = Bench(Policy(min_calls=1))
     await double(bench, FakeSource(BROKEN), FakeSource(OTHER)).search(QUERY, bench.context())
     first = FakeSource(GOOD)
@@ -155,7 +155,7 @@ async def test_a_first_that_is_left_alone_goes_straight_to_the_alternate() -> No
     assert bench.resilience.upstreams.states() == {"alice/docs": "open", "alice/docs (alternate)": "open"}
 
 
-async def test_hedges_by_time_stay_within_the_budget() -> None:
+async def test_hedged_calls_stay_within_the_retry_budget() -> None:
     bench = Bench(Policy(retry_budget=0.1))
     await accustomed(bench, MIN_LATENCIES)
     bench.clock.advance(60)
@@ -170,7 +170,7 @@ async def test_hedges_by_time_stay_within_the_budget() -> None:
     assert await search == GOOD
 
 
-async def test_whoever_asked_may_go_and_both_are_cancelled() -> None:
+async def test_cancelling_a_hedged_search_cancels_both_calls() -> None:
     bench = Bench()
     await accustomed(bench)
     slow, other = Held(), Held()
@@ -183,16 +183,15 @@ async def test_whoever_asked_may_go_and_both_are_cancelled() -> None:
     assert set(bench.resilience.upstreams.states().values()) == {"closed"}
 
 
-def test_the_p95_is_that_of_the_last_hundred() -> None:
-    latencies = Latencies()
+def test_the_p95_is_that_of_the_last_100_latencies() -> None:
+    upstream = Upstream("docs", "node.example", Policy(), ManualClock(), Recorder())
     for number in range(MIN_LATENCIES - 1):
-        latencies.add(number)
-        assert latencies.slow_s is None
-    latencies.add(MIN_LATENCIES - 1)
-    assert latencies.slow_s == 18
-    for number in range(LATENCIES):
-        latencies.add(number)
-    assert latencies.slow_s == 94
+        upstream.latencies.append(number)
+        assert upstream.slow_s is None
+    upstream.latencies.append(MIN_LATENCIES - 1)
+    assert upstream.slow_s == 18
+    upstream.latencies.extend(range(LATENCIES))
+    assert upstream.slow_s == 94
 
 
 # --- two real Spaces
@@ -217,7 +216,7 @@ def now() -> Context:
     return Context(correlation_id="c", deadline=time.monotonic() + 20)
 
 
-async def test_a_slow_primary_loses_and_its_connection_is_closed(outbound: AiohttpOutbound) -> None:
+async def test_the_connection_of_a_source_that_loses_to_its_alternate_is_closed(outbound: AiohttpOutbound) -> None:
     async with Space() as first, Space() as second:
         for space, text in ((first, "first"), (second, "second")):
             space.source("docs", documents=[Document(title="T", content=text)], token="t")
@@ -232,7 +231,7 @@ async def test_a_slow_primary_loses_and_its_connection_is_closed(outbound: Aioht
         assert Hedged(upstream="alice/docs", won=True) in telemetry.signals
 
 
-async def test_a_dead_primary_is_replaced_and_two_dead_ones_are_the_firsts_failure(outbound: AiohttpOutbound) -> None:
+async def test_an_unreachable_source_is_replaced_and_two_unreachable_ones_fail(outbound: AiohttpOutbound) -> None:
     async with Space() as gone:
         dead = gone.url
     async with Space() as second:
@@ -260,7 +259,7 @@ async def test_a_dead_primary_is_replaced_and_two_dead_ones_are_the_firsts_failu
         (Failure.HUGE, True),
     ],
 )
-async def test_a_source_says_whether_the_failure_is_its_own(
+async def test_a_source_reply_says_whether_the_upstream_failed(
     outbound: AiohttpOutbound, failure: Failure, fault: bool
 ) -> None:
     async with Space(everything=True) as space:
@@ -268,7 +267,7 @@ async def test_a_source_says_whether_the_failure_is_its_own(
         assert (await SpaceSource(endpoint, outbound).search(QUERY, now())).fault is fault
 
 
-async def test_an_address_that_is_not_open_is_not_the_sources_failure(outbound: AiohttpOutbound) -> None:
+async def test_a_blocked_address_is_not_a_failure_of_the_source(outbound: AiohttpOutbound) -> None:
     for url in ("http://10.0.0.1:1", "ftp://x", ""):
         reply = await SpaceSource(Endpoint(slug="docs", url=url), outbound).search(QUERY, now())
         assert (reply.status, reply.fault) == (Status.ERROR, False)
@@ -283,7 +282,7 @@ def configured(tmp_path: Path, text: str) -> dict[str, Endpoint]:
     return load({}, file).sources
 
 
-def test_an_alternate_is_named_in_the_file(tmp_path: Path) -> None:
+def test_an_alternate_is_configured_in_the_file(tmp_path: Path) -> None:
     text = "sources: {handbook: {url: 'http://a.example', slug: docs, alternate: 'http://b.example'}}"
     assert configured(tmp_path, text)["handbook"].alternate == "http://b.example"
     assert ENDPOINT.alternate is None
@@ -302,6 +301,6 @@ def test_an_alternate_is_named_in_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_alternate_that_is_none_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_alternate_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         configured(tmp_path, text)

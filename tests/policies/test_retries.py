@@ -1,4 +1,4 @@
-"""A model is asked again where that can help: in time, within a budget, and never once it has begun to speak."""
+"""Model calls are retried if that can help, within deadline and budget, and never after the first text."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ async def said(generator: Generator, context: Context, heard: list[str] | None =
     return "".join(heard)
 
 
-async def test_what_may_pass_is_asked_again_after_one_and_two_seconds() -> None:
+async def test_transient_model_failures_are_retried_after_one_and_two_seconds() -> None:
     bench = Bench()
     inner = Scripted([down()], [down()], ["Because."])
     assert await said(bench.resilience.generator(MODEL, inner), bench.context()) == "Because."
@@ -41,7 +41,7 @@ async def test_what_may_pass_is_asked_again_after_one_and_two_seconds() -> None:
     assert [span.ended for span in bench.telemetry.spans] == [True] * 3
 
 
-async def test_it_gives_up_with_the_failure_itself() -> None:
+async def test_the_last_failure_is_raised_after_all_retries() -> None:
     bench = Bench()
     inner = Scripted([down()])
     with pytest.raises(GenerationFailed, match="503") as failed:
@@ -51,11 +51,11 @@ async def test_it_gives_up_with_the_failure_itself() -> None:
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 9))
-def test_jitter_stays_between_the_half_and_the_whole(chance: float, attempt: int) -> None:
+def test_backoff_has_jitter_between_half_and_all(chance: float, attempt: int) -> None:
     assert 0.5 * 2**attempt <= backoff_s(1.0, attempt, lambda: chance) <= 2**attempt
 
 
-async def test_waits_have_jitter() -> None:
+async def test_retries_wait_with_jitter() -> None:
     bench = Bench(chance=0.0)
     await said(bench.resilience.generator(MODEL, Scripted([down()], [down()], ["x"])), bench.context())
     assert bench.slept == [0.5, 1.0]
@@ -63,7 +63,7 @@ async def test_waits_have_jitter() -> None:
 
 
 @pytest.mark.parametrize("script", [["One ", down()], ["", "One ", down()]], ids=["at once", "after a blank"])
-async def test_one_that_has_spoken_is_not_asked_again(script: list[Step]) -> None:
+async def test_a_model_that_has_produced_text_is_not_retried(script: list[Step]) -> None:
     bench = Bench()
     inner = Scripted(script)
     heard: list[str] = []
@@ -73,13 +73,13 @@ async def test_one_that_has_spoken_is_not_asked_again(script: list[Step]) -> Non
     assert len(inner.contexts) == 1
 
 
-async def test_a_blank_beginning_is_not_speaking() -> None:
+async def test_a_model_that_has_produced_empty_text_is_retried() -> None:
     bench = Bench()
     assert await said(bench.resilience.generator(MODEL, Scripted(["", down()], ["x"])), bench.context()) == "x"
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REQUEST, Trouble.UNUSABLE])
-async def test_what_will_not_pass_is_not_asked_again(trouble: Trouble) -> None:
+async def test_permanent_model_failures_are_not_retried(trouble: Trouble) -> None:
     bench = Bench()
     inner = Scripted([GenerationFailed("No.", trouble)])
     with pytest.raises(GenerationFailed):
@@ -87,7 +87,7 @@ async def test_what_will_not_pass_is_not_asked_again(trouble: Trouble) -> None:
     assert len(inner.contexts) == 1
 
 
-async def test_retry_after_is_honoured_or_too_long() -> None:
+async def test_retry_after_is_respected_within_the_deadline() -> None:
     bench = Bench()
     busy = GenerationFailed("Too often.", Trouble.BUSY, 7.0)
     assert await said(bench.resilience.generator(MODEL, Scripted([busy], ["x"])), bench.context()) == "x"
@@ -100,7 +100,7 @@ async def test_retry_after_is_honoured_or_too_long() -> None:
 
 @given(st.floats(0.1, 4.0), st.floats(0, 0.999))
 @settings(max_examples=50, deadline=None)
-def test_no_wait_goes_past_the_deadline(left_s: float, chance: float) -> None:
+def test_no_retry_waits_beyond_the_deadline(left_s: float, chance: float) -> None:
     async def asked() -> None:
         bench = Bench(chance=chance)
         context = bench.context(left_s)
@@ -123,7 +123,7 @@ def test_retry_after_in_seconds_or_as_a_date(header: str, wait_s: float | None) 
 # --- the breaker
 
 
-async def test_a_model_that_fails_is_left_alone_and_says_so() -> None:
+async def test_a_model_that_fails_too_often_is_not_called() -> None:
     bench = Bench(Policy(min_calls=3, model_retries=2))
     with pytest.raises(GenerationFailed, match="503"):
         await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
@@ -136,14 +136,14 @@ async def test_a_model_that_fails_is_left_alone_and_says_so() -> None:
     assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
-async def test_a_failure_that_opens_the_breaker_stands_without_a_wait() -> None:
+async def test_a_failure_that_opens_the_breaker_is_not_retried() -> None:
     bench = Bench(Policy(min_calls=1))
     with pytest.raises(GenerationFailed, match="503"):
         await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
     assert bench.slept == []
 
 
-async def test_refusals_do_not_shut_a_model_for_everybody() -> None:
+async def test_refused_requests_do_not_open_the_breaker_of_a_model() -> None:
     bench = Bench(Policy(min_calls=1, model_retries=0))
     for trouble in (Trouble.REQUEST, Trouble.BUSY):
         with pytest.raises(GenerationFailed):
@@ -151,7 +151,7 @@ async def test_refusals_do_not_shut_a_model_for_everybody() -> None:
     assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
-async def test_the_one_that_tries_closes_with_its_first_words_and_an_abandoned_one_makes_room() -> None:
+async def test_the_first_text_of_a_trial_call_closes_the_breaker_and_a_cancelled_one_allows_another() -> None:
     bench = Bench(Policy(min_calls=1, model_retries=0))
     with pytest.raises(GenerationFailed):
         await said(bench.resilience.generator(MODEL, Scripted([down()])), bench.context())
@@ -169,7 +169,9 @@ async def test_the_one_that_tries_closes_with_its_first_words_and_an_abandoned_o
 
 
 @pytest.mark.parametrize(("passes_s", "state"), [(0.0, "closed"), (30.0, "open")])
-async def test_a_model_that_times_out_fails_and_one_whose_reader_goes_does_not(passes_s: float, state: str) -> None:
+async def test_a_model_timeout_counts_as_a_failure_and_a_disconnected_client_does_not(
+    passes_s: float, state: str
+) -> None:
     bench = Bench(Policy(min_calls=1))
     async with Space() as space, reaching_out() as outbound:
         space.fails("hang", Failure.HANG)
@@ -187,7 +189,7 @@ async def test_a_model_that_times_out_fails_and_one_whose_reader_goes_does_not(p
 # --- the budget
 
 
-async def test_a_hundred_failing_calls_see_twenty_more() -> None:
+async def test_the_retry_budget_allows_twenty_retries_for_a_hundred_calls() -> None:
     bench = Bench(Policy(min_calls=1_000))
     inner = Scripted([down(wait_s=0.0)])
     for _ in range(100):
@@ -203,7 +205,7 @@ async def test_a_hundred_failing_calls_see_twenty_more() -> None:
     st.sampled_from([0.0, 0.1, 0.2, 1.0]),
 )
 @settings(deadline=None)
-def test_no_window_has_more_than_its_share(steps: list[tuple[float, bool]], share: float) -> None:
+def test_no_window_has_more_retries_than_its_share(steps: list[tuple[float, bool]], share: float) -> None:
     budget, now = RetryBudget(share, 30.0), 500.0
     calls: list[float] = []
     spent: list[float] = []
@@ -239,7 +241,7 @@ def test_no_window_has_more_than_its_share(steps: list[tuple[float, bool]], shar
         (Failure.HUGE, Trouble.UNUSABLE),
     ],
 )
-async def test_each_failure_says_whose_it_was(failure: Failure, trouble: Trouble) -> None:
+async def test_each_failure_of_a_model_has_its_kind(failure: Failure, trouble: Trouble) -> None:
     async with Space(everything=True) as space, reaching_out() as outbound:
         endpoint = Endpoint(slug=failure.value, url=space.url, operator=True)
         with pytest.raises(GenerationFailed) as failed:
@@ -249,7 +251,7 @@ async def test_each_failure_says_whose_it_was(failure: Failure, trouble: Trouble
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://10.0.0.1:1", "http://127.0.0.1:9/?q"])
-async def test_an_address_that_may_not_be_asked_is_the_requests_fault(url: str) -> None:
+async def test_a_blocked_address_is_a_failure_of_the_request(url: str) -> None:
     async with reaching_out() as outbound:
         endpoint = Endpoint(slug="m", url=url)
         for model in (SpaceModel(endpoint, outbound, streaming=False), OpenAIModel(endpoint, outbound)):
@@ -258,7 +260,7 @@ async def test_an_address_that_may_not_be_asked_is_the_requests_fault(url: str) 
             assert failed.value.trouble is Trouble.REQUEST
 
 
-async def test_nobody_listens_is_a_failure_that_may_pass() -> None:
+async def test_a_refused_connection_is_a_transient_failure() -> None:
     async with reaching_out() as outbound:
         endpoint = Endpoint(slug="m", url="http://127.0.0.1:9", operator=True)
         with pytest.raises(GenerationFailed) as failed:
@@ -269,7 +271,7 @@ async def test_nobody_listens_is_a_failure_that_may_pass() -> None:
 @pytest.mark.parametrize(
     ("code", "trouble"), [("500", Trouble.DOWN), ("400", Trouble.REQUEST), ("null", Trouble.REQUEST)]
 )
-async def test_an_error_in_a_stream_is_taken_at_its_code(code: str, trouble: Trouble) -> None:
+async def test_the_code_of_an_error_in_a_stream_decides_its_kind(code: str, trouble: Trouble) -> None:
     body = f'data: {{"error": {{"message": "No", "code": {code}}}}}\n\n'.encode()
     reply = partial(web.Response, body=body, content_type="text/event-stream")
     async with answering(reply) as url, reaching_out() as outbound:
@@ -282,9 +284,7 @@ async def test_an_error_in_a_stream_is_taken_at_its_code(code: str, trouble: Tro
     ("failure", "waits"),
     [(Failure.HUGE, 0), (Failure.STATUS_404, 0), (Failure.STATUS_503, 3), (Failure.RESET, 3), (Failure.STATUS_429, 3)],
 )
-async def test_embedding_and_reranking_servers_are_asked_again_only_for_what_may_pass(
-    failure: Failure, waits: int
-) -> None:
+async def test_embedding_and_rerank_calls_are_retried_only_for_transient_failures(failure: Failure, waits: int) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -300,6 +300,6 @@ async def test_embedding_and_reranking_servers_are_asked_again_only_for_what_may
         assert slept == [1.0] * 3, "as long as it asks"
 
 
-def test_a_time_out_keeps_its_kind() -> None:
+def test_a_generation_timeout_has_a_failure_kind() -> None:
     assert GenerationTimedOut("Slow.", Trouble.DOWN).trouble.may_pass
     assert GenerationFailed("Why?").trouble is Trouble.REQUEST

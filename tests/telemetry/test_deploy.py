@@ -1,4 +1,4 @@
-"""The dashboard and the alerts speak of what a real server exports, label by label."""
+"""The dashboard and the alerts use metrics and labels that a real server exports."""
 
 import json
 import re
@@ -69,7 +69,7 @@ EXPRESSIONS = {title: expression for title, expression, _ in panels()} | {
 }
 
 
-def test_an_expression_is_read_right() -> None:
+def test_the_promql_parser_of_this_test() -> None:
     text = 'sum by (le, a) (rate(x_bucket{b=~"c|d{}",e!="by (f)"}[5m])) / on (a) max(y) > 2 and z offset 5m'
     assert used(text) == Used({"x_bucket": {"b", "e"}, "y": set(), "z": set()}, {"le", "a"})
 
@@ -109,7 +109,7 @@ async def _troubled(serve: Serve) -> Scraped:
 
 
 @pytest.mark.parametrize("where", EXPRESSIONS)
-async def test_what_is_asked_for_is_exported(scraped: Scraped, where: str) -> None:
+async def test_every_metric_in_rules_and_dashboards_is_exported(scraped: Scraped, where: str) -> None:
     metrics, grouped = used(EXPRESSIONS[where])
     assert metrics, "an expression asks for something"
     for name, labels in metrics.items():
@@ -121,7 +121,7 @@ async def test_what_is_asked_for_is_exported(scraped: Scraped, where: str) -> No
     assert grouped <= scraped.labels(metrics) | ITS_LABELS
 
 
-async def test_every_value_that_is_chosen_by_name_is_one_of_ours(scraped: Scraped) -> None:
+async def test_every_label_value_in_rules_and_dashboards_exists(scraped: Scraped) -> None:
     for where, expression in EXPRESSIONS.items():
         for name, matchers in SELECTED.findall(expression):
             if name in ITS_OWN:
@@ -131,12 +131,12 @@ async def test_every_value_that_is_chosen_by_name_is_one_of_ours(scraped: Scrape
                 assert set(values.split("|")) <= known, f"{where}: {name} {label}"
 
 
-def test_a_legend_shows_what_the_expression_keeps() -> None:
+def test_dashboard_legends_use_labels_of_their_expression() -> None:
     for title, expression, legend in panels():
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= used(expression).grouped, title
 
 
-def test_the_dashboard_works_with_any_data_source() -> None:
+def test_the_dashboard_names_no_data_source() -> None:
     (variable,) = DASHBOARD["templating"]["list"]
     assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", "prometheus")
     shown = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -153,12 +153,12 @@ def test_the_dashboard_works_with_any_data_source() -> None:
     assert max(right for _, right in taken) < 24
 
 
-async def test_everything_that_is_exported_has_a_panel(scraped: Scraped) -> None:
+async def test_every_exported_metric_has_a_panel(scraped: Scraped) -> None:
     drawn = {_family(name) for _, expression, _ in panels() for name in used(expression).metrics}
     assert {_family(name) for name in scraped.names} == drawn
 
 
-def test_every_alert_says_how_bad_it_is_and_where_help_is() -> None:
+def test_every_alert_has_a_severity_and_a_runbook() -> None:
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"]["summary"].endswith((".", ")."))
@@ -167,14 +167,14 @@ def test_every_alert_says_how_bad_it_is_and_where_help_is() -> None:
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
 
 
-def test_the_help_that_alerts_name_is_there() -> None:
+def test_every_runbook_link_exists() -> None:
     page = Path(__file__).parents[2] / "docs" / "operations.md"
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
     assert {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS} <= anchors
 
 
-def test_the_example_reads_these_rules() -> None:
+def test_the_prometheus_example_loads_the_rules() -> None:
     assert PROMETHEUS["rule_files"] == ["alerts.yml"]
     (job,) = PROMETHEUS["scrape_configs"]
     assert {job["job_name"]} == set(re.findall(r'job="(\w+)"', " ".join(EXPRESSIONS.values())))

@@ -1,4 +1,4 @@
-"""What an operator reads: spec 1's events and fields, for answers and failures, and nobody's secrets."""
+"""Logs: spec 1's events and fields, for answers and failures, without secrets."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ from anabranch.domain.contracts import Emit
 from anabranch.domain.events import Answered
 from anabranch.domain.model import Context, Ground
 from anabranch.domain.signals import BreakerMoved, BreakerState, Metered, RedisMoved, Rejected, Signal
-from anabranch.telemetry.log import LoggedEvents, batches, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, batches, configured_log
 from anabranch.testing import Document, ManualClock, Space
 from conftest import Server, ref
 
@@ -117,7 +117,7 @@ async def ask(server: Server, request: dict[str, Any], path: str = "/api/v1/chat
 
 
 @pytest.mark.parametrize("path", ["/api/v1/chat", "/api/v1/chat/stream"])
-async def test_an_answer_is_told_step_by_step(serve: Serve, space: Space, log: Log, path: str) -> None:
+async def test_an_answer_is_logged_step_by_step(serve: Serve, space: Space, log: Log, path: str) -> None:
     async with serve(log_level="INFO") as server:
         await ask(server, body(space, "heron"), path)
         await space.wait_for(log.has("chat_request_completed"))
@@ -150,7 +150,7 @@ async def test_an_answer_is_told_step_by_step(serve: Serve, space: Space, log: L
     assert (completed["cached"], completed["refused"]) == (False, False)
 
 
-async def test_the_callers_trace_is_in_every_line(serve: Serve, space: Space, log: Log) -> None:
+async def test_the_trace_id_of_the_caller_is_in_every_log_line(serve: Serve, space: Space, log: Log) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     async with serve(log_level="INFO") as server:
@@ -160,7 +160,7 @@ async def test_the_callers_trace_is_in_every_line(serve: Serve, space: Space, lo
     assert ID not in log.text
 
 
-async def test_a_question_is_the_same_at_its_end_whatever_else_is_asked(serve: Serve, space: Space, log: Log) -> None:
+async def test_the_query_hash_of_concurrent_questions_is_not_mixed_up(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO") as server:
         await asyncio.gather(
             *(ask(server, {**body(space, "heron"), "prompt": f"Number {number}?"}) for number in range(5)),
@@ -175,7 +175,7 @@ async def test_a_question_is_the_same_at_its_end_whatever_else_is_asked(serve: S
     assert len(set(begun)) == 6
 
 
-async def test_the_same_question_has_the_same_hash(serve: Serve, space: Space, log: Log) -> None:
+async def test_the_same_question_has_the_same_query_hash(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO") as server:
         await ask(server, body(space, "heron"))
         await ask(server, body(space, "docs"))
@@ -185,7 +185,7 @@ async def test_the_same_question_has_the_same_hash(serve: Serve, space: Space, l
     assert first == second != third
 
 
-async def test_sources_that_fail_are_told_one_by_one(serve: Serve, space: Space, log: Log) -> None:
+async def test_each_failed_source_is_logged(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO", retrieval_timeout=0.1) as server:
         await ask(server, body(space, "heron", "hang", "status-403", "rate-limited"))
         await space.wait_for(log.has("chat_request_completed"))
@@ -209,7 +209,7 @@ async def test_sources_that_fail_are_told_one_by_one(serve: Serve, space: Space,
         ("hang", {"total_timeout": 0.3}, "deadline_exceeded"),
     ],
 )
-async def test_a_failure_is_told_to_its_end(
+async def test_a_failed_question_is_logged_with_its_code(
     serve: Serve, space: Space, log: Log, model: str, settings: dict[str, float], code: str
 ) -> None:
     async with serve(log_level="INFO", **settings) as server:
@@ -236,7 +236,7 @@ async def test_the_latency_of_a_failed_request_is_that_of_the_request(serve: Ser
     assert log.of("chat_request_completed")[0]["latency_ms"] >= 200
 
 
-async def test_a_client_that_leaves_is_told(serve: Serve, space: Space, log: Log) -> None:
+async def test_a_cancelled_question_is_logged(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO") as server:
         url = f"{server.url}/api/v1/chat/stream"
         async with server.session.post(url, json=body(space, "heron", model="hang")) as response:
@@ -247,7 +247,7 @@ async def test_a_client_that_leaves_is_told(serve: Serve, space: Space, log: Log
     assert (end["status"], end["code"], end["level"]) == ("error", "cancelled", "info")
 
 
-async def test_log_level_leaves_out_what_is_below_it(serve: Serve, space: Space, log: Log) -> None:
+async def test_events_below_the_log_level_are_not_logged(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="WARNING") as server:
         await ask(server, body(space, "heron", "status-500"))
         await ask(server, body(space, "heron", model="status-500"))
@@ -260,7 +260,7 @@ async def test_log_level_leaves_out_what_is_below_it(serve: Serve, space: Space,
     }
 
 
-async def test_console_format_is_for_eyes(serve: Serve, space: Space, log: Log) -> None:
+async def test_console_log_format(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO", log_format="console") as server:
         await ask(server, body(space, "heron"))
         await space.wait_for(log.has("chat_request_completed"))
@@ -291,12 +291,12 @@ class Machinery:
 
     @property
     def told(self) -> list[tuple[str, str]]:
-        flush(self._log)
+        self._log.flush()
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [(line["event"], line["level"]) for line in lines]
 
 
-def test_redis_is_told_when_it_goes_and_when_it_is_back() -> None:
+def test_redis_outages_are_logged_at_their_beginning_and_end() -> None:
     machinery = Machinery()
     machinery.noted(RedisMoved(reachable=True))
     assert machinery.told == [], "that it is there is no news"
@@ -304,7 +304,7 @@ def test_redis_is_told_when_it_goes_and_when_it_is_back() -> None:
     assert machinery.told == [("redis_gone", "warning"), ("redis_back", "info")]
 
 
-def test_breakers_are_told_with_the_name_and_without_an_address() -> None:
+def test_breaker_changes_are_logged_without_urls() -> None:
     machinery = Machinery()
     for state in STATES:
         machinery.noted(BreakerMoved(upstream="https://user:pw@node.example/path?key=1", state=state))
@@ -312,7 +312,7 @@ def test_breakers_are_told_with_the_name_and_without_an_address() -> None:
     assert machinery.stream.getvalue().count('"upstream":"node.example"') == 3
 
 
-def test_a_flood_is_one_line_a_second() -> None:
+def test_repeated_rejections_are_logged_once_a_second() -> None:
     machinery = Machinery()
     for _ in range(1_000):
         machinery.noted(
@@ -328,7 +328,7 @@ def test_a_flood_is_one_line_a_second() -> None:
     assert '"left_out":999' in machinery.stream.getvalue()
 
 
-def test_a_remembered_answer_says_so_and_no_model_was_asked() -> None:
+def test_a_cached_answer_is_logged_without_a_model_call() -> None:
     stream = io.StringIO()
     telemetry = LoggedEvents(configured_log(Settings(), stream))
     answer = Answer(text="By the weir.", ground=Ground.DOCUMENTS, model="mia/weir", cached=True)
@@ -341,7 +341,7 @@ def test_a_remembered_answer_says_so_and_no_model_was_asked() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-async def test_no_secret_and_no_text_of_anybody(serve: Serve, space: Space, log: Log, log_format: str) -> None:
+async def test_logs_hold_no_secrets_and_no_texts(serve: Serve, space: Space, log: Log, log_format: str) -> None:
     async with serve(log_level="DEBUG", log_format=log_format, retrieval_timeout=0.1, generation_timeout=0.2) as server:
         for path in ("/api/v1/chat", "/api/v1/chat/stream"):
             await ask(server, body(space, "heron", model="weir"), path)
@@ -357,7 +357,7 @@ async def test_no_secret_and_no_text_of_anybody(serve: Serve, space: Space, log:
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("log_format", ["json", "console"])
-async def test_no_secret_in_a_traceback(serve: Serve, space: Space, log: Log, log_format: str) -> None:
+async def test_tracebacks_hold_no_secrets(serve: Serve, space: Space, log: Log, log_format: str) -> None:
     async with serve(log_level="DEBUG", log_format=log_format) as server:
         await ask(server, body(space, "heron"))
         await space.wait_for(log.has("chat_request_completed"))
@@ -370,7 +370,9 @@ async def test_no_secret_in_a_traceback(serve: Serve, space: Space, log: Log, lo
 
 
 @pytest.mark.usefixtures("broken")
-async def test_a_bug_is_500_with_an_id_and_its_traceback_in_the_log(serve: Serve, space: Space, log: Log) -> None:
+async def test_an_unexpected_error_is_500_with_a_correlation_id_and_a_logged_traceback(
+    serve: Serve, space: Space, log: Log
+) -> None:
     async with serve(log_level="INFO") as server:
         status, text = await ask(server, body(space, "heron"))
         await space.wait_for(log.has("chat_request_completed"))
@@ -387,7 +389,7 @@ async def test_a_bug_is_500_with_an_id_and_its_traceback_in_the_log(serve: Serve
 
 
 @pytest.mark.usefixtures("broken")
-async def test_a_bug_ends_a_stream_in_an_error_without_detail(serve: Serve, space: Space, log: Log) -> None:
+async def test_an_unexpected_error_ends_a_stream_with_an_error_event(serve: Serve, space: Space, log: Log) -> None:
     async with serve(log_level="INFO") as server:
         status, text = await ask(server, body(space, "heron"), "/api/v1/chat/stream")
         await space.wait_for(log.has("unexpected_error"))
@@ -406,7 +408,9 @@ def broken_health(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken_health")
-async def test_a_bug_outside_a_question_is_answered_alike(serve: Serve, space: Space, log: Log) -> None:
+async def test_an_unexpected_error_outside_a_question_is_500_with_a_correlation_id(
+    serve: Serve, space: Space, log: Log
+) -> None:
     async with serve(log_level="INFO") as server:
         async with server.session.get(f"{server.url}/health", headers={"X-Correlation-ID": ID}) as response:
             error = await response.json()
@@ -418,7 +422,7 @@ async def test_a_bug_outside_a_question_is_answered_alike(serve: Serve, space: S
 
 
 @pytest.mark.usefixtures("broken_health")
-async def test_a_page_can_read_that_there_was_a_bug(serve: Serve) -> None:
+async def test_an_unexpected_error_has_cors_headers(serve: Serve) -> None:
     async with serve(log_level="INFO") as server:
         url, headers = f"{server.url}/health", {"Origin": "https://app.example"}
         async with server.session.get(url, headers=headers) as response:
@@ -433,7 +437,7 @@ def test_workers_write_whole_lines_in_batches_that_fit_into_a_pipe() -> None:
     assert [len(piece.encode()) <= 4096 for piece in written] == [True, False, True]
 
 
-async def test_a_websocket_shows_nobodys_key_and_a_refused_one_is_no_error_of_ours(serve: Serve, log: Log) -> None:
+async def test_websocket_keys_are_not_logged_and_a_refused_socket_is_no_error(serve: Serve, log: Log) -> None:
     async with serve(log_level="DEBUG") as server:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await server.session.ws_connect(

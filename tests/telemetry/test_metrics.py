@@ -1,4 +1,4 @@
-"""What Prometheus is told: every question once, whatever became of it, in labels that nobody can flood."""
+"""Prometheus metrics: every question is counted once, with its outcome, and labels are bounded."""
 
 import asyncio
 import gzip
@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import psutil
@@ -36,9 +36,8 @@ from anabranch.domain.signals import (
 )
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
-from anabranch.telemetry.combined import CombinedTelemetry
 from anabranch.telemetry.log import configured_log
-from anabranch.telemetry.metrics import Metrics
+from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
 from anabranch.testing import ManualClock, Space
 from conftest import Server, ref
 from support.metrics_scrape import Scraped, scrape
@@ -57,13 +56,13 @@ ANSWER = Answer(
 
 
 class Watch:
-    """The server's telemetry, and what it would say."""
+    """The server's telemetry, and its exposition."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, metrics: Metrics | None = None) -> None:
         settings = settings or Settings()
         self.log = io.StringIO()
         self.clock = ManualClock()
-        self.metrics = Metrics(settings)
+        self.metrics = metrics or Metrics(settings)
         self.telemetry = CombinedTelemetry(configured_log(settings, self.log), self.metrics, settings, clock=self.clock)
 
     def question(self, *events: AnswerEvent, surface: str = "chat") -> None:
@@ -94,7 +93,7 @@ def replied(path: str, status: Status = Status.SUCCESS, latency_ms: int = 20) ->
 # --- what is counted
 
 
-def test_what_alerts_look_at_is_there_before_anything_happened(watch: Watch) -> None:
+def test_metrics_of_the_alerts_exist_before_the_first_question(watch: Watch) -> None:
     fresh = watch.scraped
     for name in (
         "rag_stream_requests_total",
@@ -128,11 +127,11 @@ def test_what_alerts_look_at_is_there_before_anything_happened(watch: Watch) -> 
     assert fresh.value("anabranch_rejected_total", surface="chat", error_code="overloaded") == 0
     assert fresh.value("anabranch_limiter_total", surface="rag_stream", decision="refused") == 0
     assert fresh.value("anabranch_build_info") == 1
-    assert "anabranch_redis_reachable" not in fresh.names, "nobody has spoken of Redis"
+    assert "anabranch_redis_reachable" not in fresh.names, "no Redis is configured"
     assert not any(name.endswith("_created") for name in fresh.names)
 
 
-def test_an_answer(watch: Watch) -> None:
+def test_an_answered_question_is_counted_with_its_sources_latency_and_tokens(watch: Watch) -> None:
     watch.question(
         replied("alice/docs"),
         replied("bob/docs", Status.TIMEOUT, 1_900),
@@ -156,7 +155,7 @@ def test_an_answer(watch: Watch) -> None:
     assert after.value("rag_stream_requests_total") == 0
 
 
-def test_a_remembered_answer_costs_no_tokens(watch: Watch) -> None:
+def test_a_cached_answer_counts_no_tokens(watch: Watch) -> None:
     cached = Answer(text="An arm.", ground=Ground.DOCUMENTS, model="mia/scribe", usage=SPENT, cached=True)
     watch.question(Answered(answer=cached), surface="rag_stream")
     after = watch.scraped
@@ -175,14 +174,14 @@ def test_a_remembered_answer_costs_no_tokens(watch: Watch) -> None:
         (Ground.DOCUMENTS, "abstained"),
     ],
 )
-def test_a_refusal_says_why(watch: Watch, ground: Ground, reason: str) -> None:
+def test_refused_answers_are_counted_by_reason(watch: Watch, ground: Ground, reason: str) -> None:
     watch.question(Answered(answer=Answer(text="Nothing.", ground=ground, refused=True)), surface="rag_stream")
     after = watch.scraped
     assert {why for why, count in after.values("rag_guardrail_triggered_total", "reason").items() if count} == {reason}
     assert after.value("anabranch_questions_total", outcome="refused") == 1
 
 
-def test_failures_of_the_stream(watch: Watch) -> None:
+def test_failed_cancelled_and_rejected_streams_are_counted(watch: Watch) -> None:
     watch.question(Failed(code="generation_failed", message="", time_ms=12), surface="rag_stream")
     watch.question(Failed(code="cancelled", message=""), surface="rag_stream")
     watch.question(Failed(code="generation_failed", message=""), surface="chat")
@@ -197,10 +196,12 @@ def test_failures_of_the_stream(watch: Watch) -> None:
         assert after.value("anabranch_questions_total", surface=surface, outcome=outcome) == 1
     assert after.value("anabranch_questions_total", surface="chat", outcome="rejected") == 1
     assert after.value("anabranch_rejected_total", surface="chat", error_code="overloaded") == 1
-    assert after.value("anabranch_question_latency_ms_count", surface="rag_stream") == 1, "who leaves has no latency"
+    assert after.value("anabranch_question_latency_ms_count", surface="rag_stream") == 1, (
+        "a cancelled question has no latency"
+    )
 
 
-def test_how_the_machinery_does() -> None:
+def test_caches_limiters_breakers_retries_hedges_and_redis_are_counted() -> None:
     watch = Watch(Settings(redis_url="redis://127.0.0.1"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     watch.signals(
@@ -233,8 +234,7 @@ def test_how_the_machinery_does() -> None:
     assert watch.scraped.value("anabranch_breaker_state") == 0
 
 
-def test_which_mcp_servers_are_ready() -> None:
-    """One that is switched off, or taken out of the file while it runs, is not one that is down."""
+def test_an_mcp_server_that_is_disabled_or_removed_does_not_count_as_down() -> None:
     servers = {name: McpServer(name=name, command="x", enabled=name != "off") for name in ("library", "gone", "off")}
     watch = Watch(Settings(mcp_servers=servers))
     assert watch.scraped.values("anabranch_mcp_server_ready", "server") == {"library": 0, "gone": 0}
@@ -243,6 +243,10 @@ def test_which_mcp_servers_are_ready() -> None:
     after = watch.scraped.values("anabranch_mcp_server_ready", "server")
     assert after.pop("library") == 0
     assert [name for name, value in after.items() if math.isnan(value)] == ["gone"]
+
+
+def test_the_metrics_have_an_update_for_every_signal(watch: Watch) -> None:
+    assert set(watch.metrics._signals) == set(get_args(Signal))
 
 
 def test_a_span_is_a_stage_in_milliseconds(watch: Watch) -> None:
@@ -254,10 +258,10 @@ def test_a_span_is_a_stage_in_milliseconds(watch: Watch) -> None:
     assert watch.scraped.value("anabranch_stage_latency_ms_sum", stage="merge") == 250
 
 
-# --- names that strangers choose
+# --- labels that callers choose
 
 
-def test_names_are_bounded_and_the_operators_own_stay(watch: Watch) -> None:
+def test_labels_from_requests_are_bounded_and_configured_names_keep_theirs(watch: Watch) -> None:
     mine = Endpoint(slug="handbook", url="http://node.example", owner="alice")
     watch = Watch(Settings(sources={"handbook": mine}))
     watch.question(*(replied(f"stranger/{number}") for number in range(5_000)), replied("alice/handbook"))
@@ -294,12 +298,12 @@ def test_names_are_bounded_and_the_operators_own_stay(watch: Watch) -> None:
         ("", ""),
     ],
 )
-def test_a_name_is_cut_and_cleaned(watch: Watch, given: str, shown: str) -> None:
+def test_a_label_is_truncated_and_holds_no_password(watch: Watch, given: str, shown: str) -> None:
     watch.question(replied(given), replied(given))
     assert watch.scraped.value("anabranch_source_replies_total", source=shown, status="success") == 2
 
 
-def test_no_user_and_no_question_is_in_them(watch: Watch) -> None:
+def test_metrics_hold_no_user_and_no_question(watch: Watch) -> None:
     watch.question(replied("alice/docs"), Answered(answer=ANSWER))
     assert "ursula" not in watch.scraped.text
     assert "anabranch?" not in watch.scraped.text
@@ -309,18 +313,25 @@ def test_no_user_and_no_question_is_in_them(watch: Watch) -> None:
 # --- it never fails what it watches
 
 
-def test_a_fault_in_here_is_logged_once_and_costs_no_question(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+class BrokenMetrics(Metrics):
+    def asked(self, surface: str) -> None:
         raise OSError("no space left")
 
-    for name in ("asked", "happened", "noted"):
-        monkeypatch.setattr(watch.metrics, name, broken)
+    def happened(self, event: AnswerEvent, surface: str) -> None:
+        raise OSError("no space left")
+
+    def noted(self, signal: Signal) -> None:
+        raise OSError("no space left")
+
+
+def test_a_failure_of_the_metrics_is_logged_once_and_fails_no_question() -> None:
+    watch = Watch(metrics=BrokenMetrics(Settings()))
     watch.question(replied("alice/docs"), Answered(answer=ANSWER))
     watch.signals(Joined(), Joined())
     assert watch.log.getvalue().count("telemetry_failed") == 1
 
 
-def test_each_has_its_own() -> None:
+def test_two_servers_in_one_process_have_separate_metrics() -> None:
     one, other = Watch(), Watch()
     one.question(Answered(answer=ANSWER))
     assert one.scraped.value("anabranch_questions_total") == 1
@@ -334,7 +345,7 @@ async def ask(server: Server, space: Space, **more: Any) -> None:
     await server.chat(prompt="?", model=ref(space, "scribe", "mia"), data_sources=[ref(space, "docs", "alice")], **more)
 
 
-async def test_questions_over_http_are_there(serve: Serve, space: Space) -> None:
+async def test_questions_over_http_are_counted(serve: Serve, space: Space) -> None:
     async with serve() as server:
         await ask(server, space)
         body = {"prompt": "?", "model": ref(space, "status-401"), "data_sources": [ref(space, "status-403", "bob")]}
@@ -352,7 +363,7 @@ async def test_questions_over_http_are_there(serve: Serve, space: Space) -> None
     assert after.value("anabranch_questions_running") == 0
 
 
-async def test_the_reader_chooses_the_form(server: Server) -> None:
+async def test_accept_chooses_text_or_openmetrics_and_gzip(server: Server) -> None:
     url = f"{server.url}/metrics"
     async with server.session.get(url) as plain:
         assert plain.content_type == "text/plain"
@@ -369,7 +380,7 @@ async def test_the_reader_chooses_the_form(server: Server) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"X-Forwarded-For": "203.0.113.9"}, {"Origin": "https://page.example"}])
-async def test_who_may_not_read_collections_may_not_read_this(server: Server, headers: dict[str, str]) -> None:
+async def test_metrics_need_a_key_unless_the_request_is_local(server: Server, headers: dict[str, str]) -> None:
     async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
         error = await response.json()
         assert (response.status, error["error"]) == (401, "unauthorized")
@@ -386,7 +397,7 @@ async def test_who_may_not_read_collections_may_not_read_this(server: Server, he
         ("none", False, 403),
     ],
 )
-async def test_only_an_operators_key_reads_whose_endpoints_were_asked(
+async def test_only_an_operators_key_may_read_metrics(
     serve: Serve, space: Space, tmp_path: Path, auth: str, operator: bool, status: int
 ) -> None:
     database = Database.open(tmp_path / "data")
@@ -412,7 +423,7 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "temporary"
     folder.mkdir()
     yield folder
-    assert list(folder.iterdir()) == [], "the workers' folder is gone with them"
+    assert list(folder.iterdir()) == [], "the folder of the workers is removed"
 
 
 @pytest.fixture
@@ -439,7 +450,7 @@ async def read(url: str) -> Scraped:
         return await scrape(session, url)
 
 
-async def test_every_worker_tells_of_all(two: Program, space: Space) -> None:
+async def test_every_worker_serves_the_metrics_of_all_workers(two: Program, space: Space) -> None:
     body = {"prompt": "?", "model": ref(space, "scribe"), "data_sources": [ref(space, "docs")]}
     await asyncio.gather(*(alone(two.url, **body) for _ in range(20)))
     first = await read(two.url)
@@ -475,7 +486,7 @@ def _peer(program: Program, space: Space) -> int:
     raise AssertionError("no worker talks to the Space")
 
 
-async def test_one_worker_needs_no_folder(tmp_path: Path, temporary: Path) -> None:
+async def test_one_worker_writes_no_metrics_folder(tmp_path: Path, temporary: Path) -> None:
     async with serving(home=tmp_path, variables={"TMPDIR": str(temporary)}) as program:
         assert os.listdir(temporary) == []  # noqa: PTH208  (a Path's own way is no better in a coroutine)
         assert (await read(program.url)).value("anabranch_build_info") == 1

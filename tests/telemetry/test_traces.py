@@ -15,7 +15,7 @@ from anabranch.domain.errors import ConfigurationError, GenerationFailed
 from anabranch.domain.model import Context
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.telemetry.log import configured_log, flush
+from anabranch.telemetry.log import configured_log
 from anabranch.telemetry.otlp import MAX_QUEUED_SPANS, OtlpTiming, Traces
 from anabranch.testing import Document, Space
 from anabranch.testing.failures import Failure
@@ -169,13 +169,13 @@ class Sending:
         self.dropped += count
 
     async def __aenter__(self) -> "Sending":
-        await self.traces.start()
+        self.traces.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.traces.close()
         await self.outbound.close()
-        flush(self.log)
+        self.log.flush()
 
     def span(self, traceparent: str | None = None) -> None:
         with self.traces.span("merge", Context(correlation_id="c", deadline=1.0, traceparent=traceparent), {}):

@@ -1,4 +1,4 @@
-"""What the system says of its own accord: the same in every language, in the one that the reader asked for."""
+"""Translated messages, and the choice of the language."""
 
 import time
 
@@ -15,7 +15,7 @@ KEYS = sorted(texts("en"))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_language_says_everything_with_the_same_placeholders(language: str) -> None:
+def test_every_language_has_every_message_with_the_same_placeholders(language: str) -> None:
     said = texts(language)
     assert list(said) == list(texts("en"))
     for key, text in said.items():
@@ -39,11 +39,11 @@ def test_messages_fill_every_placeholder(key: str, language: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["{reason}", "{0}", "{reason.__class__}", "%s", "\\1", "\\g<0>", "{", "🐟"])
-def test_a_value_is_text_whatever_it_looks_like(value: str) -> None:
+def test_message_values_are_inserted_verbatim(value: str) -> None:
     assert message("validation_error", "en", reason=value) == f"The request is not valid: {value}"
 
 
-def test_a_key_that_is_missing_is_a_mistake_of_ours() -> None:
+def test_an_unknown_message_key_raises() -> None:
     with pytest.raises(KeyError):
         message("no_such_message", "de")
 
@@ -52,7 +52,7 @@ def test_a_missing_message_value_is_shown_as_a_question_mark() -> None:
     assert message("rate_limited", "en", key="x", language="y") == "Too many questions. Ask again in ? s."
 
 
-def test_a_language_that_is_not_ours_is_answered_in_english() -> None:
+def test_messages_in_an_unsupported_language_are_english() -> None:
     assert message("query_empty", "pt") == message("query_empty", None) == message("query_empty", "en")
     assert message("query_empty", "de-AT") == message("query_empty", "de") != message("query_empty", "en")
     assert message("query_empty", "../../../etc/passwd") == message("query_empty", "en")
@@ -77,7 +77,7 @@ def test_a_language_that_is_not_ours_is_answered_in_english() -> None:
         (None, "es"),
     ],
 )
-def test_a_language_asked_for_by_name_comes_first(wanted: str | None, language: str) -> None:
+def test_a_language_requested_by_name_comes_before_the_header(wanted: str | None, language: str) -> None:
     assert language_of("es", wanted) == language
 
 
@@ -111,7 +111,7 @@ def test_a_language_asked_for_by_name_comes_first(wanted: str | None, language: 
         ("d\u00e9, fr;q=\u0661", "en"),
     ],
 )
-def test_the_header_is_read_as_the_standard_has_it(header: str | None, language: str) -> None:
+def test_accept_language_is_parsed_as_in_rfc_9110(header: str | None, language: str) -> None:
     assert language_of(header) == language
 
 

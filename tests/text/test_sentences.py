@@ -1,4 +1,4 @@
-"""Sentences as a reader sees them, with exact places in the text."""
+"""Sentence splitting, with exact offsets in the text."""
 
 # ruff: noqa: RUF001  the signs of other scripts are meant
 
@@ -59,14 +59,14 @@ def test_a_blank_line_and_a_list_marker_begin_a_sentence_and_a_wrapped_line_does
     ]
 
 
-def test_an_item_goes_from_its_marker_to_the_next() -> None:
+def test_a_list_item_ends_at_the_next_marker() -> None:
     text = "To do:\n- one\n  continued\n- two\n  - nested"
     assert [text[a:b] for a, b in items(text)] == ["To do:", "- one\n  continued", "- two", "- nested"]
     plain = "bread\nmilk"
     assert [plain[a:b] for a, b in items(plain)] == ["bread", "milk"]
 
 
-def test_lines_that_have_something_on_them() -> None:
+def test_blank_lines_are_left_out() -> None:
     text = "\n  a b \n\t\n c"
     assert [text[a:b] for a, b in lines(text)] == ["a b", "c"]
 

@@ -37,7 +37,7 @@ from anabranch.planner.services import (
 )
 from anabranch.subagents.documentation import Chosen, DocumentationSubagent
 from anabranch.subagents.kinds import SubagentRegistry
-from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile, NoBreadcrumbs
+from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile
 
 if TYPE_CHECKING:  # most have no Redis
     from anabranch.redis.client import Redis
@@ -226,7 +226,7 @@ async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterato
             logs.start()
             leaving.push_async_callback(logs.close)
             sinks.append(logs)
-        yield BreadcrumbFanout(*sinks) if sinks else NoBreadcrumbs()
+        yield BreadcrumbFanout(*sinks)
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import embeddings
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
-from anabranch.telemetry.log import configured_log, flush
+from anabranch.telemetry.log import configured_log
 
 FETCH_S = 60.0
 NICE = 5
@@ -102,12 +102,12 @@ def main() -> None:
     except AnabranchError as error:
         log.warning("indexer_failed", error=error.message)
         sys.exit(1)
-    except Exception:
-        log.exception("indexer_crashed")
+    except Exception as error:
+        log.error("indexer_crashed", exc_info=error)  # noqa: TRY400  not the logging module
         sys.exit(70)
     finally:
         log.info("indexer_stopped")
-        flush(log)
+        log.flush()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Metered, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
-from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy
-from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache, TieredCache
+from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.policies.resilience import Resilience
 
@@ -44,11 +44,9 @@ class Policies:
         local = MemoryLimiter(limit, window_s, clock)
         self._limiter: Limiter = local
         if self.redis is not None:
-            self._far = RedisCache(self.redis, wait_s=settings.redis_timeout * CACHE_SHARE)
-            self.cache = TieredCache(near, self._far)
+            self.cache = self._far = RedisCache(self.redis, near, wait_s=settings.redis_timeout * CACHE_SHARE)
             self._limiter = RedisLimiter(self.redis, local, limit, window_s)
         self._limited = frozenset(settings.rate_limit_surfaces) if limit else frozenset()
-        self._recipe_settings = _answer_settings(settings)
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = _shared(self.redis, self.resilience, clock)
         self._tending: asyncio.Task[None] | None = None
@@ -63,7 +61,7 @@ class Policies:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_EVERY_S)
-            self.resilience.upstreams.tend()
+            self.resilience.upstreams.drop_unused()
 
     async def close(self) -> None:
         if self._tending is not None:
@@ -103,7 +101,7 @@ class Policies:
             cache=self.cache,
             ttl_s=self._settings.answer_cache_ttl,
             look=look,
-            recipe=self._recipe,
+            settings=_answer_settings(self._settings),
             clock=self._clock,
             telemetry=self._telemetry,
         )
@@ -115,9 +113,6 @@ class Policies:
             return inner
         where = self._settings.embedding_url or ""
         return CachedEmbedder(inner, where=where, cache=self.cache, ttl_s=ttl_s, telemetry=self._telemetry)
-
-    def _recipe(self, question: Question) -> Recipe:
-        return Recipe(prompt_version=question.profile.prompt_version, settings=self._recipe_settings)
 
 
 def _answer_settings(settings: Settings) -> tuple[str, ...]:

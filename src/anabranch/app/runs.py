@@ -13,7 +13,7 @@ from anabranch.domain.model import Allowance, Context, Question
 from anabranch.domain.signals import Rejected
 from anabranch.network import redaction
 from anabranch.pipeline.run import Run
-from anabranch.policies.admission import AdmissionSlot, AdmittedAnswerer
+from anabranch.policies.admission import AdmissionSlot
 
 CLOSING = "The server is shutting down; ask again in a moment."
 
@@ -125,7 +125,7 @@ class Runs:
                 self._revocations.discard(key, run.stop)
 
         logged = self._query_log.logged(answerer or self._answerer, entry)
-        run = Run(AdmittedAnswerer(logged, slot), question, context, self._telemetry, ended=ended)
+        run = Run(slot.admitted(logged), question, context, self._telemetry, ended=ended)
         if key is not None:
             self._revocations.add(key, run.stop)
         self._running.add(run)

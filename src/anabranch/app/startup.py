@@ -8,9 +8,8 @@ from anabranch.configuration.settings import Settings, secrets_of
 from anabranch.network import redaction
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.telemetry.combined import CombinedTelemetry
 from anabranch.telemetry.log import Log
-from anabranch.telemetry.metrics import Metrics
+from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
 
 COLLECTOR_REPLY_BYTES = 64 * 1024
 
@@ -80,7 +79,7 @@ async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterat
 
     async with outbound_for(settings, COLLECTOR_REPLY_BYTES) as outbound:
         traces = Traces(settings, outbound, log, metrics.spans_dropped)
-        await traces.start()
+        traces.start()
         try:
             yield CombinedTelemetry(log, metrics, settings, traces)
         finally:

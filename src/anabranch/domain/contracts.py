@@ -52,9 +52,9 @@ class Generator(Protocol):
 
 
 class Subagent(Protocol):
-    """One of a planner's helpers. `taken` puts what it pushed into its own form, or raises InvalidQuestion; `work` does
-    its part here and yields what becomes of it, the last one a `success`. A failure is an AnabranchError; one that is
-    Elsewhere says whether trying again can help."""
+    """A subagent of the planner. `taken` parses a result that it pushed, or raises InvalidQuestion; `work` runs it here
+    and yields its results, the last one a `success`. A failure is an AnabranchError; one that is Elsewhere says whether
+    a retry can help."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
 
@@ -68,11 +68,11 @@ class Subagents(Protocol):
 
 
 class Turns(Protocol):
-    """A circuit breaker for callers that ask before they call: a turn of 0 is a refusal."""
+    """A circuit breaker. A call takes a permit with `enter` (0 is a refusal) and returns it with `leave`."""
 
     def enter(self) -> int: ...
 
-    def leave(self, turn: int, good: bool | None) -> None: ...
+    def leave(self, permit: int, good: bool | None) -> None: ...
 
 
 class Breadcrumbs(Protocol):
@@ -95,7 +95,6 @@ class Embedder(Protocol):
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         """The start and end of each token, in characters."""
-        ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]: ...
 
@@ -113,13 +112,11 @@ class EventLog(Protocol):
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
         """Create a stream and return the token with which its owner appends. Conflict if the name is taken. `identity`
         may read it; `about` is metadata for its readers."""
-        ...
 
     async def append(self, stream: str, token: str, entries: Sequence[Entry]) -> Sequence[int]:
         """Append all entries, in order, and renew the lease (also without entries). Returns the sequence of each, or 0
         for one that changes nothing: its revision is not above the last under its key. LeaseLost if the stream has
         another owner, or has ended; StreamFull if there is no room, and then none is written."""
-        ...
 
     async def read(self, stream: str, after: int, limit: int) -> Page: ...
 
@@ -127,7 +124,6 @@ class EventLog(Protocol):
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         """End a stream whose owner's lease has expired; False if it has not, or if the stream has ended."""
-        ...
 
 
 class Watch(Protocol):
@@ -135,7 +131,6 @@ class Watch(Protocol):
 
     async def changed(self) -> None:
         """Return when there may be new entries since the last call (or since the watch began)."""
-        ...
 
 
 class Sessions(Protocol):
@@ -165,7 +160,6 @@ class Directory(Protocol):
 
     def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
         """Without `retried` for optional calls, which must not use up the retry budget of the answer."""
-        ...
 
 
 class Span(Protocol):
@@ -206,14 +200,12 @@ class Exchange(Protocol):
 
     def header(self, name: str) -> str:
         """The value of a header; empty if there is none."""
-        ...
 
     async def read(self) -> bytes: ...
 
     def chunks(self, *, endless: bool = False) -> AsyncIterator[bytes]:
         """`endless` is for long-lived streams: the size limit does not apply to the whole, and the caller limits the
         parts."""
-        ...
 
 
 class Outbound(Protocol):

@@ -1,28 +1,28 @@
-"""The tree of errors, each with a stable code; each dialect renders them in its own way.
+"""The tree of errors, each with a stable code; each dialect renders them.
 
 AnabranchError
 ├── ConfigurationError      a setting or the configuration file is wrong; the start stops
 ├── InvalidQuestion         the request cannot be understood or is over a limit
 ├── Unauthorized            no key, or one that is not known
 ├── Forbidden               the caller sees it but may not change it
-├── NotFound                it is not there, or not for this caller
-├── Conflict                something of that name is there already
+├── NotFound                it does not exist, or not for this caller
+├── Conflict                something of that name exists already
 ├── RateLimited             the caller has asked too often; `details` say when it may ask again
 ├── Overloaded              more questions are running and waiting than the bounds allow
-├── ShuttingDown            no new question is taken, or a running one was ended by the shutdown
-├── Cancelled               all listeners have left
-├── HubFailed               the hub cannot be asked, so a name stays unknown
+├── ShuttingDown            no new question is accepted, or a running one was ended by the shutdown
+├── Cancelled               all listeners have disconnected
+├── HubFailed               the hub cannot be reached, so a name cannot be resolved
 ├── DeadlineExceeded        the question's total time ran out
 ├── RetrievalTimedOut       none of the sources answered in time, where that is an error
-├── GenerationFailed        the model refused, failed, or said something unusable
+├── GenerationFailed        the model refused, failed, or sent an unusable reply
 │   └── GenerationTimedOut  the model took too long
-├── EmbeddingFailed         the embedding model's server refused, failed, or said something unusable
-├── RerankFailed            the same of a reranker; a search goes on without it
-├── StreamUnavailable       the log that the workers share is out of reach, so a stream can be neither read nor begun
-├── StreamFull              a stream holds all that it may
-│   └── StreamsFull         this process holds all the streams that it may; that passes
-├── LeaseLost               another worker holds this stream, or has ended it
-├── InternalError           our own fault
+├── EmbeddingFailed         the embedding server refused, failed, or sent an unusable reply
+├── RerankFailed            the same for a reranker; a search continues without it
+├── StreamUnavailable       the shared event log is unreachable, so no stream can be read or started
+├── StreamFull              a stream has reached its size limit
+│   └── StreamsFull         this process has reached its limit of streams; a retry can help
+├── LeaseLost               another worker owns this stream, or has ended it
+├── InternalError           a bug in Anabranch
 └── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
 

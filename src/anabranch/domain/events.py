@@ -68,8 +68,6 @@ def fold(events: Iterable[AnswerEvent]) -> Answer | None:
             case Answered():
                 ordered = tuple(replies[index] for index in sorted(replies))
                 return msgspec.structs.replace(event.answer, text="".join(text), replies=ordered)
-            case _:
-                pass
     return None
 
 

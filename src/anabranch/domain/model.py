@@ -146,7 +146,7 @@ class Question(Value):
 
 class Context(Value):
     """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
-    collection. `key` is the id of the API key of the request, `bearer` the token itself, which is sent to nobody.
+    collection. `key` is the id of the API key of the request, `bearer` the token itself, which is never forwarded.
     `hops` counts the aggregators that the question has passed."""
 
     correlation_id: str

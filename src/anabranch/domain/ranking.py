@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import dataclass_transform
 
 import msgspec
 
@@ -11,12 +10,7 @@ NEUTRAL = 0.5
 DIGITS = 6
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A frozen record of numbers."""
-
-
-class Weights(Record):
+class Weights(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The weight of each part; `shares` are normalized to sum to 1."""
 
     keyword_match: float = 0.4
@@ -39,7 +33,7 @@ class Weights(Record):
         return Weights(**{name: round(getattr(self, name), DIGITS) for name in self.__struct_fields__})
 
 
-class Breakdown(Record):
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The parts of a score, each from 0 to 1; `length_penalty` 1 is no penalty."""
 
     keyword_match: float
@@ -64,8 +58,9 @@ class Breakdown(Record):
     @property
     def total(self) -> float:
         """The score: the sum of weighted parts."""
-        parts = (self.keyword_match, self.freshness, self.server_reputation, self.length_penalty)
-        return round(math.fsum(parts), DIGITS)
+        return round(
+            math.fsum((self.keyword_match, self.freshness, self.server_reputation, self.length_penalty)), DIGITS
+        )
 
 
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,15 +23,15 @@ MAX_READ = 200
 # A sentence's score: the weight of the question's words that it adds, its passage's similarity, and whether a picked
 # sentence names its passage.
 NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
-# Words that are only in its heading count less.
-LENT = 0.8
+# Words that are only in its heading have this share of their weight.
+HEADING_SHARE = 0.8
 
-SAYING = re.compile(r"[^\W_]")
+LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 UNSTOPPED = re.compile(r"[^\d:]*[^\W\d_]")
 QUESTION = re.compile(r"[?\uff1f][\"'\u201d\u2019)\]*_]*\Z")
 LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}\]\s*)+")
 REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
-LEANS_BACK = re.compile(
+POINTS_BACK = re.compile(
     r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
 )
 
@@ -43,8 +43,7 @@ class Extractive:
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
         quoted = quotes(prompt.question, prompt.passages)
         if not quoted:
-            abstention = message("refusal_abstained", prompt.language)
-            yield Delta(text=abstention, usage=Usage(), finish_reason=ABSTAINED)
+            yield Delta(text=message("refusal_abstained", prompt.language), usage=Usage(), finish_reason=ABSTAINED)
             return
         for quote in quoted[:-1]:
             yield Delta(text=_cited(quote, prompt.passages) + " ")
@@ -52,17 +51,17 @@ class Extractive:
 
 
 class Quote(Value, gc=False):
-    """A sentence of a passage, the `order`-th, as character offsets in its text. `says` are the question's words in it
-    and in its document's title, `has` also those in the heading or the question that it stands under; `leans` says that
-    it begins with a word that points at the sentence before."""
+    """A sentence of a passage, the `order`-th, as character offsets in its text. `words` are the question's words in
+    it and in its document's title, `words_with_heading` also those in the heading or the question above it.
+    `points_back`: it begins with a word such as "It", which refers to the sentence before."""
 
     passage: int
     order: int
     start: int
     end: int
-    says: int
-    has: int
-    leans: bool
+    words: int
+    words_with_heading: int
+    points_back: bool
 
 
 def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
@@ -70,42 +69,40 @@ def quotes(question: str, passages: Sequence[Passage]) -> list[Quote]:
     if support(question, passages) < SUPPORTED:
         return []
     wording = Wording(question)
-    texts = readable(passages)
     candidates = [
-        quote for index in range(len(texts)) for quote in _read(wording, passages[index], index, texts[index])
+        quote for index, text in enumerate(readable(passages)) for quote in _read(wording, passages[index], index, text)
     ]
-    picked = _with_antecedents(SentenceSelection(wording, passages, candidates).pick(), candidates)
-    return _in_reading_order(picked, passages)
+    picked = SentenceSelection(wording, passages, candidates).pick()
+    return _in_reading_order(_with_antecedents(picked, candidates), passages)
 
 
 def _read(wording: Wording, passage: Passage, index: int, text: str) -> Iterator[Quote]:
     """The statements of a passage. A heading or a question adds its words to what follows."""
-    headers = " | ".join(passage.place.headers)[:MAX_TITLE] if passage.place else ""
-    under = wording.within(bare(passage.title))
-    above, last = wording.within(headers), len(text.rstrip())
+    title = wording.within(bare(passage.title))
+    above = wording.within(" | ".join(passage.place.headers)[:MAX_TITLE]) if passage.place else 0
+    last = len(text.rstrip())
     for order, (begin, end) in enumerate(islice(sentences(text), MAX_READ)):
         lead_in = LEAD_IN.match(text, begin, end)
         start = lead_in.end() if lead_in else begin
         found = wording.within(text[start:end])
         if QUESTION.search(text, start, end) or (end < last and _is_heading(text, begin, start, end)):
             above = found
-        elif SAYING.search(text, start, end):
+        elif LETTER_OR_DIGIT.search(text, start, end):
             yield Quote(
                 passage=index,
                 order=order,
                 start=start,
                 end=_cut(text, start, end),
-                says=found | under,
-                has=found | above | under,
-                leans=LEANS_BACK.match(text, start, end) is not None,
+                words=found | title,
+                words_with_heading=found | above | title,
+                points_back=POINTS_BACK.match(text, start, end) is not None,
             )
 
 
 def _is_heading(text: str, begin: int, start: int, end: int) -> bool:
     """Marked as one; or a short line without a full stop that is no item of a list and holds no number or colon."""
-    if text[begin] == "#" or begin < start:
-        return text[begin] == "#"
-    return end - start <= MAX_HEADING and UNSTOPPED.fullmatch(text, start, end) is not None
+    short = begin == start and end - start <= MAX_HEADING
+    return text[begin] == "#" or (short and UNSTOPPED.fullmatch(text, start, end) is not None)
 
 
 def _cut(text: str, start: int, end: int) -> int:
@@ -125,7 +122,7 @@ class SentenceSelection:
         self._candidates = candidates
         within = [0] * len(passages)
         for quote in candidates:
-            within[quote.passage] |= quote.has
+            within[quote.passage] |= quote.words_with_heading
         self._near = [
             nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, within, strict=True)
         ]
@@ -137,25 +134,24 @@ class SentenceSelection:
         picked: list[Quote] = []
         covered, left = 0, MAX_CHARACTERS
         named: set[int] = set()
-        said: set[str] = set()
         while len(picked) < MAX_PICKED:
+            texts = {self._text(quote) for quote in picked}
             rest = [
-                q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in said)
+                q for q in self._candidates if not picked or (q.end - q.start <= left and self._text(q) not in texts)
             ]
             best = max(rest, key=lambda quote: self._value(quote, covered, named), default=None)
-            if best is None or (picked and not (best.has & ~covered or best.passage in named)):
+            if best is None or (picked and not (best.words_with_heading & ~covered or best.passage in named)):
                 break
             picked.append(best)
-            said.add(self._text(best))
-            covered |= best.has
+            covered |= best.words_with_heading
             left -= best.end - best.start
-            named |= self._names(best)
-            named -= {quote.passage for quote in picked}
+            named = (named | self._names(best)) - {quote.passage for quote in picked}
         return picked
 
     def _value(self, quote: Quote, covered: int, named: Collection[int]) -> float:
-        said, lent = quote.says & ~covered, quote.has & ~quote.says & ~covered
-        gain = self._weight(said) + LENT * self._weight(lent)
+        gain = self._weight(quote.words & ~covered) + HEADING_SHARE * self._weight(
+            quote.words_with_heading & ~quote.words & ~covered
+        )
         return gain + NEARNESS * self._near[quote.passage] + (NAMED if quote.passage in named else 0.0)
 
     def _weight(self, bits: int) -> float:
@@ -197,7 +193,7 @@ def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> l
     left = MAX_CHARACTERS - sum(quote.end - quote.start for quote in picked)
     for quote in picked:
         before = at.get((quote.passage, quote.order - 1))
-        if before is None or before in whole or not quote.leans or len(whole) == MAX_SENTENCES:
+        if before is None or before in whole or not quote.points_back or len(whole) == MAX_SENTENCES:
             continue
         if before.end - before.start <= left:
             whole[before] = None

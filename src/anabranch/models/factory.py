@@ -10,7 +10,7 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
 from anabranch.domain.model import Embedding, Endpoint
-from anabranch.models.remote import ModelServer, api_url
+from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from anabranch.policies.breaker import Role
 from anabranch.policies.resilience import Resilience
 
@@ -25,12 +25,10 @@ def embedder_for(
     settings: Settings, outbound: Outbound, *, threads: int = 1, resilience: Resilience | None = None
 ) -> Embedder:
     if settings.embedding_url is not None and settings.embedding_model is not None:
-        from anabranch.models.remote import OpenAIEmbeddings  # noqa: PLC0415
-
-        endpoint = _endpoint("embeddings", settings.embedding_url, settings.embedding_model, settings.embedding_api_key)
-        url = api_url(settings.embedding_url, "/embeddings")
-        server = _server("embeddings", url, endpoint, settings, outbound, resilience)
-        return OpenAIEmbeddings(server, settings.embedding_model, settings.embedding_window)
+        slug, base, key = settings.embedding_model, settings.embedding_url, settings.embedding_api_key
+        endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
+        server = _server("embeddings", api_url(base, "/embeddings"), endpoint, settings, outbound, resilience)
+        return OpenAIEmbeddings(server, slug, settings.embedding_window)
     return LocalEmbedder(Path(settings.models_dir).expanduser(), threads)
 
 
@@ -43,14 +41,11 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
     if settings.reranker_path is not None:
         return OnnxCrossEncoder(Path(settings.reranker_path).expanduser())
     assert settings.reranker_url is not None
-    endpoint = _endpoint("reranker", settings.reranker_url, settings.reranker_model, settings.reranker_api_key)
-    url = rerank_url(settings.reranker_url, settings.reranker_form)
+    slug, base, key = settings.reranker_model or "reranker", settings.reranker_url, settings.reranker_api_key
+    endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
+    url = rerank_url(base, settings.reranker_form)
     server = _server("reranker", url, endpoint, settings, outbound, resilience)
     return RerankEndpoint(server, settings.reranker_form, settings.reranker_model or "")
-
-
-def _endpoint(role: Role, url: str, model: str | None, api_key: str | None) -> Endpoint:
-    return Endpoint(slug=model or role, url=url, kind="openai", operator=True, token=api_key)
 
 
 def _server(
@@ -58,12 +53,13 @@ def _server(
 ) -> ModelServer:
     """A client for one model server. Questions call it through a circuit breaker, with a time-out that leaves time to
     search without it; the indexer, which has no `resilience`, waits for it."""
-    api_key = endpoint.token or ""
-    if resilience is None:
-        return ModelServer(url, outbound, api_key=api_key, timeout_s=TIMEOUT_S)
-    timeout_s = min(TIMEOUT_S, settings.retrieval_timeout / 3)
-    attempts = resilience.attempts(endpoint, role)
-    return ModelServer(url, outbound, api_key=api_key, timeout_s=timeout_s, attempts=attempts)
+    return ModelServer(
+        url,
+        outbound,
+        api_key=endpoint.token or "",
+        timeout_s=TIMEOUT_S if resilience is None else min(TIMEOUT_S, settings.retrieval_timeout / 3),
+        guard=None if resilience is None else resilience.guard(endpoint, role),
+    )
 
 
 class LocalEmbedder:
@@ -92,5 +88,5 @@ class LocalEmbedder:
 
         with self._loading:
             if self._model is None:
-                self._model = MiniLM.load(self._folder, self._threads)
+                self._model = MiniLM(self._folder, self._threads)
             return self._model

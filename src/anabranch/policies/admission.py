@@ -15,7 +15,6 @@ RETRY_AFTER_S = 1
 # the more are pending, within a bound and with jitter.
 DELAY_EACH_S = 0.0004
 MAX_DELAY_S = 0.02
-JITTER = (0.7, 1.3)
 FULL = "The server is at its limit of concurrent questions; ask again in a moment."
 
 
@@ -28,6 +27,10 @@ class AdmissionSlot:
         self._gate: AdmissionGate | None = gate
         self._turn = turn
 
+    def admitted(self, inner: Answerer) -> Answerer:
+        """The Answerer, which waits for the slot first, if that is not free yet."""
+        return inner if self._turn is None else AdmittedAnswerer(inner, self)
+
     async def turn(self) -> None:
         """Wait until the question may run."""
         if self._turn is not None:
@@ -36,7 +39,7 @@ class AdmissionSlot:
     def leave(self) -> None:
         gate, self._gate = self._gate, None
         if gate is not None:
-            gate.left(self._turn)
+            gate.release(self._turn)
 
 
 class AdmissionGate:
@@ -80,26 +83,23 @@ class AdmissionGate:
     async def _delay(self) -> None:
         self._delayed += 1
         try:
-            delay_s = min(MAX_DELAY_S, DELAY_EACH_S * self._delayed)
-            await asyncio.sleep(delay_s * random.uniform(*JITTER))  # noqa: S311  no secret
+            jitter = random.uniform(0.7, 1.3)  # noqa: S311  no secret
+            await asyncio.sleep(min(MAX_DELAY_S, DELAY_EACH_S * self._delayed) * jitter)
         finally:
             self._delayed -= 1
 
-    def left(self, turn: "asyncio.Future[None] | None") -> None:
+    def release(self, turn: "asyncio.Future[None] | None") -> None:
+        """Free a place, and run the next question. One that was just cancelled leaves at once, which admits the one
+        after it."""
         if turn is not None and turn in self._queue:
             self._queue.remove(turn)
+        elif self._queue:
+            admitted = self._queue.popleft()
+            if not admitted.done():
+                admitted.set_result(None)
         else:
             self._running -= 1
-            self._admit_next()
         self._report_load()
-
-    def _admit_next(self) -> None:
-        """Run the next question. One that was just cancelled leaves at once, which admits the one after it."""
-        if self._queue:
-            turn = self._queue.popleft()
-            self._running += 1
-            if not turn.done():
-                turn.set_result(None)
 
     def _report_load(self) -> None:
         self._telemetry.noted(Load(running=self._running, waiting=len(self._queue)))

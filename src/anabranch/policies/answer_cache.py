@@ -4,7 +4,7 @@ import asyncio
 import copy
 import hashlib
 import unicodedata
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import NamedTuple
 
 import msgspec
@@ -12,25 +12,19 @@ import msgspec
 from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
-from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until, Value
+from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until
 from anabranch.domain.signals import CacheLooked, Joined
+from anabranch.policies.cache import lookup
 
 # The finish reasons of complete answers; one without a reason may have been cut off.
 COMPLETE = ("stop", "end_turn", "eos")
-# A question joins a running answer only if that has at least this share of its own time left.
+# A question joins a running answer only if that has at least this share of the question's remaining time.
 MIN_TIME_SHARE = 0.5
 
 encode = msgspec.json.Encoder(order="deterministic").encode
 decode = msgspec.json.Decoder(Answer).decode
 
 Look = Callable[[Question, Context], Awaitable[str | None]]
-
-
-class Recipe(Value):
-    """What an answer depends on besides its question: the version of the prompt, and the settings that matter."""
-
-    prompt_version: str
-    settings: tuple[str, ...] = ()
 
 
 class Identity(NamedTuple):
@@ -40,19 +34,10 @@ class Identity(NamedTuple):
     seen: str
 
 
-class CacheRequest(NamedTuple):
-    user: str | None
-    groups: tuple[str, ...]
-    operator: bool
-
-    @classmethod
-    def of(cls, context: Context) -> "CacheRequest":
-        return cls(context.user_id, context.groups, context.operator)
-
-
 class CachedAnswerer:
     """An Answerer that caches complete, grounded answers from collections, and lets equal questions that run at once
-    share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached."""
+    share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached. `settings` are
+    those that the answer depends on."""
 
     def __init__(
         self,
@@ -61,7 +46,7 @@ class CachedAnswerer:
         cache: Cache,
         ttl_s: float,
         look: Look,
-        recipe: Callable[[Question], Recipe],
+        settings: tuple[str, ...],
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
@@ -69,7 +54,7 @@ class CachedAnswerer:
         self._cache = cache
         self._ttl_s = ttl_s
         self._look = look
-        self._recipe = recipe
+        self._settings = settings
         self._clock = clock
         self._telemetry = telemetry
         self._running: dict[str, SharedRun] = {}
@@ -84,36 +69,37 @@ class CachedAnswerer:
         else:
             run = self._start(identity, question, context)
         try:
-            return await run.follow(emit, CacheRequest.of(context))
+            return await run.follow(emit, context)
         except NotShareable:
             return await self._inner.answer(question, context, emit)
 
     async def _identity(self, question: Question, context: Context) -> Identity | None:
         """None if the answer is not cached: it has other sources than collections, or a model that the caller named."""
         model = question.model
-        ours = question.sources and all(source.kind == "collection" for source in question.sources)
-        if not ours or question.until is not Until.GENERATE or model is None or not model.operator:
+        local = question.sources and all(source.kind == "collection" for source in question.sources)
+        if not local or question.until is not Until.GENERATE or model is None or not model.operator:
             return None
         seen = await self._look(question, context)
         if seen is None:
             return None
-        asked = msgspec.structs.replace(question, text=normalized(question.text), sources=(), model=None, fresh=False)
-        where = tuple(source.slug for source in question.sources)
-        recipe = self._recipe(question)
+        text = normalized(question.text)
+        plain = msgspec.structs.replace(question, text=text, sources=(), model=None, fresh=False)
+        collections = tuple(source.slug for source in question.sources)
+        version = question.profile.prompt_version
+        recipe = {"prompt_version": version, "settings": self._settings}
         try:
-            parts = encode((asked, where, msgspec.structs.replace(model, token=None), recipe, seen))
+            parts = encode((plain, collections, msgspec.structs.replace(model, token=None), recipe, seen))
         except UnicodeEncodeError:  # half of a surrogate pair, from a command line
             return None
-        return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{recipe.prompt_version}", seen)
+        return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{version}", seen)
 
     def _in_time(self, run: "SharedRun", context: Context) -> bool:
         """Whether a running answer has enough time left for this question."""
         now = self._clock.monotonic()
-        return not run.abandoned and run.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
+        return not run.task.cancelling() and run.leader.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
 
     def _start(self, identity: Identity, question: Question, context: Context) -> "SharedRun":
-        run = SharedRun(identity.seen, CacheRequest.of(context), context.deadline)
-        run.task = asyncio.create_task(self._run(run, identity, question, context))
+        run = SharedRun(identity.seen, context, lambda run: self._run(run, identity, question, context))
         run.task.add_done_callback(lambda task: self._ended(identity.key, task))
         if not question.fresh:
             self._running[identity.key] = run
@@ -126,21 +112,18 @@ class CachedAnswerer:
             task.exception()  # retrieved, so that asyncio does not log it; the followers raise it
 
     async def _run(self, run: "SharedRun", identity: Identity, question: Question, context: Context) -> Answer:
-        try:
-            began = self._clock.monotonic()
-            known = None if question.fresh else await self._cached(identity.key, identity.seen)
-            if known is not None:
-                total_ms = round((self._clock.monotonic() - began) * 1000)
-                known = msgspec.structs.replace(known, cached=True, timings=Timings(total_ms=total_ms))
-                for event in unfold(known)[:-1]:  # the Run itself emits the last one
-                    await run.record(event)
-                return known
-            answer = await self._within_deadline(question, context, run)
-            if _cacheable(answer, identity.seen):
-                await self._cache.put(identity.key, encode(answer), self._ttl_s)
-            return answer
-        finally:
-            run.over()
+        began = self._clock.monotonic()
+        known = None if question.fresh else await self._cached(identity)
+        if known is not None:
+            total_ms = round((self._clock.monotonic() - began) * 1000)
+            known = msgspec.structs.replace(known, cached=True, timings=Timings(total_ms=total_ms))
+            for event in unfold(known)[:-1]:  # the Run itself emits the last one
+                await run.record(event)
+            return known
+        answer = await self._within_deadline(question, context, run)
+        if _cacheable(answer, identity.seen):
+            await self._cache.put(identity.key, encode(answer), self._ttl_s)
+        return answer
 
     async def _within_deadline(self, question: Question, context: Context, run: "SharedRun") -> Answer:
         """Enforces the deadline: the Run of the first caller may be gone."""
@@ -153,15 +136,8 @@ class CachedAnswerer:
                 raise DeadlineExceeded("The question's total time ran out before the answer was complete.") from None
             raise
 
-    async def _cached(self, key: str, seen: str) -> Answer | None:
-        """The cached answer, if it is valid: other programs may be able to write to the cache."""
-        stored = await self._cache.get(key)
-        try:
-            known = decode(stored) if stored is not None else None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            known = None
-        if known is not None and not _cacheable(known, seen):
-            known = None
+    async def _cached(self, identity: Identity) -> Answer | None:
+        known = await lookup(self._cache, identity.key, decode, lambda answer: _cacheable(answer, identity.seen))
         self._telemetry.noted(CacheLooked(cache="answer", hit=known is not None))
         return known
 
@@ -171,59 +147,53 @@ class NotShareable(Exception):
 
 
 class SharedRun:
-    """One running answer and its followers. It is cancelled when the last of them leaves."""
+    """One running answer and its followers. It is cancelled when the last of them leaves. `leader` is the context of
+    the first one."""
 
-    def __init__(self, seen: str, leader: CacheRequest, deadline: float) -> None:
-        self.task: asyncio.Task[Answer] | None = None
-        self.deadline = deadline
+    def __init__(
+        self, seen: str, leader: Context, start: "Callable[[SharedRun], Coroutine[None, None, Answer]]"
+    ) -> None:
+        self.leader = leader
         self._seen = seen
-        self._leader = leader
         self._events: list[AnswerEvent] = []
         self._followers = 0
         self._joined = 0
-        self.abandoned = False
         self._changed = asyncio.Event()
-        self._is_over = False
+        self.task = asyncio.create_task(start(self))
+        self.task.add_done_callback(lambda _: self._wake())
 
     async def record(self, event: AnswerEvent) -> None:
         self._events.append(event)
         self._wake()
 
-    def over(self) -> None:
-        self._is_over = True
-        self._wake()
-
-    async def follow(self, emit: Emit, asker: CacheRequest) -> Answer:
+    async def follow(self, emit: Emit, context: Context) -> Answer:
         """Relay all events from the first on."""
-        assert self.task is not None
         first, self._joined = not self._joined, self._joined + 1
         self._followers += 1
         try:
-            await self._relay(emit, asker)
+            await self._relay(emit, same_caller=_permissions(context) == _permissions(self.leader))
             return await self._outcome(first=first)
         finally:
             self._followers -= 1
             if not self._followers:
-                self.abandoned = True
                 self.task.cancel()
 
-    async def _relay(self, emit: Emit, asker: CacheRequest) -> None:
+    async def _relay(self, emit: Emit, *, same_caller: bool) -> None:
         at = 0
         while True:
             changed = self._changed
             while at < len(self._events):
                 event = self._events[at]
-                if asker != self._leader and isinstance(event, SourceReplied) and event.reply.seen != self._seen:
+                if not same_caller and isinstance(event, SourceReplied) and event.reply.seen != self._seen:
                     raise NotShareable
                 await emit(event)
                 at += 1
-            if self._is_over and at == len(self._events):
+            if self.task.done() and at == len(self._events):
                 return
             if changed is self._changed:
                 await changed.wait()
 
     async def _outcome(self, *, first: bool) -> Answer:
-        assert self.task is not None
         await asyncio.wait([self.task])
         if self.task.cancelled():
             raise asyncio.CancelledError
@@ -235,6 +205,10 @@ class SharedRun:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _permissions(context: Context) -> tuple[str | None, tuple[str, ...], bool]:
+    return context.user_id, context.groups, context.operator
 
 
 def normalized(text: str) -> str:

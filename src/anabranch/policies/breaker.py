@@ -44,8 +44,6 @@ class Policy(Value, gc=False):
 class Rolling:
     """A count over the last window, in buckets of a tenth: up to a tenth of the window is dropped early."""
 
-    __slots__ = ("_buckets", "_counts", "_per_s", "total")
-
     def __init__(self, window_s: float) -> None:
         self._per_s = BUCKETS / window_s
         self._counts = [0] * BUCKETS
@@ -78,19 +76,6 @@ class Breaker:
 
     A call takes a permit with `enter` and returns it with `leave`. Each change of state invalidates earlier permits, so
     that a call from before the pause does not count as the trial."""
-
-    __slots__ = (
-        "_calls",
-        "_clock",
-        "_failures",
-        "_name",
-        "_permit",
-        "_policy",
-        "_telemetry",
-        "_trying",
-        "state",
-        "until",
-    )
 
     def __init__(self, name: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
         self._name = name
@@ -135,8 +120,8 @@ class Breaker:
             self._calls.add(now)
             if not good:
                 self._failures.add(now)
-                calls = self._calls.total
-                if calls >= self._policy.min_calls and self._failures.total / calls >= self._policy.rate:
+                rate = self._failures.total / self._calls.total
+                if self._calls.total >= self._policy.min_calls and rate >= self._policy.rate:
                     self.open()
 
     @property
@@ -178,8 +163,8 @@ class Breaker:
 MAX_UPSTREAMS = 1_000
 # An upstream whose URL and name are longer than this is called, but nothing is kept of it.
 MAX_KEY = 1_000
-# A closed breaker is shown for as many windows after its upstream was last called.
-SHOWN_WINDOWS = 3
+# A closed breaker is listed for as many windows after its upstream was last called.
+LISTED_WINDOWS = 3
 # Retries that are always allowed: the share of a single question would be less than one.
 MIN_RETRIES = 2
 LATENCIES = 100
@@ -205,8 +190,6 @@ class UpstreamKey(NamedTuple):
 class RetryBudget:
     """Keeps retries to a share of the calls within any window, so that retries never become the load."""
 
-    __slots__ = ("_calls", "_share", "_spent", "_window_s")
-
     def __init__(self, share: float, window_s: float) -> None:
         self._share = share
         self._window_s = window_s
@@ -219,59 +202,47 @@ class RetryBudget:
     def take(self, now: float) -> bool:
         """Spend one retry; False if the share is used up."""
         self._calls.roll(now)
-        spent = self._spent
-        while spent and spent[0] <= now - self._window_s:
-            spent.popleft()
-        if len(spent) + 1 > max(MIN_RETRIES, self._share * self._calls.total):
-            return False
-        spent.append(now)
-        return True
-
-
-class Latencies:
-    """The durations of the last good replies."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=LATENCIES)
-
-    def add(self, seconds: float) -> None:
-        self._last.append(seconds)
-
-    @property
-    def slow_s(self) -> float | None:
-        """The 95th percentile; None while fewer than MIN_LATENCIES are known."""
-        if len(self._last) < MIN_LATENCIES:
-            return None
-        return sorted(self._last)[math.ceil(SLOW * len(self._last)) - 1]
+        while self._spent and self._spent[0] <= now - self._window_s:
+            self._spent.popleft()
+        allowed = len(self._spent) + 1 <= max(MIN_RETRIES, self._share * self._calls.total)
+        if allowed:
+            self._spent.append(now)
+        return allowed
 
 
 class Upstream:
-    """The state of one upstream, shared by all calls of it."""
-
-    __slots__ = ("breaker", "budget", "busy", "clock", "labels", "latencies", "name", "used")
+    """The state of one upstream, shared by all calls of it. `latencies` are those of the last good replies."""
 
     def __init__(self, name: str, host: str, policy: Policy, clock: Clock, telemetry: Telemetry) -> None:
         self.name = name
         self.labels: Mapping[str, str] = {"server.address": host, "anabranch.upstream": name}
         self.breaker = Breaker(name, policy, clock, telemetry)
         self.budget = RetryBudget(policy.retry_budget, policy.window_s)
-        self.latencies = Latencies()
+        self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.clock = clock
         self.used = 0.0
         self.busy = 0
 
+    @property
+    def slow_s(self) -> float | None:
+        """The 95th percentile of the latencies; None while fewer than MIN_LATENCIES are known."""
+        if len(self.latencies) < MIN_LATENCIES:
+            return None
+        return sorted(self.latencies)[math.ceil(SLOW * len(self.latencies)) - 1]
+
 
 class UpstreamCall:
-    """One call of an upstream under its breaker. False if the circuit is open; `good` is the outcome to record."""
+    """One call of an upstream under its breaker. False if the circuit is open; `good` is the outcome to record. A
+    `counted` call adds to the retry budget."""
 
     __slots__ = ("_permit", "_upstream", "good")
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, *, counted: bool = False) -> None:
         self._upstream = upstream
         self._permit = upstream.breaker.enter()
         self.good: bool | None = None
+        if counted and self._permit:
+            upstream.budget.called(upstream.clock.monotonic())
 
     def __bool__(self) -> bool:
         return self._permit != 0
@@ -306,7 +277,7 @@ class Upstreams:
     def of(self, endpoint: Endpoint, suffix: str = "", role: Role = "source") -> Upstream:
         """The upstream of an endpoint; `suffix` keeps its name apart from others of the same path. Calls of callers say
         nothing about the operator's calls of the same URL: their tokens differ. The state of a private address is not
-        shown to callers who may not reach it."""
+        visible to callers who may not reach it."""
         key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
         known = self._configured if endpoint.operator else self._requested
         found = known.get(key)
@@ -326,9 +297,9 @@ class Upstreams:
         """The upstreams that were called since then."""
         return [(key, upstream) for key, upstream in self._all() if upstream.used > then]
 
-    def tend(self) -> None:
+    def drop_unused(self) -> None:
         """Drop upstreams that were not called for long."""
-        before = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s - self._policy.pause_s
+        before = self._clock.monotonic() - LISTED_WINDOWS * self._policy.window_s - self._policy.pause_s
         for known in (self._configured, self._requested):
             for key in [key for key, upstream in known.items() if upstream.used < before and not upstream.busy]:
                 self._drop(known, key)
@@ -343,18 +314,13 @@ class Upstreams:
 
     def states(self) -> Mapping[str, BreakerState]:
         """Breaker states by name; of two upstreams with the same name, the worse."""
-        since = self._clock.monotonic() - SHOWN_WINDOWS * self._policy.window_s
-        shown: dict[str, BreakerState] = {}
+        since = self._clock.monotonic() - LISTED_WINDOWS * self._policy.window_s
+        states: dict[str, BreakerState] = {}
         for _, upstream in self._all():
             state = upstream.breaker.state
-            if (state != "closed" or upstream.used > since) and SEVERITY[state] >= SEVERITY[
-                shown.get(upstream.name, state)
-            ]:
-                shown[upstream.name] = state
-        return shown
-
-    def __len__(self) -> int:
-        return len(self._configured) + len(self._requested)
+            if state != "closed" or upstream.used > since:
+                states[upstream.name] = max(state, states.get(upstream.name, state), key=SEVERITY.__getitem__)
+        return states
 
 
 def _host(url: str) -> str:
@@ -399,11 +365,11 @@ class SharedBreakers:
         self._published = {key: until for key, until in self._published.items() if until > now}
         if not self._redis.reachable:
             return
-        recent = {_key(one): upstream for one, upstream in self._upstreams.since(now - RECENT_S)}
         await self._redis.execute("PING")  # so that an outage of Redis is noticed without questions, too
-        await asyncio.gather(*(self._exchanged(key, upstream) for key, upstream in recent.items()))
+        recent = self._upstreams.since(now - RECENT_S)
+        await asyncio.gather(*(self._exchange(_key(key), upstream) for key, upstream in recent))
 
-    async def _exchanged(self, key: str, upstream: Upstream) -> None:
+    async def _exchange(self, key: str, upstream: Upstream) -> None:
         breaker = upstream.breaker
         if breaker.open_s > 0:
             if self._published.get(key, 0.0) < breaker.until:
@@ -413,7 +379,7 @@ class SharedBreakers:
             left_ms = await self._redis.execute("PTTL", key)
             if isinstance(left_ms, int) and left_ms > 0:
                 breaker.open(left_ms / 1000)
-                self._published[key] = breaker.until  # the others know it: do not publish it again
+                self._published[key] = breaker.until  # the other workers know it: do not publish it again
 
 
 def _key(upstream: UpstreamKey) -> str:

@@ -6,8 +6,9 @@ import math
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
     from anabranch.redis.client import Redis
+
+T = TypeVar("T")
 
 # The overhead of an entry beside its key and its value.
 ENTRY_BYTES = 250
@@ -39,10 +42,7 @@ class MemoryCache:
         self._items: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
     async def get(self, key: str) -> bytes | None:
-        found = self._items.get(key)
-        if found is None:
-            return None
-        value, until = found
+        value, until = self._items.get(key, (None, -math.inf))
         if until <= self._clock.monotonic():
             self._drop(key)
             return None
@@ -52,12 +52,11 @@ class MemoryCache:
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
         self._drop(key)
         size = _size(key, value)
-        if ttl_s <= 0 or size > self._max_bytes / LARGEST_SHARE:
-            return
-        self._items[key] = value, self._clock.monotonic() + ttl_s
-        self._bytes += size
-        while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._items)))
+        if ttl_s > 0 and size <= self._max_bytes / LARGEST_SHARE:
+            self._items[key] = value, self._clock.monotonic() + ttl_s
+            self._bytes += size
+            while self._bytes > self._max_bytes:
+                self._drop(next(iter(self._items)))
 
     def _drop(self, key: str) -> None:
         if (found := self._items.pop(key, None)) is not None:
@@ -65,80 +64,51 @@ class MemoryCache:
 
 
 class RedisCache:
-    """A read takes `wait_s` at most. Writes run in the background and are dropped if too many are pending. If Redis is
-    unreachable, or the value is not bytes, it is a miss."""
+    """A cache that all workers share, with a local one in front: a value of Redis is copied to the local cache for its
+    remaining TTL. A read takes `wait_s` at most. Writes to Redis run in the background and are dropped if too many
+    are pending. If Redis is unreachable, or the value is not bytes, it is a miss."""
 
-    def __init__(self, redis: "Redis", wait_s: float) -> None:
+    def __init__(self, redis: "Redis", local: Cache, wait_s: float) -> None:
         self._redis = redis
+        self._local = local
         self._wait_s = wait_s
         self._writes: set[asyncio.Task[None]] = set()
 
     async def get(self, key: str) -> bytes | None:
-        try:
-            value = await self._redis.execute("GET", key, wait_s=self._wait_s)
-        except RedisGone:
-            return None
-        return value if isinstance(value, bytes) else None
-
-    async def look(self, key: str) -> tuple[bytes, float] | None:
-        """The value and its remaining TTL in seconds; 0 if unknown."""
-        try:
-            found = await self._redis.execute("EVAL", LOOK, 1, key, wait_s=self._wait_s)
-        except RedisGone:
-            return None
-        match found:
-            case [bytes(value), int(left_ms)]:
-                return value, max(left_ms, 0) / 1000
+        if (known := await self._local.get(key)) is not None:
+            return known
+        with suppress(RedisGone):
+            match await self._redis.execute("EVAL", LOOK, 1, key, wait_s=self._wait_s):
+                case [bytes(value), int(left_ms)]:
+                    await self._local.put(key, value, max(left_ms, 0) / 1000)
+                    return value
         return None
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        if not self._redis.reachable or len(self._writes) >= MAX_WRITES or len(value) > MAX_SHARED_BYTES:
-            return
-        write = asyncio.create_task(self._write(key, value, ttl_s))
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
+        await self._local.put(key, value, ttl_s)
+        if self._redis.reachable and len(self._writes) < MAX_WRITES and len(value) <= MAX_SHARED_BYTES:
+            write = asyncio.create_task(self._write(key, value, int(ttl_s * 1000)))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
 
     async def settled(self) -> None:
         """Wait until no write is pending."""
         while self._writes:
             await asyncio.wait(self._writes)
 
-    async def _write(self, key: str, value: bytes, ttl_s: float) -> None:
-        ttl_ms = int(ttl_s * 1000)
-        try:
-            if ttl_ms > 0:
-                await self._redis.execute("SET", key, value, "PX", ttl_ms)
-            else:
-                await self._redis.execute("DEL", key)
-        except RedisGone:
-            pass
+    async def _write(self, key: str, value: bytes, ttl_ms: int) -> None:
+        command = ("SET", key, value, "PX", ttl_ms) if ttl_ms > 0 else ("DEL", key)
+        with suppress(RedisGone):
+            await self._redis.execute(*command)
 
 
-class SharedCache(Cache, Protocol):
-    """A cache that knows the remaining TTL of a value."""
-
-    async def look(self, key: str) -> tuple[bytes, float] | None: ...
-
-
-class TieredCache:
-    """Reads the local cache first. A value of the shared cache is copied to the local one, with its remaining TTL."""
-
-    def __init__(self, local: Cache, shared: SharedCache) -> None:
-        self._local = local
-        self._shared = shared
-
-    async def get(self, key: str) -> bytes | None:
-        if (value := await self._local.get(key)) is not None:
-            return value
-        if (found := await self._shared.look(key)) is None:
-            return None
-        value, left_s = found
-        await self._local.put(key, value, left_s)
-        return value
-
-    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        await self._local.put(key, value, ttl_s)
-        await self._shared.put(key, value, ttl_s)
+async def lookup(cache: Cache, key: str, decode: Callable[[bytes], T], valid: Callable[[T], bool]) -> T | None:
+    """The cached value, if it can be decoded and is valid: other programs may be able to write to the cache."""
+    stored = await cache.get(key)
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        value = decode(stored) if stored is not None else None
+        return value if value is not None and valid(value) else None
+    return None
 
 
 def _size(key: str, value: bytes) -> int:
@@ -200,14 +170,6 @@ class CachedEmbedder:
         )
 
     async def _cached(self, key: str) -> Embedding | None:
-        stored = await self._cache.get(key)
-        found = None
-        if stored is not None:
-            try:
-                found = decode(stored)
-            except msgspec.MsgspecError:
-                found = None
-        if found is not None and not self._fits(found):
-            found = None
+        found = await lookup(self._cache, key, decode, self._fits)
         self._telemetry.noted(CacheLooked(cache="embedding", hit=found is not None))
         return found

@@ -3,6 +3,7 @@
 import math
 from array import array
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.domain.contracts import Clock
@@ -10,7 +11,7 @@ from anabranch.domain.model import Allowance
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
-    from anabranch.redis.client import Redis, Reply
+    from anabranch.redis.client import Redis
 
 MAX_KEYS = 100_000
 
@@ -80,8 +81,9 @@ class MemoryLimiter:
         self._calls.pop(key, None)
         self._calls[key] = calls
         self._sweep(now)
-        remaining = self._limit - used - 1
-        return Reservation(Allowance(limit=self._limit, remaining=remaining, reset_s=self._window_s), until)
+        return Reservation(
+            Allowance(limit=self._limit, remaining=self._limit - used - 1, reset_s=self._window_s), until
+        )
 
     def release(self, key: str, reservation: Reservation) -> None:
         calls = self._calls.get(key, array("d"))
@@ -113,30 +115,18 @@ class RedisLimiter:
     async def admit(self, key: str) -> Allowance:
         """A cancelled call keeps its reservation: Redis may have counted it."""
         reservation = self._local.reserve(key)
-        own = reservation.allowance
-        if own.wait_s:
-            return own
-        try:
-            shared = _allowance(
-                self._limit, await self._redis.execute("EVAL", SCRIPT, 1, key, self._limit, self._window_us)
-            )
-        except RedisGone:
-            return own
-        if shared.wait_s:
-            self._local.release(key, reservation)
-            return shared
-        return Allowance(
-            limit=self._limit,
-            remaining=min(own.remaining, shared.remaining),
-            reset_s=max(own.reset_s, shared.reset_s),
-        )
-
-
-def _allowance(limit: int, reply: "Reply") -> Allowance:
-    match reply:
-        case [int(remaining), int(reset_us), int(wait_us)]:
-            return Allowance(limit=limit, remaining=remaining, reset_s=reset_us / 1e6, wait_s=wait_us / 1e6)
-    raise RedisGone("Redis gave an unexpected reply to the rate limit script.")
+        limit, local = self._limit, reservation.allowance
+        if local.wait_s:
+            return local
+        with suppress(RedisGone):
+            match await self._redis.execute("EVAL", SCRIPT, 1, key, limit, self._window_us):
+                case [int(remaining), int(reset_us), 0]:
+                    remaining, reset_s = min(local.remaining, remaining), max(local.reset_s, reset_us / 1e6)
+                    return Allowance(limit=limit, remaining=remaining, reset_s=reset_s)
+                case [int(remaining), int(reset_us), int(wait_us)]:
+                    self._local.release(key, reservation)
+                    return Allowance(limit=limit, remaining=remaining, reset_s=reset_us / 1e6, wait_s=wait_us / 1e6)
+        return local
 
 
 def _distance(now: float, then: float) -> float:

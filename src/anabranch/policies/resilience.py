@@ -11,19 +11,20 @@ from typing import TypeVar
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, Generator, Source, Telemetry
-from anabranch.domain.errors import GenerationFailed, UpstreamError
+from anabranch.domain.contracts import Clock, Exchange, Generator, Source, Telemetry
+from anabranch.domain.errors import Elsewhere, GenerationFailed, UpstreamError
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
 from anabranch.domain.signals import Hedged, Retried, Spent
-from anabranch.network import redaction
+from anabranch.network import redaction, syft_wire
 from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Elsewhere)
 
 FIRST_WAIT_S = 1.0
-# A time-out shows as a cancellation at the deadline; an event loop's own clock may be this much behind.
+# A time-out is a cancellation at the deadline; the clock of the event loop may be this much behind.
 SLACK_S = 0.05
-# Embedding and reranking calls belong to whichever question is being answered, and have no deadline of their own.
+# Embedding and reranking calls belong to whichever question is being answered, and have no deadline.
 NO_CONTEXT = Context(correlation_id="", deadline=math.inf)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -45,8 +46,8 @@ class ResilientSource:
         upstream = self.upstream
         call = UpstreamCall(upstream)
         if not call:
-            reason = f"The source {upstream.breaker.refusal}."
-            return SourceReply(path=self._path, status=Status.SKIPPED, error=reason)
+            error = f"The source {upstream.breaker.refusal}."
+            return SourceReply(path=self._path, status=Status.SKIPPED, error=error)
         with call:
             try:
                 with self._telemetry.span("upstream", context, **upstream.labels) as span:
@@ -54,10 +55,8 @@ class ResilientSource:
             except asyncio.CancelledError:
                 call.good = False if timed_out(context, upstream.clock) else None
                 raise
-            if reply.status is Status.SUCCESS:
-                call.good = True
-            elif reply.fault:
-                call.good = False
+            if reply.fault or reply.status is Status.SUCCESS:
+                call.good = not reply.fault
             return redaction.reply_of(reply)
 
 
@@ -74,7 +73,7 @@ class HedgedSource:
     async def search(self, query: Query, context: Context) -> SourceReply:
         upstream = self._first.upstream
         upstream.budget.called(self._clock.monotonic())
-        slow_s = upstream.latencies.slow_s
+        slow_s = upstream.slow_s
         if slow_s is not None:
             return await self._race(query, context, slow_s)
         return await self._or_alternate(await self._timed(query, context), query, context)
@@ -83,7 +82,7 @@ class HedgedSource:
         began = self._clock.monotonic()
         reply = await self._first.search(query, context)
         if reply.status is Status.SUCCESS:
-            self._first.upstream.latencies.add(self._clock.monotonic() - began)
+            self._first.upstream.latencies.append(self._clock.monotonic() - began)
         return reply
 
     async def _or_alternate(self, reply: SourceReply, query: Query, context: Context) -> SourceReply:
@@ -97,9 +96,7 @@ class HedgedSource:
         tasks = [first]
         try:
             await asyncio.wait(tasks, timeout=slow_s)
-            if first.done():
-                return await self._or_alternate(first.result(), query, context)
-            if not self._first.upstream.budget.take(self._clock.monotonic()):
+            if first.done() or not self._first.upstream.budget.take(self._clock.monotonic()):
                 return await self._or_alternate(await first, query, context)
             second = asyncio.create_task(self._second.search(query, context))
             tasks.append(second)
@@ -157,7 +154,10 @@ class ResilientGenerator:
         usage: Usage | None = None
         secrets = redaction.in_content()
         for attempt in range(self._retries + 1):
-            with self._call(attempt) as call:
+            call = UpstreamCall(upstream, counted=attempt == 0)
+            if not call:
+                raise GenerationFailed(f"The model {upstream.breaker.refusal}.")
+            with call:
                 try:
                     with self._telemetry.span("upstream", context, **upstream.labels) as span:
                         async with aclosing(self._inner.generate(prompt, span.context)) as deltas:
@@ -186,14 +186,6 @@ class ResilientGenerator:
             self._telemetry.noted(Retried(upstream=upstream.name))
             await self._sleep(wait_s)
 
-    def _call(self, attempt: int) -> UpstreamCall:
-        call = UpstreamCall(self._upstream)
-        if not call:
-            raise GenerationFailed(f"The model {self._upstream.breaker.refusal}.")
-        if attempt == 0:
-            self._upstream.budget.called(self._upstream.clock.monotonic())
-        return call
-
     def _wait_s(self, error: GenerationFailed, attempt: int, context: Context) -> float | None:
         """Seconds until the retry; None if a retry cannot help, comes after the deadline or is over the budget."""
         if not error.trouble.may_pass or self._upstream.breaker.blocked:
@@ -212,13 +204,11 @@ class GuardedCalls:
         self._upstream = upstream
         self._telemetry = telemetry
 
-    async def made(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
+    async def call(self, call: Callable[[], Awaitable[T]], *, first: bool) -> T:
         """The call's result. Raises UpstreamError if the call fails or the circuit is open."""
-        guarded = UpstreamCall(self._upstream)
+        guarded = UpstreamCall(self._upstream, counted=first)
         if not guarded:
             raise UpstreamError(f"It {self._upstream.breaker.refusal}.")
-        if first:
-            self._upstream.budget.called(self._upstream.clock.monotonic())
         with guarded:
             try:
                 with self._telemetry.span("upstream", NO_CONTEXT, **self._upstream.labels):
@@ -229,7 +219,7 @@ class GuardedCalls:
             guarded.good = True
             return result
 
-    def again(self) -> bool:
+    def take_retry(self) -> bool:
         """Whether a retry is allowed; if so, it is counted."""
         if self._upstream.breaker.blocked or not self._upstream.budget.take(self._upstream.clock.monotonic()):
             return False
@@ -255,22 +245,22 @@ class Resilience:
         self._random = random
         self.upstreams = Upstreams(policy, clock, telemetry)
 
-    def source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source]) -> Source:
-        """A source under its breaker, hedged if it has an alternate; `made` constructs the source of an endpoint."""
-        first = self._source(endpoint, made)
+    def source(self, endpoint: Endpoint, make: Callable[[Endpoint], Source]) -> Source:
+        """A source under its breaker, hedged if it has an alternate; `make` constructs the source of an endpoint."""
+        first = self._source(endpoint, make)
         if endpoint.alternate is None:
             return first
         other = msgspec.structs.replace(endpoint, url=endpoint.alternate, alternate=None)
-        return HedgedSource(first, self._source(other, made, " (alternate)"), self._telemetry)
+        return HedgedSource(first, self._source(other, make, " (alternate)"), self._telemetry)
 
-    def _source(self, endpoint: Endpoint, made: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
-        return ResilientSource(made(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
+    def _source(self, endpoint: Endpoint, make: Callable[[Endpoint], Source], suffix: str = "") -> ResilientSource:
+        return ResilientSource(make(endpoint), self.upstreams.of(endpoint, suffix), endpoint.path, self._telemetry)
 
-    def attempts(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
+    def guard(self, endpoint: Endpoint, role: Role) -> GuardedCalls:
         return GuardedCalls(self.upstreams.of(endpoint, f" ({role})", role), self._telemetry)
 
     def breaker(self, endpoint: Endpoint, role: Role) -> Breaker:
-        """The breaker alone, for a caller with retries of its own."""
+        """The breaker alone, for a caller that retries by itself."""
         return self.upstreams.of(endpoint, f" ({role})", role).breaker
 
     def generator(self, endpoint: Endpoint, inner: Generator, *, retried: bool = True) -> Generator:
@@ -292,6 +282,13 @@ def timed_out(context: Context, clock: Clock) -> bool:
 def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> float:
     """Exponential backoff with jitter: between half and all of twice the time before."""
     return first_s * 2.0**attempt * (0.5 + random() / 2)
+
+
+async def refused(exchange: Exchange, kind: type[E]) -> E:
+    """The error for a reply with a status other than 2xx."""
+    _, sentence = await syft_wire.refusal(exchange)
+    wait_s = retry_after_s(exchange.header("Retry-After"))
+    return kind(sentence, syft_wire.trouble(exchange.status), wait_s, upstream_status=exchange.status)
 
 
 def retry_after_s(header: str, now: Callable[[], float] = time.time) -> float | None:

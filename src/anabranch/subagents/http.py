@@ -12,9 +12,9 @@ from anabranch.domain.errors import InvalidQuestion, Trouble, UpstreamError, Ups
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
-from anabranch.network import sse, syft_wire
+from anabranch.network import sse
 from anabranch.network.redaction import content_of
-from anabranch.policies import resilience
+from anabranch.policies.resilience import refused
 from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
 
 MAX_FRAGMENTS = 10_000
@@ -74,12 +74,7 @@ class HttpSubagent:
         async with AsyncExitStack() as stack:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
-                _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
-                    resilience.retry_after_s(exchange.header("Retry-After")),
-                )
-                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+                raise await self._in_time(refused(exchange, UpstreamError), context)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(self._max_fragments):
                 output = await self._in_time(anext(outputs, None), context)

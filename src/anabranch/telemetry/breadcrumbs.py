@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -35,14 +36,8 @@ class BreadcrumbTiming(Value):
     close_s: float = 2.0
 
 
-class NoBreadcrumbs:
-    """Discards breadcrumbs."""
-
-    def drop(self, crumb: Breadcrumb) -> None: ...
-
-
 class BreadcrumbFanout:
-    """Passes each breadcrumb to several sinks."""
+    """Passes each breadcrumb to several sinks, or to none."""
 
     def __init__(self, *sinks: Breadcrumbs) -> None:
         self._sinks = sinks
@@ -84,9 +79,16 @@ class BreadcrumbFile:
     """Appends breadcrumbs to a file as lines of JSON. Several workers may share the file. A thread writes, since a disk
     may block; beyond MAX_QUEUED breadcrumbs are lost. The file is opened for each batch, so that it can be rotated."""
 
-    def __init__(self, path: Path, telemetry: Telemetry, timing: BreadcrumbTiming = BreadcrumbTiming()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        telemetry: Telemetry,
+        timing: BreadcrumbTiming = BreadcrumbTiming(),
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
         self._path = path
         self._timing = timing
+        self._write_bytes = write
         self._losses = LostBreadcrumbs(telemetry)
         self._queue: deque[Breadcrumb] = deque()
         self._wake = threading.Event()
@@ -116,10 +118,10 @@ class BreadcrumbFile:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.close_s):
                     await self._ended.wait()
-        left = len(self._queue) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
+        lost = len(self._queue) + sum(piece.count(b"\n") for piece in tuple(self._unwritten))
         self._queue.clear()
-        if left:
-            self._losses.add(left)
+        if lost:
+            self._losses.add(lost)
         self._losses.close()
 
     def _run(self) -> None:
@@ -154,22 +156,16 @@ class BreadcrumbFile:
             if len(lines) < len(crumbs):
                 self._on_loop(self._losses.add, len(crumbs) - len(lines))
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            with open(self._path, "ab", 0, opener=partial(os.open, mode=0o640)) as file:
+                while self._unwritten:
+                    piece = b"\n" + self._unwritten[0] if self._torn else self._unwritten[0]
+                    wrote = self._write_bytes(file.fileno(), piece)
+                    self._unwritten.popleft()
+                    self._torn = wrote < len(piece)
+                    if self._torn:  # write the cut line once more, whole
+                        self._unwritten.appendleft(piece[piece.rfind(b"\n", 0, wrote) + 1 :])
         except OSError:
             return False
-        try:
-            while self._unwritten:
-                piece = b"\n" + self._unwritten[0] if self._torn else self._unwritten[0]
-                wrote = os.write(file, piece)
-                self._unwritten.popleft()
-                self._torn = wrote < len(piece)
-                if self._torn:  # write the cut line once more, whole
-                    self._unwritten.appendleft(piece[piece.rfind(b"\n", 0, wrote) + 1 :])
-        except OSError:
-            return False
-        finally:
-            with suppress(OSError):
-                os.close(file)
         return True
 
 

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from multiprocessing import parent_process
@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import msgspec
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Attribute, Clock, SystemClock
+from anabranch.domain.contracts import Attribute, Clock, Span, SystemClock
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.events import (
     Answered,
@@ -31,7 +31,6 @@ from anabranch.domain.events import (
     RetrievalFinished,
     RetrievalStarted,
     SourceReplied,
-    Token,
 )
 from anabranch.domain.model import Answer, Context, Question, Status
 from anabranch.domain.signals import (
@@ -137,7 +136,8 @@ def batches(lines: Sequence[str], max_bytes: int) -> Iterator[str]:
 
 
 class Log:
-    """Writes events that are at or above a level as lines."""
+    """Writes events that are at or above a level as lines. `flush` writes those that wait: a worker that is ended by a
+    signal runs no exit handlers."""
 
     def __init__(self, writer: LogWriter, level: int, render: Render) -> None:
         self.flush = writer.flush
@@ -147,23 +147,16 @@ class Log:
 
     def info(self, event: str, **fields: Any) -> None:
         if self._level <= logging.INFO:
-            fields["event"] = event
-            self._write(self._render(_stamped("info", fields)))
+            self._write(self._render(_stamped("info", event, fields)))
 
     def warning(self, event: str, **fields: Any) -> None:
         if self._level <= logging.WARNING:
-            fields["event"] = event
-            self._write(self._render(_stamped("warning", fields)))
+            self._write(self._render(_stamped("warning", event, fields)))
 
     def error(self, event: str, exc_info: BaseException | None = None, **fields: Any) -> None:
         """Written at once. `exc_info` adds the traceback of this exception, which may quote an upstream."""
-        fields["event"] = event
-        self._write(redaction.removed(self._render(_stamped("error", fields, exc_info))))
+        self._write(redaction.removed(self._render(_stamped("error", event, fields, exc_info))))
         self.flush()
-
-    def exception(self, event: str) -> None:
-        """The exception that is being handled."""
-        self.error(event, sys.exception())
 
 
 class LineFormatter(logging.Formatter):
@@ -175,16 +168,14 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
-        return redaction.removed(
-            self._render(_stamped(record.levelname.lower(), {"event": record.getMessage()}, error))
-        )
+        line = _stamped(record.levelname.lower(), record.getMessage(), {}, error)
+        return redaction.removed(self._render(line))
 
 
-def _stamped(level: str, fields: dict[str, Any], error: BaseException | None = None) -> dict[str, Any]:
-    """Adds level, time and traceback. A traceback shows no values of variables: tokens may be among them."""
+def _stamped(level: str, event: str, fields: dict[str, Any], error: BaseException | None = None) -> dict[str, Any]:
+    """Adds event, level, time and traceback. A traceback shows no values of variables: tokens may be among them."""
     now = time.time()
-    fields["level"] = level
-    fields["timestamp"] = f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"
+    fields |= {"event": event, "level": level, "timestamp": f"{_second(int(now))}.{int(now % 1 * 1_000_000):06d}Z"}
     if error is not None:
         fields["exception"] = "".join(traceback.format_exception(error)).rstrip("\n")
     return fields
@@ -233,11 +224,6 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     return Log(LogWriter(out), level, render)
 
 
-def flush(log: Log) -> None:
-    """Write the lines that wait: a worker that is ended by a signal runs no exit handlers."""
-    log.flush()
-
-
 class SilentTelemetry:
     """Telemetry that records nothing."""
 
@@ -249,7 +235,12 @@ class SilentTelemetry:
 
     def noted(self, signal: Signal) -> None: ...
 
-    def span(self, name: str, context: Context, **attributes: str | int | float) -> "NullSpan":  # noqa: ARG002
+    def span(
+        self,
+        name: str,  # noqa: ARG002
+        context: Context,
+        **attributes: str | int | float,  # noqa: ARG002
+    ) -> AbstractContextManager[Span]:
         return NullSpan(context)
 
 
@@ -301,8 +292,6 @@ class LoggedEvents(SilentTelemetry):
         )
 
     def happened(self, event: AnswerEvent, context: Context) -> None:
-        if isinstance(event, Token):
-            return
         ids = _ids(context)
         match event:
             case RetrievalStarted():
@@ -322,8 +311,9 @@ class LoggedEvents(SilentTelemetry):
                     reason=reply.error.partition(":")[0] if reply.error else None,
                 )
             case RetrievalFinished():
-                found, took_ms = event.passages, event.time_ms
-                self._log.info("chat_retrieval_completed", **ids, documents_count=found, latency_ms=took_ms)
+                self._log.info(
+                    "chat_retrieval_completed", **ids, documents_count=event.passages, latency_ms=event.time_ms
+                )
             case GenerationStarted():
                 self._log.info("chat_generation_started", **ids, model=event.model)
             case Answered():
@@ -333,8 +323,13 @@ class LoggedEvents(SilentTelemetry):
 
     def _answered(self, answer: Answer, context: Context, ids: dict[str, str]) -> None:
         if answer.model is not None and not answer.cached:
-            took_ms = answer.timings.generation_ms
-            self._log.info("model_query_completed", **ids, model=answer.model, status="success", latency_ms=took_ms)
+            self._log.info(
+                "model_query_completed",
+                **ids,
+                model=answer.model,
+                status="success",
+                latency_ms=answer.timings.generation_ms,
+            )
         self._log.info(
             "chat_request_completed",
             **ids,
@@ -349,11 +344,14 @@ class LoggedEvents(SilentTelemetry):
 
     def _failed(self, event: Failed, context: Context, ids: dict[str, str]) -> None:
         if "model_path" in event.details:
-            model, took_ms = event.details["model_path"], event.details.get("latency_ms")
-            # After the colon the message may quote the model server.
-            reason = event.message.removeprefix("Model generation failed: ").partition(":")[0]
             self._log.warning(
-                "model_query_completed", **ids, model=model, status="error", latency_ms=took_ms, reason=reason
+                "model_query_completed",
+                **ids,
+                model=event.details["model_path"],
+                status="error",
+                latency_ms=event.details.get("latency_ms"),
+                # After the colon the message may quote the model server.
+                reason=event.message.removeprefix("Model generation failed: ").partition(":")[0],
             )
         write = self._log.info if event.code == "cancelled" else self._log.warning
         write(
@@ -388,18 +386,18 @@ class LoggedEvents(SilentTelemetry):
             case RedisSaidNo():
                 self._rate_limited(self._log.warning, "redis_refused", reason=signal.why)
             case Compared():
-                session, step = label(signal.session_id), label(signal.plan_step_id)
                 write = self._log.info if signal.equal else self._log.warning
-                differences = list(signal.differences)
                 write(
-                    "planner_shadow", session_id=session, plan_step_id=step, equal=signal.equal, differences=differences
+                    "planner_shadow",
+                    session_id=label(signal.session_id),
+                    plan_step_id=label(signal.plan_step_id),
+                    equal=signal.equal,
+                    differences=list(signal.differences),
                 )
             case CrumbsLost():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
             case ServerMoved():
                 self._server_moved(signal)
-            case _:
-                pass
 
     def _server_moved(self, signal: ServerMoved) -> None:
         server, reason = label(signal.server), sentence(signal.reason)

@@ -1,18 +1,21 @@
-"""Prometheus metrics: their definitions, their update by events and signals, and their exposition."""
+"""Prometheus metrics, and the server's Telemetry, which passes every event to log, metrics and traces."""
 
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Generic, TypeVar, assert_never, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics, values
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Clock, Span, SystemClock
 from anabranch.domain.errors import AnabranchError, Cancelled, Overloaded, RateLimited
 from anabranch.domain.events import (
     Answered,
@@ -22,11 +25,13 @@ from anabranch.domain.events import (
     RetrievalFinished,
     SourceReplied,
     StepStatus,
+    Token,
 )
-from anabranch.domain.model import Answer, Ground, Status
+from anabranch.domain.model import Context, Ground, Question, Status
 from anabranch.domain.signals import (
     BreakerMoved,
     CacheLooked,
+    CacheName,
     Compared,
     CrumbsLost,
     Hedged,
@@ -46,37 +51,34 @@ from anabranch.domain.signals import (
     Subagented,
 )
 from anabranch.domain.steps import Ignored as Reason
-from anabranch.telemetry.log import label
+from anabranch.telemetry.log import Log, LoggedEvents, NullSpan, label
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # OpenTelemetry loads only where there is a collector
+    from anabranch.telemetry.otlp import Traces
 
 MAX_NAMES = 100
 OTHER = "other"
 
 
-class Children(dict[str, T], Generic[T]):
+class Children(dict[str, Any]):
     """Metrics by label. Labels can come from requests, and each costs memory, also in Prometheus: the first MAX_NAMES
     get their own metric, all others share one. Known labels always have their own."""
 
-    def __init__(self, make: Callable[[str], T], known: Iterable[str] = ()) -> None:
+    def __init__(self, make: Callable[[str], Any], known: Iterable[str]) -> None:
         super().__init__()
         self._make = make
         self._left = MAX_NAMES
-        self._others: T | None = None
         for name in known:
             self[label(name)] = make(label(name))
 
-    def __missing__(self, name: str) -> T:
+    def __missing__(self, name: str) -> Any:
         short = label(name)
-        if short != name:
-            return self[short]
-        if self._left:
+        if short not in self and self._left <= 0:
+            short = OTHER
+        if short not in self:
             self._left -= 1
-            self[name] = made = self._make(name)
-            return made
-        if self._others is None:
-            self._others = self._make(OTHER)
-        return self._others
+            self[short] = self._make(short)
+        return self[short]
 
 
 class AllWorkers(MultiProcessCollector):
@@ -93,11 +95,6 @@ class AllWorkers(MultiProcessCollector):
         return merged
 
 
-def is_shared() -> bool:
-    """Whether the metrics are in files shared by several workers, which `serve` configures."""
-    return bool(values.ValueClass._multiprocess)
-
-
 def _has_data(path: Path) -> bool:
     """Whether the file exists and a worker has written to it."""
     try:
@@ -111,10 +108,8 @@ def _runs(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -124,263 +119,303 @@ OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
 AGGREGATION = ("aggregation.wait", "aggregation.emit", "aggregation.retry")
 STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", *AGGREGATION)
 ABSTAINED = "abstained"
-COLLECTIONS = "collections"
-EXTRACTIVE = "extractive"
-ALTERNATE = " (alternate)"
 GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), ABSTAINED)
-STEPS = get_args(StepStatus)
-PARTS = get_args(OutcomeStatus)
 SUBAGENTS = ("documentation", "row_selection", "action", "voice", "safety")
-IGNORED = get_args(Reason)
 BREAKER = {"closed": 0, "half_open": 1, "open": 2}
 QUESTION_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 30_000, 60_000, 180_000)
 PART_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 120_000)
 
+# How a metric is constructed, its help text, and its labels with the values that are there from the start.
+Definition = tuple[Callable[..., Counter | Gauge | Histogram], str, Mapping[str, Iterable[str]]]
+QuestionTime = partial(Histogram, buckets=QUESTION_MS)
+PartTime = partial(Histogram, buckets=PART_MS)
+# Of several workers, what counts is the sum, the largest or the smallest value of those that run.
+SumGauge = partial(Gauge, multiprocess_mode="livesum")
+MaxGauge = partial(Gauge, multiprocess_mode="livemax")
+MinGauge = partial(Gauge, multiprocess_mode="livemin")
+METRICS: Mapping[str, Definition] = {
+    "anabranch_questions": (Counter, "Questions, by outcome.", {"surface": SURFACES, "outcome": OUTCOMES}),
+    "anabranch_question_latency_ms": (QuestionTime, "From question to end.", {"surface": SURFACES}),
+    "anabranch_rejected": (
+        Counter,
+        "Rejected requests.",
+        {"surface": SURFACES, "error_code": (RateLimited.code, Overloaded.code)},
+    ),
+    "anabranch_stage_latency_ms": (PartTime, "One stage of a question.", {"stage": STAGES}),
+    "anabranch_questions_running": (SumGauge, "Questions that are answered now.", {}),
+    "anabranch_questions_waiting": (SumGauge, "Questions that wait for admission.", {}),
+    "anabranch_questions_joined": (Counter, "Questions that shared an answer.", {}),
+    "anabranch_limiter": (
+        Counter,
+        "Decisions of the rate limiters.",
+        {"surface": SURFACES[:-1], "decision": ("refused", "admitted")},
+    ),
+    "anabranch_spans_dropped": (Counter, "Spans that were not sent.", {}),
+    "anabranch_redis_refused": (Counter, "Commands that Redis refused.", {}),
+    "anabranch_stream_readers": (SumGauge, "Clients that read streams.", {}),
+    "anabranch_breadcrumbs_lost": (Counter, "Lost breadcrumbs.", {}),
+    "rag_retrieval_latency_ms": (QuestionTime, "All sources of a question.", {"surface": SURFACES}),
+    "rag_guardrail_triggered": (Counter, "Refused answers, by reason.", {"reason": GUARDED}),
+    "rag_stream_requests": (Counter, "Requests to /rag/stream.", {}),
+    "rag_stream_cancelled": (Counter, "Streams whose client disconnected.", {}),
+    "rag_cache_hit": (Counter, "Found in a cache.", {"cache": get_args(CacheName)}),
+    "rag_cache_miss": (Counter, "Not found in a cache.", {"cache": get_args(CacheName)}),
+    "planner_steps": (Counter, "Planner steps, by outcome.", {"status": get_args(StepStatus)}),
+    "planner_step_latency_ms": (QuestionTime, "From the start of a step to its end.", {}),
+    "planner_subagents": (
+        Counter,
+        "Subagents, by outcome.",
+        {"subagent": SUBAGENTS, "status": get_args(OutcomeStatus)},
+    ),
+    "planner_subagent_latency_ms": (PartTime, "From the start of a subagent to its end.", {"subagent": SUBAGENTS}),
+    "planner_events_ignored": (
+        Counter,
+        "Events that a step recorded and did not deliver.",
+        {"reason": get_args(Reason)},
+    ),
+    "planner_shadow": (Counter, "Steps compared with the legacy answer.", {"equal": ("true", "false")}),
+}
+
+
+def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
+    """Metrics with the names of the configured sources, models and servers as labels."""
+    sources = [endpoint.path for endpoint in settings.sources.values()]
+    hedged = [endpoint.path for endpoint in settings.sources.values() if endpoint.alternate is not None]
+    written = settings.default_model
+    models = {*(one.path for one in settings.models.values()), *([written.path] if written else [])}
+    retried = set(models)
+    if settings.embedding_url:
+        retried.add(f"{settings.embedding_model} (embeddings)")
+    if settings.reranker_url:
+        retried.add(f"{settings.reranker_model or 'reranker'} (reranker)")
+    upstreams = {*retried, *sources, *(f"{path} (alternate)" for path in sources)}
+    servers = [name for name, server in settings.mcp_servers.items() if server.enabled]
+    searched = ("collections", *sources)
+    redis: Mapping[str, Definition] = {"anabranch_redis_reachable": (MinGauge, "1 if Redis answers.", {})}
+    return {
+        "anabranch_source_replies": (
+            Counter,
+            "Replies of sources.",
+            {"source": searched, "status": (Status.SUCCESS, Status.ERROR, Status.TIMEOUT)},
+        ),
+        "anabranch_source_latency_ms": (PartTime, "One source's reply.", {"source": searched}),
+        "llm_tokens_in": (Counter, "Prompt tokens, as models report them.", {"model": {"extractive", *models}}),
+        "llm_tokens_out": (Counter, "Completion tokens, as models report them.", {"model": {"extractive", *models}}),
+        "anabranch_breaker_state": (MaxGauge, "0 closed, 1 half open, 2 open.", {"upstream": upstreams}),
+        "anabranch_breaker_opened": (Counter, "How often the circuit of an upstream opened.", {"upstream": upstreams}),
+        "anabranch_retries": (Counter, "Retried calls.", {"upstream": retried}),
+        "anabranch_hedges": (
+            Counter,
+            "Calls of alternates beside or instead of their source.",
+            {"upstream": hedged, "won": ("false", "true")},
+        ),
+        "anabranch_mcp_server_ready": (MinGauge, "1 if an MCP server is connected.", {"server": servers}),
+        "rag_stream_errors": (
+            Counter,
+            "Requests to /rag/stream that failed.",
+            {"error_code": _codes() - {Cancelled.code}},
+        ),
+        "anabranch_build_info": (
+            partial(Gauge, multiprocess_mode="max"),
+            "The running version.",
+            {"version": [version("anabranch")]},
+        ),
+        **(redis if settings.redis_url is not None else {}),
+    }
+
+
+def _update(metric: Counter | Gauge | Histogram, *known: Iterable[str], labels: tuple[str, ...] = ()) -> Any:
+    """The method that updates a metric: `inc`, `set` or `observe`. That of a metric with labels is found by their
+    values, as in `update[surface][outcome](1)`; the known ones are there from the start."""
+    if known:
+        return Children(lambda value: _update(metric, *known[1:], labels=(*labels, value)), known[0])
+    child = metric.labels(*labels) if labels else metric
+    return child.observe if isinstance(child, Histogram) else child.set if isinstance(child, Gauge) else child.inc
+
 
 class Metrics:
-    """The metrics of this process, in a registry of their own."""
+    """The metrics of this process, in a separate registry."""
 
     def __init__(self, settings: Settings) -> None:
         # They would double the exposition.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._count_questions()
-        self._count_stream()
-        self._count_upstreams(settings)
-        self._count_policies(redis=settings.redis_url is not None)
-        self._count_steps()
-        build = self._gauge("anabranch_build_info", "Which version runs.", "max", "version")
-        build.labels(version("anabranch")).set(1)
-
-    def _count_questions(self) -> None:
-        total = self._counter("anabranch_questions", "Questions, by how they ended.", "surface", "outcome")
-        latency = self._histogram("anabranch_question_latency_ms", "From question to end.", QUESTION_MS, "surface")
-        retrieval = self._histogram("rag_retrieval_latency_ms", "All sources of a question.", QUESTION_MS, "surface")
-        rejected = self._counter("anabranch_rejected", "Requests turned away.", "surface", "error_code")
-        self._outcomes = Children(
-            lambda surface: {outcome: total.labels(surface, outcome).inc for outcome in OUTCOMES}, SURFACES
-        )
-        self._latency = Children(lambda surface: latency.labels(surface).observe, SURFACES)
-        self._retrieval = Children(lambda surface: retrieval.labels(surface).observe, SURFACES)
-        seen = (RateLimited.code, Overloaded.code)
-        self._rejected = Children(
-            lambda surface: Children(lambda code: rejected.labels(surface, code).inc, seen), SURFACES
-        )
-        guarded = self._counter("rag_guardrail_triggered", "Answers refused, by why.", "reason")
-        self._guarded = Children(lambda reason: guarded.labels(reason).inc, GUARDED)
-        stages = self._histogram("anabranch_stage_latency_ms", "One stage of a question.", PART_MS, "stage")
-        self.stages = Children(lambda stage: stages.labels(stage).observe, STAGES)
-
-    def _count_stream(self) -> None:
-        """The counters of /rag/stream (spec 4)."""
-        errors = self._counter("rag_stream_errors", "Requests to /rag/stream that failed.", "error_code")
-        self._stream_requests = self._counter("rag_stream_requests", "Requests to /rag/stream.").inc
-        self._stream_errors = Children(lambda code: errors.labels(code).inc, _codes() - {Cancelled.code})
-        self._stream_cancelled = self._counter("rag_stream_cancelled", "Streams that their reader left.").inc
-
-    def _count_upstreams(self, settings: Settings) -> None:
-        replies = self._counter("anabranch_source_replies", "Replies of sources.", "source", "status")
-        latency = self._histogram("anabranch_source_latency_ms", "One source's reply.", PART_MS, "source")
-        usual = (Status.SUCCESS, Status.ERROR, Status.TIMEOUT)
-        self._sources = Children(
-            lambda source: (
-                Children(lambda status: replies.labels(source, status).inc, usual),
-                latency.labels(source).observe,
-            ),
-            (COLLECTIONS, *(endpoint.path for endpoint in settings.sources.values())),
-        )
-        tokens_in = self._counter("llm_tokens_in", "Tokens that models were sent.", "model")
-        tokens_out = self._counter("llm_tokens_out", "Tokens that models wrote.", "model")
-        written = settings.default_model
-        models = {*(one.path for one in settings.models.values()), *([written.path] if written else [])}
-        helpers = {f"{settings.embedding_model} (embeddings)"} if settings.embedding_url else set()
-        helpers |= {f"{settings.reranker_model or 'reranker'} (reranker)"} if settings.reranker_url else set()
-        ours = {
-            *models,
-            *helpers,
-            *(path + end for path in self._sources for end in ("", ALTERNATE) if path != COLLECTIONS),
+        self._update = update = {
+            name: _update(kind(name, text, list(labels), registry=self._registry), *labels.values())
+            for name, (kind, text, labels) in {**METRICS, **_configured_metrics(settings)}.items()
         }
-        self._tokens = Children(
-            lambda model: (tokens_in.labels(model).inc, tokens_out.labels(model).inc), {EXTRACTIVE, *models}
-        )
-        state = self._gauge("anabranch_breaker_state", "0 closed, 1 half open, 2 open.", "livemax", "upstream")
-        opened = self._counter("anabranch_breaker_opened", "How often an upstream was given up.", "upstream")
-        retries = self._counter("anabranch_retries", "Calls made again.", "upstream")
-        hedges = self._counter("anabranch_hedges", "Alternates asked too.", "upstream", "won")
-        hedged = [endpoint.path for endpoint in settings.sources.values() if endpoint.alternate is not None]
-        self._breakers = Children(lambda name: (state.labels(name).set, opened.labels(name).inc), ours)
-        self._retries = Children(lambda name: retries.labels(name).inc, {*models, *helpers})
-        ready = self._gauge("anabranch_mcp_server_ready", "1 if an MCP server is connected.", "livemin", "server")
-        expected = [name for name, server in settings.mcp_servers.items() if server.enabled]
-        self._servers = Children(lambda name: ready.labels(name).set, expected)
-        self._hedges = Children(
-            lambda name: (hedges.labels(name, "false").inc, hedges.labels(name, "true").inc), hedged
-        )
-
-    def _count_policies(self, *, redis: bool) -> None:
-        hits = self._counter("rag_cache_hit", "Found in a cache.", "cache")
-        misses = self._counter("rag_cache_miss", "Not found in a cache.", "cache")
-        self._looked = {name: (misses.labels(name).inc, hits.labels(name).inc) for name in ("answer", "embedding")}
-        limiter = self._counter("anabranch_limiter", "What limiters decided.", "surface", "decision")
-        self._metered = Children(
-            lambda surface: (limiter.labels(surface, "refused").inc, limiter.labels(surface, "admitted").inc),
-            SURFACES[:-1],
-        )
-        self._running = self._gauge("anabranch_questions_running", "Questions being answered.", "livesum").set
-        self._waiting = self._gauge("anabranch_questions_waiting", "Questions that wait.", "livesum").set
-        self._joined = self._counter("anabranch_questions_joined", "Questions that shared an answer.").inc
-        self.spans_dropped = self._counter("anabranch_spans_dropped", "Spans that no collector got.").inc
-        self._redis_refused = self._counter("anabranch_redis_refused", "Commands that Redis refused.").inc
-        self._redis: Callable[[float], None] = lambda _: None
-        if redis:  # reachable until the first check, within a second
-            self._redis = self._gauge("anabranch_redis_reachable", "1 if Redis answers.", "livemin").set
-            self._redis(1)
-
-    def _count_steps(self) -> None:
-        """Planner steps (spec 2), their subagents and readers."""
-        steps = self._counter("planner_steps", "Planner steps, by how they ended.", "status")
-        step_ms = self._histogram("planner_step_latency_ms", "From a step's beginning to its end.", QUESTION_MS)
-        parts = self._counter("planner_subagents", "Subagents' parts, by how they ended.", "subagent", "status")
-        part_ms = self._histogram("planner_subagent_latency_ms", "One subagent's part.", PART_MS, "subagent")
-        ignored = self._counter("planner_events_ignored", "Sent to a step, recorded, not delivered.", "reason")
-        self._steps = Children(lambda status: steps.labels(status).inc, STEPS)
-        self._step_ms = step_ms.observe
-        self._parts = Children(
-            lambda subagent: (
-                Children(lambda status: parts.labels(subagent, status).inc, PARTS),
-                part_ms.labels(subagent).observe,
-            ),
-            SUBAGENTS,
-        )
-        self._ignored = Children(lambda reason: ignored.labels(reason).inc, IGNORED)
-        shadow = self._counter("planner_shadow", "Steps compared with the old way's answer.", "equal")
-        self._compared = {equal: shadow.labels(str(equal).lower()).inc for equal in (True, False)}
-        self._reading = self._gauge("anabranch_stream_readers", "Clients that read streams.", "livesum").set
-        self._crumbs_lost = self._counter("anabranch_breadcrumbs_lost", "Breadcrumbs that no sink took.").inc
+        self.stages = update["anabranch_stage_latency_ms"]
+        self.spans_dropped = update["anabranch_spans_dropped"]
+        update["anabranch_build_info"][version("anabranch")](1)
+        redis = update.get("anabranch_redis_reachable", lambda _: None)
+        redis(1)  # until the first check, within a second
+        self._signals: Mapping[type[Signal], Callable[[Any], None]] = {
+            Load: self._load,
+            Spent: self._spent,
+            Rejected: self._rejected,
+            BreakerMoved: self._breaker_moved,
+            ServerMoved: self._server_moved,
+            Stepped: self._stepped,
+            Subagented: self._subagent_ended,
+            CacheLooked: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
+            Metered: lambda signal: update["anabranch_limiter"][signal.surface][
+                "admitted" if signal.admitted else "refused"
+            ](1),
+            Joined: lambda _: update["anabranch_questions_joined"](1),
+            Retried: lambda signal: update["anabranch_retries"][signal.upstream](1),
+            Hedged: lambda signal: update["anabranch_hedges"][signal.upstream]["true" if signal.won else "false"](1),
+            RedisMoved: lambda signal: redis(signal.reachable),
+            RedisSaidNo: lambda _: update["anabranch_redis_refused"](1),
+            Ignored: lambda signal: update["planner_events_ignored"][signal.reason](1),
+            Compared: lambda signal: update["planner_shadow"]["true" if signal.equal else "false"](1),
+            Reading: lambda signal: update["anabranch_stream_readers"](signal.clients),
+            CrumbsLost: lambda signal: update["anabranch_breadcrumbs_lost"](signal.count),
+        }
 
     def asked(self, surface: str) -> None:
         if surface == RAG:
-            self._stream_requests()
+            self._update["rag_stream_requests"](1)
 
     def happened(self, event: AnswerEvent, surface: str) -> None:
+        update = self._update
         match event:
             case SourceReplied(reply=reply):
-                count, observe = self._sources[reply.path]
-                count[reply.status](1)
-                observe(reply.latency_ms)
+                update["anabranch_source_replies"][reply.path][reply.status](1)
+                update["anabranch_source_latency_ms"][reply.path](reply.latency_ms)
             case RetrievalFinished():
-                self._retrieval[surface](event.time_ms)
+                update["rag_retrieval_latency_ms"][surface](event.time_ms)
             case Answered(answer=answer):
-                self._answered(answer, surface)
+                outcome = "cached" if answer.cached else "refused" if answer.refused else "answered"
+                update["anabranch_questions"][surface][outcome](1)
+                update["anabranch_question_latency_ms"][surface](answer.timings.total_ms)
+                if answer.refused:
+                    # No evidence, or the model itself abstained.
+                    reason = ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
+                    update["rag_guardrail_triggered"][reason](1)
+            case Failed(code=Cancelled.code):
+                update["anabranch_questions"][surface]["cancelled"](1)
+                if surface == RAG:
+                    update["rag_stream_cancelled"](1)
             case Failed():
-                self._failed(event.code, event.time_ms, surface)
-            case _:
-                pass
-
-    def _answered(self, answer: Answer, surface: str) -> None:
-        outcome = "cached" if answer.cached else "refused" if answer.refused else "answered"
-        self._outcomes[surface][outcome](1)
-        self._latency[surface](answer.timings.total_ms)
-        if answer.refused:
-            self._guarded[refusal(answer)](1)
-
-    def _failed(self, code: str, time_ms: int, surface: str) -> None:
-        cancelled = code == Cancelled.code
-        self._outcomes[surface]["cancelled" if cancelled else "failed"](1)
-        if not cancelled:
-            self._latency[surface](time_ms)
-        if surface == RAG and cancelled:
-            self._stream_cancelled()
-        elif surface == RAG:
-            self._stream_errors[code](1)
+                update["anabranch_questions"][surface]["failed"](1)
+                update["anabranch_question_latency_ms"][surface](event.time_ms)
+                if surface == RAG:
+                    update["rag_stream_errors"][event.code](1)
 
     def noted(self, signal: Signal) -> None:
-        match signal:
-            case Load():
-                self._running(signal.running)
-                self._waiting(signal.waiting)
-            case Spent():
-                sent, written = self._tokens[signal.model]
-                sent(signal.usage.prompt_tokens)
-                written(signal.usage.completion_tokens)
-            case RedisSaidNo():
-                self._redis_refused()
-            case CacheLooked():
-                self._looked[signal.cache][signal.hit](1)
-            case Joined():
-                self._joined()
-            case Metered():
-                self._metered[signal.surface][signal.admitted](1)
-            case Rejected():
-                self._request_rejected(signal)
-            case BreakerMoved():
-                move, opened = self._breakers[signal.upstream]
-                move(BREAKER[signal.state])
-                opened(1 if signal.state == "open" else 0)
-            case Retried():
-                self._retries[signal.upstream](1)
-            case Hedged():
-                self._hedges[signal.upstream][signal.won](1)
-            case RedisMoved():
-                self._redis(signal.reachable)
-            case _:
-                self._noted_of_streams_and_servers(signal)
+        self._signals[type(signal)](signal)
 
-    def _noted_of_streams_and_servers(
-        self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost | ServerMoved
-    ) -> None:
-        match signal:
-            case ServerMoved():
-                # NaN for a server that is not used any more: 0 would raise an alert.
-                wanted = signal.state not in ("idle", "disabled")
-                self._servers[signal.server](signal.state == "ready" if wanted else float("nan"))
-            case Stepped():
-                self._steps[signal.status](1)
-                self._step_ms(signal.latency_ms)
-            case Subagented():
-                count, observe = self._parts[signal.subagent]
-                count[signal.status](1)
-                observe(signal.latency_ms)
-            case Ignored():
-                self._ignored[signal.reason](1)
-            case Compared():
-                self._compared[signal.equal](1)
-            case Reading():
-                self._reading(signal.clients)
-            case CrumbsLost():
-                self._crumbs_lost(signal.count)
-            case _:
-                assert_never(signal)
+    def _load(self, signal: Load) -> None:
+        self._update["anabranch_questions_running"](signal.running)
+        self._update["anabranch_questions_waiting"](signal.waiting)
 
-    def _request_rejected(self, signal: Rejected) -> None:
-        self._outcomes[signal.surface]["rejected"](1)
-        self._rejected[signal.surface][signal.code](1)
+    def _spent(self, signal: Spent) -> None:
+        self._update["llm_tokens_in"][signal.model](signal.usage.prompt_tokens)
+        self._update["llm_tokens_out"][signal.model](signal.usage.completion_tokens)
+
+    def _rejected(self, signal: Rejected) -> None:
+        self._update["anabranch_questions"][signal.surface]["rejected"](1)
+        self._update["anabranch_rejected"][signal.surface][signal.code](1)
         if signal.surface == RAG:
-            self._stream_requests()
-            self._stream_errors[signal.code](1)
+            self._update["rag_stream_requests"](1)
+            self._update["rag_stream_errors"][signal.code](1)
+
+    def _breaker_moved(self, signal: BreakerMoved) -> None:
+        self._update["anabranch_breaker_state"][signal.upstream](BREAKER[signal.state])
+        self._update["anabranch_breaker_opened"][signal.upstream](signal.state == "open")
+
+    def _server_moved(self, signal: ServerMoved) -> None:
+        """NaN for a server that is not used any more: 0 would raise an alert."""
+        ready = math.nan if signal.state in ("idle", "disabled") else signal.state == "ready"
+        self._update["anabranch_mcp_server_ready"][signal.server](ready)
+
+    def _stepped(self, signal: Stepped) -> None:
+        self._update["planner_steps"][signal.status](1)
+        self._update["planner_step_latency_ms"](signal.latency_ms)
+
+    def _subagent_ended(self, signal: Subagented) -> None:
+        self._update["planner_subagents"][signal.subagent][signal.status](1)
+        self._update["planner_subagent_latency_ms"][signal.subagent](signal.latency_ms)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all workers and their media type, as the client accepts it, else plain text."""
         encode, media_type = choose_encoder(accept)
-        registry = CollectorRegistry() if is_shared() else self._registry
-        if registry is not self._registry:
+        registry = self._registry
+        if values.ValueClass._multiprocess:  # `serve` has configured files that several workers share
+            registry = CollectorRegistry()
             AllWorkers(registry)  # type: ignore[no-untyped-call]
         return encode(registry), media_type
-
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(name, says, labels, registry=self._registry)
-
-    def _gauge(self, name: str, says: str, of_workers: str, *labels: str) -> Gauge:
-        return Gauge(name, says, labels, registry=self._registry, multiprocess_mode=of_workers)  # type: ignore[arg-type]
-
-    def _histogram(self, name: str, says: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, says, labels, registry=self._registry, buckets=bounds)
-
-
-def refusal(answer: Answer) -> str:
-    """Why an answer was refused: no evidence, or the model itself."""
-    return ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
 
 
 def _codes(kind: type[AnabranchError] = AnabranchError) -> set[str]:
     return {kind.code}.union(*(_codes(one) for one in kind.__subclasses__()))
+
+
+class TimedSpan(NullSpan):
+    """A span that is measured for the metrics, from its construction on."""
+
+    __slots__ = ("_began", "_now", "_observe")
+
+    def __init__(self, observe: Callable[[float], None], now: Callable[[], float], context: Context) -> None:
+        super().__init__(context)
+        self._observe = observe
+        self._now = now
+        self._began = now()
+
+    def __exit__(self, *_: object) -> None:
+        self._observe((self._now() - self._began) * 1000)
+
+
+class CombinedTelemetry(LoggedEvents):
+    """Passes every event to log, metrics and traces. An error in them is logged once and fails no question."""
+
+    def __init__(
+        self,
+        log: Log,
+        metrics: Metrics,
+        settings: Settings,
+        traces: "Traces | None" = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(log, queries=settings.log_queries, clock=clock or SystemClock())
+        self._metrics = metrics
+        self._traces = traces
+        self._failure_logged = False
+
+    def asked(self, question: Question, context: Context) -> None:
+        try:
+            self._metrics.asked(context.surface)
+            super().asked(question, context)
+        except Exception as error:  # noqa: BLE001  the contract: telemetry never fails what it watches
+            self._log_failure(error)
+
+    def happened(self, event: AnswerEvent, context: Context) -> None:
+        if isinstance(event, Token):
+            return
+        try:
+            self._metrics.happened(event, context.surface)
+            super().happened(event, context)
+        except Exception as error:  # noqa: BLE001
+            self._log_failure(error)
+
+    def noted(self, signal: Signal) -> None:
+        try:
+            self._metrics.noted(signal)
+            super().noted(signal)
+        except Exception as error:  # noqa: BLE001
+            self._log_failure(error)
+
+    def span(self, name: str, context: Context, **attributes: str | int | float) -> AbstractContextManager[Span]:
+        try:
+            span = NullSpan(context)
+            if name != "upstream":  # calls to upstreams have other metrics
+                span = TimedSpan(self._metrics.stages[name], self._clock.monotonic, context)
+            return span if self._traces is None else self._traces.span(name, context, attributes, span.__exit__)
+        except Exception as error:  # noqa: BLE001
+            self._log_failure(error)
+            return NullSpan(context)
+
+    def _log_failure(self, error: Exception) -> None:
+        if not self._failure_logged:
+            self._failure_logged = True
+            self._log.error("telemetry_failed", exc_info=error)

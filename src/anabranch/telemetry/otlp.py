@@ -1,4 +1,4 @@
-"""Traces and breadcrumbs over OTLP, sent from tasks of their own: a slow or unreachable collector delays nothing."""
+"""Traces and breadcrumbs over OTLP, sent in background tasks: a slow or unreachable collector delays nothing."""
 
 import asyncio
 import warnings
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from importlib.metadata import version
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -22,7 +22,6 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -32,8 +31,7 @@ from anabranch.domain.contracts import Attribute, Outbound, Telemetry
 from anabranch.domain.errors import Cancelled, ConfigurationError, UpstreamError
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Breadcrumb
-from anabranch.telemetry.breadcrumbs import MAX_QUEUED as MAX_QUEUED_CRUMBS
-from anabranch.telemetry.breadcrumbs import LostBreadcrumbs
+from anabranch.telemetry.breadcrumbs import MAX_QUEUED, LostBreadcrumbs
 from anabranch.telemetry.log import Log
 
 T = TypeVar("T")
@@ -41,12 +39,10 @@ T = TypeVar("T")
 MAX_QUEUED_SPANS = 2_048
 SPANS_PER_BATCH = 256
 CRUMBS_PER_BATCH = 512
-ATTEMPTS = 2
 TRACES, LOGS = "/v1/traces", "/v1/logs"
 MAX_TEXT = 256
 ABOUT = {"service.name": "anabranch", "service.version": version("anabranch")}
 ERROR_TYPE = "error.type"
-CANCELLED = "anabranch.cancelled"
 OPERATION, MODEL = "gen_ai.operation.name", "gen_ai.request.model"
 KINDS = {"question": SpanKind.SERVER, "upstream": SpanKind.CLIENT, "generate": SpanKind.CLIENT}
 # All of them, since the SDK reads the others from the environment.
@@ -72,10 +68,6 @@ class OtlpTiming(Value):
     close_s: float = 2.0
 
 
-class ProtobufMessage(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
-
-
 class OtlpClient:
     """Posts messages to a collector, each at most twice."""
 
@@ -87,18 +79,14 @@ class OtlpClient:
         self._headers = {**headers, "Content-Type": "application/x-protobuf"}
         self._attempt_s = attempt_s
 
-    async def send(self, encode: Callable[[], ProtobufMessage]) -> str:
+    async def send(self, encode: Callable[[], bytes]) -> str:
         """Why the collector has not accepted the message; empty if it has."""
         try:
             # Encoding takes milliseconds: not on the event loop.
-            body = await asyncio.to_thread(lambda: encode().SerializeToString())
-            reason = ""
-            for _ in range(ATTEMPTS):
-                if not (reason := await self._post(body)):
-                    break
+            body = await asyncio.to_thread(encode)
+            return await self._post(body) and await self._post(body)
         except Exception as error:  # noqa: BLE001  a task boundary: the next batch may be sent
             return f"The batch cannot be sent ({type(error).__name__})."
-        return reason
 
     async def _post(self, body: bytes) -> str:
         call = self._outbound.request("POST", self._url, headers=self._headers, body=body, operator=True)
@@ -185,7 +173,7 @@ class OtlpBreadcrumbs:
         self._client = OtlpClient(outbound, endpoint, LOGS, headers, timing.attempt_s)
         self._lost = LostBreadcrumbs(telemetry)
         self._sender = BatchSender[Breadcrumb](
-            self._send, self._lost.add, max_queued=MAX_QUEUED_CRUMBS, per_batch=CRUMBS_PER_BATCH, timing=timing
+            self._send, self._lost.add, max_queued=MAX_QUEUED, per_batch=CRUMBS_PER_BATCH, timing=timing
         )
         self.start = self._sender.start
         self.drop = self._sender.add
@@ -195,16 +183,17 @@ class OtlpBreadcrumbs:
         self._lost.close()
 
     async def _send(self, batch: Sequence[Breadcrumb]) -> bool:
-        return not await self._client.send(lambda: encode_crumbs(batch))
+        return not await self._client.send(lambda: encode_crumbs(batch).SerializeToString())
 
 
 class Traced:
     """An open span. A cancellation ends it without an error status."""
 
-    __slots__ = ("_outer", "_span", "context")
+    __slots__ = ("_ended", "_outer", "_span", "context")
 
-    def __init__(self, span: Span, context: Context) -> None:
+    def __init__(self, span: Span, context: Context, ended: Callable[[], None]) -> None:
         self._span = span
+        self._ended = ended
         self._outer: Span | None = None
         self.context = context
 
@@ -221,11 +210,11 @@ class Traced:
             # Only the kind of error: its message may quote an upstream.
             self.set(ERROR_TYPE, Cancelled.code if cancelled else getattr(error, "code", kind.__name__))
         self._span.end()
+        self._ended()
 
     def set(self, name: str, value: Attribute) -> None:
         if name == ERROR_TYPE and value == Cancelled.code:
-            self._span.set_attribute(CANCELLED, True)
-            return
+            name, value = "anabranch.cancelled", True
         self._span.set_attribute(name, value)
         if name == ERROR_TYPE:
             self._span.set_status(StatusCode.ERROR)
@@ -243,8 +232,9 @@ class Traces(SpanProcessor):
         timing: OtlpTiming = OtlpTiming(),
     ) -> None:
         assert settings.otlp_endpoint is not None, "traces need a collector"
-        given = headers(settings.otlp_headers or "")
-        self._client = OtlpClient(outbound, settings.otlp_endpoint, TRACES, given, timing.attempt_s)
+        self._client = OtlpClient(
+            outbound, settings.otlp_endpoint, TRACES, headers(settings.otlp_headers or ""), timing.attempt_s
+        )
         self._sender = BatchSender[ReadableSpan](
             self._send, dropped, max_queued=MAX_QUEUED_SPANS, per_batch=SPANS_PER_BATCH, timing=timing
         )
@@ -259,19 +249,21 @@ class Traces(SpanProcessor):
             meter_provider=NoOpMeterProvider(),
         )
         provider.add_span_processor(self)
+        self.start = self._sender.start
         self.close = self._sender.close
         with warnings.catch_warnings():  # the SDK installs a warning filter
             self._tracer = provider.get_tracer("anabranch", version("anabranch"))
 
-    async def start(self) -> None:
-        self._sender.start()
-
-    def on_start(self, span: SdkSpan, parent_context: TraceContext | None = None) -> None: ...
-
     def on_end(self, span: ReadableSpan) -> None:
         self._sender.add(span)
 
-    def span(self, name: str, context: Context, attributes: Mapping[str, str | int | float]) -> Traced:
+    def span(
+        self,
+        name: str,
+        context: Context,
+        attributes: Mapping[str, str | int | float],
+        ended: Callable[[], None] = lambda: None,
+    ) -> Traced:
         """A span inside the enclosing one of this task, else inside the caller's, else the first of its trace."""
         outer = enclosing.get()
         parent = self._caller_span(context) if outer is None else set_span_in_context(outer, TraceContext())
@@ -279,7 +271,7 @@ class Traces(SpanProcessor):
         if OPERATION in attributes:  # the name that the semantic conventions give to a call of a model
             name = f"{attributes[OPERATION]} {attributes[MODEL]}"
         span = self._tracer.start_span(name, parent, kind, attributes, record_exception=False)
-        return Traced(span, _inside(span.get_span_context(), context))
+        return Traced(span, _child_context(span.get_span_context(), context), ended)
 
     def _caller_span(self, context: Context) -> TraceContext:
         if context.traceparent is None:
@@ -288,7 +280,7 @@ class Traces(SpanProcessor):
         return self._propagator.extract(sent, TraceContext())
 
     async def _send(self, batch: Sequence[ReadableSpan]) -> bool:
-        reason = await self._client.send(lambda: encode_spans(batch))
+        reason = await self._client.send(lambda: encode_spans(batch).SerializeToString())
         if reason and not self._failing:
             self._log.warning("traces_lost", reason=reason)
         elif self._failing and not reason:
@@ -297,7 +289,7 @@ class Traces(SpanProcessor):
         return not reason
 
 
-def _inside(span: SpanContext, context: Context) -> Context:
+def _child_context(span: SpanContext, context: Context) -> Context:
     """The context for upstream calls inside the span."""
     if not span.is_valid:
         return context
@@ -309,8 +301,10 @@ def _inside(span: SpanContext, context: Context) -> Context:
 
 
 def encode_crumbs(batch: Sequence[Breadcrumb]) -> ExportLogsServiceRequest:
-    scope = InstrumentationScope(name="anabranch", version=ABOUT["service.version"])
-    logs = ScopeLogs(scope=scope, log_records=[_record(crumb) for crumb in batch])
+    logs = ScopeLogs(
+        scope=InstrumentationScope(name="anabranch", version=ABOUT["service.version"]),
+        log_records=[_record(crumb) for crumb in batch],
+    )
     resource = resource_pb2.Resource(attributes=[_attribute(name, value) for name, value in ABOUT.items()])
     return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=resource, scope_logs=[logs])])
 

@@ -56,12 +56,11 @@ def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Spa
     end = len(text) if end is None else end
     begin = start
     for found in _CANDIDATE.finditer(text, start, end):
-        stop = found.end()
         if found["narrow"] and not _ends(text, begin, found, end):
             continue
-        if (span := trim(text, begin, stop)) is not None:
+        if (span := trim(text, begin, found.end())) is not None:
             yield span
-        begin = stop
+        begin = found.end()
     if (span := trim(text, begin, end)) is not None:
         yield span
 
@@ -73,16 +72,14 @@ def items(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
     if not heads:
         yield from lines(text, start, end)
         return
-    edges = [start, *heads, end]
-    for low, high in pairwise(edges):
+    for low, high in pairwise([start, *heads, end]):
         if (span := trim(text, low, high)) is not None:
             yield span
 
 
 def lines(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
     """The lines that are not blank."""
-    for found in _LINE.finditer(text, start, len(text) if end is None else end):
-        yield found.span()
+    yield from (found.span() for found in _LINE.finditer(text, start, len(text) if end is None else end))
 
 
 def trim(text: str, start: int, end: int) -> Span | None:
@@ -117,9 +114,7 @@ def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
 def _breaks(word: str, text: str, at: int, after: str) -> bool:
     """Whether a full stop after this word ends a sentence, given the text at `at`."""
     known = word.lower()
-    if known in _COUNTED and after.isdigit():
-        return False
-    if known in _LEADS:
+    if known in _LEADS or (known in _COUNTED and after.isdigit()):
         return False
     if after.islower():
         return len(word) >= 4 and word.isalpha() and known not in _OPEN and known not in _COUNTED

@@ -62,8 +62,7 @@ def _words(text: str) -> Iterator[str]:
 @lru_cache(maxsize=200_000)
 def _hashed(word: str) -> int:
     """The hash of a word's stem; 0 for a stop word."""
-    plain = word.replace("\u2019", "'")
-    plain = plain.removesuffix("'s")
+    plain = word.replace("\u2019", "'").removesuffix("'s")
     if plain in STOPWORDS or len(plain) > LONGEST:
         return 0
     stem = _stemmer().stemWord(plain)

@@ -13,7 +13,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.mcp import MAX_HOPS, McpServer
 from anabranch.domain.model import Query, Status
 from anabranch.sources.mcp.services import McpTiming
-from anabranch.telemetry.log import LoggedEvents, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, configured_log
 from support.mcp_pool_fixtures import ask, context, health, pooled, server, until
 
 pytestmark = pytest.mark.xdist_group("mcp")
@@ -94,7 +94,7 @@ async def test_a_failed_call_does_not_affect_other_calls(written: io.StringIO) -
         told = health(pool, "lib")
         assert (told.reconnects, told.failures, told.error) == (1, 5, None)
         assert SECRET not in repr((pool.health(), error, lib))
-    flush(log)
+    log.flush()
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     assert [line["event"] for line in lines if "server" in line] == [
         "mcp_server_ready",

@@ -87,7 +87,7 @@ async def _serve(settings: Settings, config: Path | None) -> None:
     from anabranch.app.startup import watched  # noqa: PLC0415
     from anabranch.entrypoints.mcp.stdio import serve  # noqa: PLC0415  MCP's SDK loads only where it runs
     from anabranch.entrypoints.reload_signal import on_hangup  # noqa: PLC0415
-    from anabranch.telemetry.log import configured_log, flush  # noqa: PLC0415
+    from anabranch.telemetry.log import configured_log  # noqa: PLC0415
     from anabranch.telemetry.metrics import Metrics  # noqa: PLC0415
 
     log = configured_log(settings)
@@ -104,7 +104,7 @@ async def _serve(settings: Settings, config: Path | None) -> None:
             again = ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again
             async with on_hangup(again):
                 await serve(anabranch, log)
-    flush(log)
+    log.flush()
 
 
 async def _health(settings: Settings) -> tuple[ServerHealth, ...]:

@@ -35,7 +35,7 @@ from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
 from anabranch.entrypoints.http.run_stream import AnswerStreams, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
-from anabranch.telemetry.log import Log, configured_log, flush
+from anabranch.telemetry.log import Log, configured_log
 from anabranch.telemetry.metrics import Metrics
 
 # Surfaces that hold data: a web page of another origin may use them only if CORS_ORIGINS names that origin.
@@ -89,7 +89,7 @@ class Service:
             # The server waits only for its connections; recorded answers without a listener get their time here.
             await (self._draining or anabranch.drain(0))
             await mcp.close()
-        flush(self._log)
+        self._log.flush()
 
     def _table(self, anabranch: Anabranch, access: Access, metrics: Metrics, mcp: McpSurface) -> list[Operation[Any]]:
         """The table of every address that the server answers."""

@@ -37,10 +37,10 @@ def known(tag: str | None) -> str | None:
 
 def language_of(accept_language: str | None, wanted: str | None = None) -> str:
     """The language requested by name, else the best match of the Accept-Language header (RFC 9110, 12.5.4)."""
-    return known(wanted) or _liked(accept_language or "") or DEFAULT
+    return known(wanted) or _preferred(accept_language or "") or DEFAULT
 
 
-def _liked(accept_language: str) -> str | None:
+def _preferred(accept_language: str) -> str | None:
     """The supported language with the highest weight, the first of equals; invalid parts are ignored."""
     weights: dict[str, float] = {}
     for entry in accept_language.split(",", MAX_RANGES)[:MAX_RANGES]:

@@ -1,4 +1,4 @@
-"""Embeddings and rerankers behind a breaker, and within a budget."""
+"""Embedding and rerank calls under a circuit breaker and a retry budget."""
 
 import socket
 
@@ -18,15 +18,15 @@ from anabranch.testing import ManualClock, Recorder
 async def no_time(_: float) -> None: ...
 
 
-async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_the_budget() -> None:
+async def test_embedding_calls_obey_the_circuit_breaker_and_the_retry_budget() -> None:
     telemetry, clock = Recorder(), ManualClock()
     resilience = Resilience(Policy(), clock, telemetry)
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=1_000_000)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        attempts = resilience.attempts(Endpoint(slug="vectors", url=url, kind="openai", operator=True), "embeddings")
-        embedder = OpenAIEmbeddings(ModelServer(url, outbound, sleep=no_time, attempts=attempts), "vectors")
+        guard = resilience.guard(Endpoint(slug="vectors", url=url, kind="openai", operator=True), "embeddings")
+        embedder = OpenAIEmbeddings(ModelServer(url, outbound, sleep=no_time, guard=guard), "vectors")
         for _ in range(8):
             with pytest.raises(EmbeddingFailed, match="No connection could be made"):
                 await embedder.embed(["river"])

@@ -1,4 +1,4 @@
-"""Limits under load, over several workers, and while Redis comes and goes."""
+"""Rate limits under load, across workers, and while Redis is unreachable."""
 
 import asyncio
 import itertools
@@ -64,7 +64,7 @@ steps_s = st.one_of(st.just(0.0), st.floats(min_value=0, max_value=4), st.sample
     st.lists(st.tuples(steps_s, st.sampled_from("ab")), max_size=60),
     st.floats(min_value=0, max_value=1e6),
 )
-def test_in_memory_it_decides_as_the_naive_one_does(
+def test_the_memory_limiter_behaves_like_a_naive_model(
     limit: int, window_s: float, calls: list[tuple[float, str]], began: float
 ) -> None:
     clock = ManualClock(began)
@@ -89,7 +89,7 @@ def test_in_memory_it_decides_as_the_naive_one_does(
 
 @example(1, 48.02269730176029, 797.4042475543029)
 @given(st.integers(1, 4), st.floats(min_value=0, max_value=1e9), st.floats(min_value=0.001, max_value=1e5))
-def test_the_wait_is_exact_whatever_the_rounding(limit: int, began: float, window_s: float) -> None:
+def test_a_rate_limited_caller_is_admitted_after_exactly_its_wait(limit: int, began: float, window_s: float) -> None:
     clock = ManualClock(began)
     limiter = MemoryLimiter(limit, window_s, clock)
     for _ in range(limit):
@@ -99,7 +99,7 @@ def test_the_wait_is_exact_whatever_the_rounding(limit: int, began: float, windo
     assert not limiter.reserve("k").allowance.wait_s
 
 
-def test_what_is_released_is_that_very_call() -> None:
+def test_releasing_a_reservation_frees_that_call() -> None:
     clock = ManualClock()
     limiter = MemoryLimiter(2, 10.0, clock)
     first = limiter.reserve("k")
@@ -125,7 +125,7 @@ def test_expired_keys_and_keys_beyond_the_maximum_are_dropped() -> None:
     assert len(limiter._calls) == 60
 
 
-async def test_two_workers_admit_exactly_the_limit_between_them(worker: Callable[..., Worker]) -> None:
+async def test_two_workers_admit_exactly_the_limit_together(worker: Callable[..., Worker]) -> None:
     workers = [worker(), worker()]
     admitted: Counter[int] = Counter()
 
@@ -141,7 +141,7 @@ async def test_two_workers_admit_exactly_the_limit_between_them(worker: Callable
         assert one.recorder.signals == []
 
 
-async def test_what_another_worker_admitted_is_counted_and_waited_for(worker: Callable[..., Worker]) -> None:
+async def test_calls_admitted_by_another_worker_count(worker: Callable[..., Worker]) -> None:
     one, other = worker(), worker()
     for _ in range(LIMIT - 1):
         await one.limiter.admit("k")
@@ -155,7 +155,7 @@ async def test_what_another_worker_admitted_is_counted_and_waited_for(worker: Ca
     assert not (await other.limiter.admit("k")).wait_s
 
 
-async def test_the_key_is_as_given_and_leaves_by_itself(worker: Callable[..., Worker]) -> None:
+async def test_the_redis_key_of_a_limit_is_as_given_and_expires(worker: Callable[..., Worker]) -> None:
     one = worker()
     await one.limiter.admit("rl:rag_stream:alice")
     assert await one.redis.execute("KEYS", "*") == [b"rl:rag_stream:alice"]
@@ -164,7 +164,7 @@ async def test_the_key_is_as_given_and_leaves_by_itself(worker: Callable[..., Wo
     assert WINDOW_S - PATIENCE_S < left_ms / 1000 <= WINDOW_S
 
 
-async def test_a_clock_that_is_set_back_neither_forgets_nor_locks_out(worker: Callable[..., Worker]) -> None:
+async def test_a_redis_clock_that_is_set_back_neither_frees_nor_blocks_callers(worker: Callable[..., Worker]) -> None:
     one, other = worker(), worker()
     for _ in range(LIMIT):
         await one.limiter.admit("k")
@@ -177,7 +177,7 @@ async def test_a_clock_that_is_set_back_neither_forgets_nor_locks_out(worker: Ca
     assert WINDOW_S - PATIENCE_S < denied.wait_s <= denied.reset_s <= WINDOW_S
 
 
-async def test_calls_of_the_same_microsecond_are_still_several(worker: Callable[..., Worker]) -> None:
+async def test_calls_in_the_same_microsecond_are_counted_separately(worker: Callable[..., Worker]) -> None:
     one, other = worker(), worker()
     script = ("EVAL", rate_limits.SCRIPT, 1, "k", LIMIT, 1_000_000_000)
     *_, replies = await asyncio.gather(  # Within a transaction Redis' time stands still.
@@ -188,7 +188,7 @@ async def test_calls_of_the_same_microsecond_are_still_several(worker: Callable[
     assert (await other.limiter.admit("k")).wait_s
 
 
-async def test_a_limit_that_was_lowered_counts_what_is_there(worker: Callable[..., Worker]) -> None:
+async def test_a_lowered_limit_counts_earlier_calls(worker: Callable[..., Worker]) -> None:
     before, after = worker(limit=10), worker(limit=3)
     for number in range(10):
         await before.limiter.admit("k")
@@ -205,7 +205,7 @@ async def newest(worker: Worker) -> bytes:
     return last[0]
 
 
-async def test_something_else_under_the_key_leaves_it_to_the_process(worker: Callable[..., Worker]) -> None:
+async def test_a_foreign_value_under_the_key_falls_back_to_the_local_limit(worker: Callable[..., Worker]) -> None:
     one = worker(limit=2)
     await one.redis.execute("SET", "k", "not ours")
     assert [bool((await one.limiter.admit("k")).wait_s) for _ in range(3)] == [False, False, True]
@@ -213,7 +213,7 @@ async def test_something_else_under_the_key_leaves_it_to_the_process(worker: Cal
 
 
 @pytest.mark.parametrize("way", ["killed", "frozen"])
-async def test_while_redis_is_gone_each_process_keeps_its_own_limit(
+async def test_without_redis_each_process_applies_the_limit(
     way: str, valkey: Valkey, worker: Callable[..., Worker]
 ) -> None:
     """A steady stream of calls of ever new callers, each asking more often than it may, before, while and after."""
@@ -254,7 +254,7 @@ async def test_while_redis_is_gone_each_process_keeps_its_own_limit(
         assert (moves[0], moves[-1]) == (False, True)
 
 
-async def test_a_process_remembers_what_a_restarted_redis_forgot(valkey: Valkey, worker: Callable[..., Worker]) -> None:
+async def test_the_local_limit_holds_after_redis_restarts_empty(valkey: Valkey, worker: Callable[..., Worker]) -> None:
     one, other = worker(), worker()
     for _ in range(LIMIT):
         assert not (await one.limiter.admit("k")).wait_s

@@ -1,4 +1,4 @@
-"""What one worker has found out about an upstream, the others know."""
+"""Circuit breakers shared between workers through Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -45,7 +45,7 @@ async def workers(valkey: Valkey) -> AsyncIterator[tuple[Worker, Worker]]:
     await asyncio.gather(*(worker.redis.close() for worker in both))
 
 
-async def test_what_opens_in_one_opens_in_the_other_for_as_long(workers: tuple[Worker, Worker]) -> None:
+async def test_a_circuit_that_opens_in_one_worker_opens_in_the_other(workers: tuple[Worker, Worker]) -> None:
     one, other = workers
     assert other.state == "closed"  # it has been asked there too
     for _ in range(2):
@@ -57,7 +57,9 @@ async def test_what_opens_in_one_opens_in_the_other_for_as_long(workers: tuple[W
     assert 0 < other.upstreams.of(MODEL).breaker.open_s <= 10
 
 
-async def test_what_was_heard_is_not_told_on(workers: tuple[Worker, Worker], valkey: Valkey) -> None:
+async def test_a_circuit_opened_by_another_worker_is_not_published_again(
+    workers: tuple[Worker, Worker], valkey: Valkey
+) -> None:
     one, other = workers
     assert other.state == "closed"
     for _ in range(2):
@@ -65,7 +67,9 @@ async def test_what_was_heard_is_not_told_on(workers: tuple[Worker, Worker], val
     await one.shared.exchange()
     await other.shared.exchange()
     (before,) = [await one.redis.execute("PTTL", key) for key in await _keys(one)]
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while [await one.redis.execute("PTTL", key) for key in await _keys(one)] == [before]:
+            pass
     await other.shared.exchange()
     await one.shared.exchange()
     (after,) = [await one.redis.execute("PTTL", key) for key in await _keys(one)]
@@ -74,7 +78,7 @@ async def test_what_was_heard_is_not_told_on(workers: tuple[Worker, Worker], val
     assert after < before
 
 
-async def test_each_tries_it_for_itself(workers: tuple[Worker, Worker]) -> None:
+async def test_each_worker_makes_its_own_trial_call(workers: tuple[Worker, Worker]) -> None:
     one, other = workers
     assert other.state == "closed"
     for _ in range(2):
@@ -89,7 +93,7 @@ async def test_each_tries_it_for_itself(workers: tuple[Worker, Worker]) -> None:
     assert other.state == "open"
 
 
-async def test_without_redis_each_finds_out_alone(workers: tuple[Worker, Worker], valkey: Valkey) -> None:
+async def test_without_redis_circuits_are_not_shared(workers: tuple[Worker, Worker], valkey: Valkey) -> None:
     one, other = workers
     valkey.kill()
     for _ in range(2):

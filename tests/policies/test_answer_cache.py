@@ -1,4 +1,4 @@
-"""What is remembered, what is shared, and what is neither."""
+"""The answer cache: what is cached, what concurrent questions share, and what neither."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from anabranch.domain.model import (
     Usage,
 )
 from anabranch.domain.signals import CacheLooked, Joined
-from anabranch.policies.answer_cache import CachedAnswerer, Recipe
+from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.testing import ManualClock, Recorder
 
 MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", operator=True)
@@ -87,7 +87,7 @@ class Writer:
 
 
 class Desk:
-    """A Remembered with all it needs; `seen` is what each user may find."""
+    """A CachedAnswerer with all it needs; `seen` is what each user may find."""
 
     def __init__(self) -> None:
         self.writer = Writer()
@@ -95,13 +95,15 @@ class Desk:
         self.telemetry = Recorder()
         self.clock = ManualClock()
         self.seen: dict[str | None, str | None] = {}
-        self.recipe = Recipe(prompt_version="query-1")
-        self.remembered = CachedAnswerer(
+        self.cached_answerer = self.answerer()
+
+    def answerer(self, *settings: str) -> CachedAnswerer:
+        return CachedAnswerer(
             self.writer,
             cache=self.cache,
             ttl_s=3600,
             look=self._look,
-            recipe=lambda _: self.recipe,
+            settings=settings,
             clock=self.clock,
             telemetry=self.telemetry,
         )
@@ -118,7 +120,7 @@ class Desk:
             events.append(event)
 
         context = msgspec.structs.replace(CONTEXT, user_id=user, deadline=deadline_s)
-        return await self.remembered.answer(question, context, emit), events
+        return await self.cached_answerer.answer(question, context, emit), events
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_second_time_it_is_not_computed_and_tells_the_same(desk: Desk) -> None:
+async def test_a_cached_answer_has_the_same_events_and_text(desk: Desk) -> None:
     first, told = await desk.ask()
     again, told_again = await desk.ask()
     assert desk.writer.asked == 1
@@ -144,7 +146,7 @@ async def test_the_second_time_it_is_not_computed_and_tells_the_same(desk: Desk)
     assert desk.cache.ttls == [3600]
 
 
-async def test_the_key_is_as_documented(desk: Desk) -> None:
+async def test_the_answer_cache_key_is_as_documented(desk: Desk) -> None:
     await desk.ask()
     (key,) = desk.cache.kept
     kind, name, digest, version = key.split(":")
@@ -169,35 +171,37 @@ async def test_the_key_is_as_documented(desk: Desk) -> None:
         {"model": msgspec.structs.replace(MODEL, url="http://elsewhere.example")},
     ],
 )
-async def test_whatever_could_change_the_answer_is_another_question(desk: Desk, change: dict[str, object]) -> None:
+async def test_every_option_that_changes_the_answer_is_part_of_the_cache_key(
+    desk: Desk, change: dict[str, object]
+) -> None:
     await desk.ask()
     await desk.ask(msgspec.structs.replace(QUESTION, **change))
     assert desk.writer.asked == 2
 
 
-async def test_spaces_and_ways_of_writing_an_accent_are_not_another_question(desk: Desk) -> None:
+async def test_white_space_and_unicode_normalization_do_not_change_the_cache_key(desk: Desk) -> None:
     await desk.ask(msgspec.structs.replace(QUESTION, text="Où est le café ?"))
     await desk.ask(msgspec.structs.replace(QUESTION, text="  Où   est\nle cafe\u0301 ? "))
     assert desk.writer.asked == 1
 
 
-async def test_another_prompt_version_or_other_settings_are_another_answer(desk: Desk) -> None:
+async def test_prompt_version_and_settings_are_part_of_the_cache_key(desk: Desk) -> None:
     await desk.ask()
-    desk.recipe = Recipe(prompt_version="query-2")
-    await desk.ask()
-    desk.recipe = Recipe(prompt_version="query-2", settings=("another embedder",))
-    await desk.ask()
+    newer = msgspec.structs.replace(QUESTION, profile=msgspec.structs.replace(RAG, prompt_version="query-2"))
+    await desk.ask(newer)
+    desk.cached_answerer = desk.answerer("another embedder")
+    await desk.ask(newer)
     assert desk.writer.asked == 3
 
 
-async def test_a_change_of_the_documents_is_another_question(desk: Desk) -> None:
+async def test_changed_documents_invalidate_cached_answers(desk: Desk) -> None:
     await desk.ask()
     desk.seen["ada"] = desk.writer.seen = "v2"
     await desk.ask()
     assert desk.writer.asked == 2
 
 
-async def test_callers_with_the_same_rights_share_and_others_never_do(desk: Desk) -> None:
+async def test_callers_with_equal_permissions_share_cached_answers(desk: Desk) -> None:
     desk.seen["eve"] = "less"
     await desk.ask(user="ada")
     await desk.ask(user="bob")
@@ -208,7 +212,7 @@ async def test_callers_with_the_same_rights_share_and_others_never_do(desk: Desk
     assert not answer.cached
 
 
-async def test_what_was_found_among_other_documents_than_the_key_says_is_not_kept(desk: Desk) -> None:
+async def test_an_answer_from_other_documents_than_the_key_is_not_cached(desk: Desk) -> None:
     desk.writer.seen = "v2"  # they changed between the look and the search
     await desk.ask()
     assert desk.cache.kept == {}
@@ -225,7 +229,7 @@ async def test_what_was_found_among_other_documents_than_the_key_says_is_not_kep
         {"text": ""},
     ],
 )
-async def test_nothing_partial_failed_or_refused_is_kept(desk: Desk, change: dict[str, object]) -> None:
+async def test_partial_failed_and_refused_answers_are_not_cached(desk: Desk, change: dict[str, object]) -> None:
     desk.writer.change = lambda answer: msgspec.structs.replace(answer, **change)
     await desk.ask()
     assert desk.cache.kept == {}
@@ -242,14 +246,14 @@ async def test_nothing_partial_failed_or_refused_is_kept(desk: Desk, change: dic
         msgspec.structs.replace(QUESTION, text="half a pair: \ud800"),
     ],
 )
-async def test_what_comes_from_elsewhere_is_not_remembered(desk: Desk, question: Question) -> None:
+async def test_answers_with_remote_sources_are_not_cached(desk: Desk, question: Question) -> None:
     await desk.ask(question)
     await desk.ask(question)
     assert desk.writer.asked == 2
     assert desk.cache.kept == {}
 
 
-async def test_a_fresh_answer_is_computed_and_replaces_the_old_one(desk: Desk) -> None:
+async def test_a_fresh_answer_replaces_the_cached_one(desk: Desk) -> None:
     await desk.ask()
     answer, _ = await desk.ask(msgspec.structs.replace(QUESTION, fresh=True))
     assert (desk.writer.asked, answer.cached) == (2, False)
@@ -257,7 +261,7 @@ async def test_a_fresh_answer_is_computed_and_replaces_the_old_one(desk: Desk) -
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", b"\x93" * 2000])
-async def test_rubbish_in_the_cache_is_a_miss(desk: Desk, rubbish: bytes) -> None:
+async def test_an_undecodable_cached_answer_is_a_miss(desk: Desk, rubbish: bytes) -> None:
     await desk.ask()
     desk.cache.kept = dict.fromkeys(desk.cache.kept, rubbish)
     answer, _ = await desk.ask()
@@ -277,7 +281,7 @@ async def test_rubbish_in_the_cache_is_a_miss(desk: Desk, rubbish: bytes) -> Non
         {"citations": (Citation(start=0, end=2, source="shop", passage=0, passage_start=-1, passage_end=999),)},
     ],
 )
-async def test_what_somebody_else_put_into_the_cache_is_a_miss(desk: Desk, change: dict[str, object]) -> None:
+async def test_an_invalid_cached_answer_is_a_miss(desk: Desk, change: dict[str, object]) -> None:
     await desk.ask()
     ((key, value),) = desk.cache.kept.items()
     poisoned = msgspec.structs.replace(msgspec.json.decode(value, type=Answer), **change)
@@ -286,7 +290,7 @@ async def test_what_somebody_else_put_into_the_cache_is_a_miss(desk: Desk, chang
     assert (desk.writer.asked, answer.cached) == (2, False)
 
 
-async def test_who_has_much_more_time_does_not_wait_for_one_that_has_little_left(desk: Desk) -> None:
+async def test_a_question_does_not_join_an_answer_that_has_little_time(desk: Desk) -> None:
     desk.writer.go_on.clear()
     first = asyncio.create_task(desk.ask(deadline_s=10))
     await settle()
@@ -301,7 +305,7 @@ async def test_who_has_much_more_time_does_not_wait_for_one_that_has_little_left
     await asyncio.gather(first, second, third)
 
 
-async def test_it_ends_with_the_time_of_the_one_who_came_first(desk: Desk) -> None:
+async def test_a_shared_answer_ends_at_the_deadline_of_its_first_caller(desk: Desk) -> None:
     desk.writer.go_on.clear()
     first = asyncio.create_task(desk.ask(deadline_s=0.05))
     second = asyncio.create_task(desk.ask(deadline_s=0.08))
@@ -312,7 +316,7 @@ async def test_it_ends_with_the_time_of_the_one_who_came_first(desk: Desk) -> No
     assert (desk.writer.asked, desk.writer.ended) == (1, 1)
 
 
-async def test_those_who_ask_at_once_share_one_answer_from_its_beginning(desk: Desk) -> None:
+async def test_equal_concurrent_questions_share_one_answer(desk: Desk) -> None:
     desk.writer.go_on.clear()
     asking = [asyncio.create_task(desk.ask()) for _ in range(10)]
     await settle()
@@ -327,7 +331,7 @@ async def test_those_who_ask_at_once_share_one_answer_from_its_beginning(desk: D
     assert desk.telemetry.signals.count(Joined()) == 10
 
 
-async def test_the_first_one_leaving_does_not_end_it_for_the_others(desk: Desk) -> None:
+async def test_a_shared_answer_continues_without_its_first_caller(desk: Desk) -> None:
     desk.writer.go_on.clear()
     first, second = (asyncio.create_task(desk.ask()) for _ in range(2))
     await settle()
@@ -340,7 +344,7 @@ async def test_the_first_one_leaving_does_not_end_it_for_the_others(desk: Desk) 
     assert len(desk.cache.kept) == 1
 
 
-async def test_it_ends_with_the_last_one_and_nothing_is_kept(desk: Desk) -> None:
+async def test_a_shared_answer_is_cancelled_with_its_last_caller(desk: Desk) -> None:
     desk.writer.go_on.clear()
     asking = [asyncio.create_task(desk.ask()) for _ in range(3)]
     await settle()
@@ -351,7 +355,7 @@ async def test_it_ends_with_the_last_one_and_nothing_is_kept(desk: Desk) -> None
     assert desk.cache.kept == {}
 
 
-async def test_who_comes_while_it_is_being_given_up_gets_an_answer_of_their_own(desk: Desk) -> None:
+async def test_a_question_does_not_join_a_cancelled_answer(desk: Desk) -> None:
     desk.writer.go_on.clear()
     first = asyncio.create_task(desk.ask())
     await settle()
@@ -363,7 +367,7 @@ async def test_who_comes_while_it_is_being_given_up_gets_an_answer_of_their_own(
     assert answer.text == "30 days."
 
 
-async def test_a_failure_is_everybodys(desk: Desk) -> None:
+async def test_a_failure_of_a_shared_answer_reaches_every_caller(desk: Desk) -> None:
     def fail(_: Answer) -> Answer:
         raise GenerationFailed("the model broke")
 
@@ -380,7 +384,7 @@ async def test_a_failure_is_everybodys(desk: Desk) -> None:
     assert (await desk.ask())[0].text == "30 days."
 
 
-async def test_who_may_not_see_what_the_shared_search_saw_is_answered_apart(desk: Desk) -> None:
+async def test_a_shared_answer_is_not_given_to_callers_with_other_permissions(desk: Desk) -> None:
     """A document was shared with the first one only, after both were found to have the same rights."""
     desk.writer.go_on.clear()
     desk.writer.seen = "v1 and a secret"

@@ -1,4 +1,4 @@
-"""What the log says of MCP servers: our whole sentence, and what the server's process said last."""
+"""Log lines about MCP servers: our message, and the last output of the server's process."""
 
 import io
 import json
@@ -6,7 +6,7 @@ from typing import Any
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.signals import ServerMoved
-from anabranch.telemetry.log import LoggedEvents, configured_log, flush
+from anabranch.telemetry.log import LoggedEvents, configured_log
 
 
 def told(*signals: ServerMoved) -> list[dict[str, Any]]:
@@ -15,12 +15,12 @@ def told(*signals: ServerMoved) -> list[dict[str, Any]]:
     telemetry = LoggedEvents(log)
     for signal in signals:
         telemetry.noted(signal)
-    flush(log)
+    log.flush()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [{name: value for name, value in line.items() if name != "timestamp"} for line in lines]
 
 
-def test_each_turn_is_a_line_with_the_whole_reason() -> None:
+def test_mcp_server_changes_are_logged_with_their_reason() -> None:
     missing = "The command no-such-program could not be run: it was not found. Use its full path, or install it."
     ended = "The server's process ended with status 3."
     lines = told(
@@ -41,7 +41,7 @@ def test_each_turn_is_a_line_with_the_whole_reason() -> None:
     ]
 
 
-def test_what_is_quoted_is_bounded_and_obeyed_by_no_terminal() -> None:
+def test_quoted_mcp_output_is_bounded_and_printable() -> None:
     (line,) = told(
         ServerMoved(server="docs", state="failed", reason="A: \x1b[2J\n" + "b" * 5_000, last_words="\u202ec")
     )

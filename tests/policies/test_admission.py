@@ -1,4 +1,4 @@
-"""How many are let in, who waits, and who is turned away."""
+"""Admission control: how many questions run, wait and are rejected."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ async def begun(task: "asyncio.Task[None]") -> bool:
     return task.done()
 
 
-async def test_the_one_too_many_is_turned_away_and_told_when_to_come_back() -> None:
+async def test_a_question_beyond_the_limit_is_rejected_with_retry_after() -> None:
     full, telemetry = gate(1, 1)
     full.enter("chat")
     full.enter("chat")
@@ -33,7 +33,7 @@ async def test_the_one_too_many_is_turned_away_and_told_when_to_come_back() -> N
     assert telemetry.signals[-2] == Load(running=1, waiting=1)
 
 
-async def test_who_waits_is_let_in_in_order() -> None:
+async def test_waiting_questions_are_admitted_in_order() -> None:
     narrow, _ = gate(1, 2)
     first, second, third = (narrow.enter("chat") for _ in range(3))
     await first.turn()
@@ -45,7 +45,7 @@ async def test_who_waits_is_let_in_in_order() -> None:
     assert await begun(turns[1])
 
 
-async def test_who_gives_up_waiting_frees_the_place_and_takes_nobodys_turn() -> None:
+async def test_a_question_cancelled_in_the_queue_frees_its_place() -> None:
     narrow, telemetry = gate(1, 2)
     first, second, third = (narrow.enter("chat") for _ in range(3))
     turn = asyncio.create_task(third.turn())
@@ -57,7 +57,7 @@ async def test_who_gives_up_waiting_frees_the_place_and_takes_nobodys_turn() -> 
     assert telemetry.signals[-1] == Load(running=1, waiting=1)
 
 
-async def test_one_that_is_cancelled_at_the_very_moment_of_its_turn_loses_no_place() -> None:
+async def test_a_question_cancelled_as_it_is_admitted_frees_its_slot() -> None:
     narrow, telemetry = gate(1, 2)
     first, second, third = (narrow.enter("chat") for _ in range(3))
     turns = [asyncio.create_task(place.turn()) for place in (second, third)]
@@ -70,7 +70,7 @@ async def test_one_that_is_cancelled_at_the_very_moment_of_its_turn_loses_no_pla
     assert telemetry.signals[-1] == Load(running=0, waiting=0)
 
 
-async def test_leaving_twice_is_leaving_once() -> None:
+async def test_leaving_an_admission_slot_twice_counts_once() -> None:
     narrow, telemetry = gate(2, 0)
     place = narrow.enter("chat")
     narrow.enter("chat")
