@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
 
 from anabranch.knowledge.records.database import connect
 from anabranch.knowledge.records.schema import MIGRATIONS
+from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
 
 ARCHIVE = Path(__file__).parent / "data" / "data_folder_0.1.0.zip"
 SECRET = "ab_NWpb5fyrrwLqQs13qmTPeZuW2Lubg5-GFXQ0BSynHAg"
