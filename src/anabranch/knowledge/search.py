@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
-from anabranch.knowledge.index.reader import IndexReader, Moved, View
+from anabranch.knowledge.index.reader import IndexReader, View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import documents, embeddings
-from anabranch.knowledge.records.database import Connection, Database, Row, StoreFailed
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import Connection, Database, Row
 
 
 def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
@@ -115,7 +115,6 @@ SPARE = 2
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
-SNAPSHOTS = 5
 NEAR, SHARED, BIAS = 5.4, 2.0, -1.9
 
 
@@ -178,7 +177,7 @@ class Searcher:
 
     def _found(self, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None) -> SearchHits:
         def work(db: Connection) -> SearchHits:
-            embeddings.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
+            documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
             view = self._reader.view(db, query.filters, caller)
             candidates = retrieve(view, query, embedded)
             if query.rerank and len(candidates.keys):
@@ -194,12 +193,7 @@ class Searcher:
             order = None if vectors is None else varied(relevance(candidates), vectors, query)
             return SearchHits(list(fetch(db, candidates, query.limit, caller, source, order).values()), view.seen)
 
-        for _ in range(SNAPSHOTS):
-            try:
-                return self._database.reading(work)
-            except Moved:
-                continue
-        raise StoreFailed("The index is being replaced too often to search it; ask again.")
+        return self._database.reading(work)
 
 
 def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candidates:
@@ -229,7 +223,7 @@ def interact(db: Connection, view: View, found: Candidates, question: Embedding)
     tokens = None
     if question.tokens:
         keys = found.keys.tolist()
-        stored = embeddings.token_vectors(db, keys)
+        stored = documents.token_vectors(db, keys)
         tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], width)
     scores = combined(found.dense, found.sparse, tokens, view.vectors(found.keys, len(question.vector) // 4))
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))
