@@ -4,6 +4,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from anabranch.domain.model import Filters
@@ -61,3 +62,30 @@ async def test_a_deleted_index_is_rebuilt_while_readers_use_it(tmp_path: Path) -
         await shop.put("Otters eat fish.")
         shop.writer.fold()
         assert shop.database.reading(lambda db: elsewhere.view(db, Filters(), OPERATOR)).rows == 2
+
+
+class MissingSegment(Generations):
+    """The first manifest that is read names a segment that a newer generation has replaced."""
+
+    reads = 0
+
+    def current(self) -> IndexManifest:
+        manifest = super().current()
+        self.reads += 1
+        if self.reads == 1:
+            self.publish(manifest)
+            return msgspec.structs.replace(manifest, segments=("replaced",))
+        return manifest
+
+
+async def test_a_document_added_while_a_segment_is_replaced_is_found(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("Herons eat fish.")
+        generations = MissingSegment(tmp_path / "index")
+        reader = IndexReader(generations)
+        assert shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR)).rows == 1
+        generations.reads = 0
+        await shop.put("Otters eat fish.")
+        shop.generations.publish(shop.generations.current())
+        assert shop.database.reading(lambda db: reader.view(db, Filters(), OPERATOR)).rows == 2

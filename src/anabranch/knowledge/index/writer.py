@@ -122,7 +122,7 @@ class IndexWriter:
     def _written(self, segment: Segment, number: int) -> str:
         # A name is never reused, not even after the index was deleted: readers cache segments by name.
         name = f"segment-{number}-{token_hex(3)}"
-        segment.sketch = BinaryVectors.of(segment.vectors)
+        segment.binary = BinaryVectors.of(segment.vectors)
         segment.write(self._generations.path(name))
         return name
 
