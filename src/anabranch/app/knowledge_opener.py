@@ -17,7 +17,7 @@ from anabranch.domain.model import Query
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME, Database
-from anabranch.knowledge.supervisor import Supervisor
+from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
 from anabranch.policies.resilience import Resilience
 
@@ -91,8 +91,8 @@ class KnowledgeOpener:
             raise
         reader = IndexReader(Generations(folder / "index"))
         if self._indexing:
-            greeting = msgspec.json.encode(self._settings) + b"\n"
-            await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
+            first_line = msgspec.json.encode(self._settings) + b"\n"
+            await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
         searcher = Searcher(database, reader, embedder, reranker)
         knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:

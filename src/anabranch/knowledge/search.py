@@ -17,8 +17,10 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection, Database, Row
 
+Floats = NDArray[np.float32]
 
-def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
+
+def mmr(relevance: Floats, vectors: Floats, limit: int, weight: float) -> NDArray[np.int64]:
     """The chosen rows, in order. The first is the most relevant; each further one maximises
     `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
     lower row, so a weight of 1 gives the order by relevance."""
@@ -46,7 +48,7 @@ NEIGHBOURS = 10
 SMOOTHING = 0.3
 
 
-def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> NDArray[np.float32]:
+def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> Floats:
     """MaxSim of each chunk: the mean over the question's tokens of the similarity of the closest token, from 0 to 1."""
     question_tokens = np.frombuffer(question, np.uint64).reshape(-1, width // 8)
     counts = np.fromiter((len(chunk) // width for chunk in chunks), np.int64, len(chunks))
@@ -65,11 +67,11 @@ def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> NDArra
 
 
 def combined(
-    dense: NDArray[np.float32],
-    sparse: NDArray[np.float32],
-    tokens: NDArray[np.float32] | None,
-    vectors: NDArray[np.float32],
-) -> NDArray[np.float32]:
+    dense: Floats,
+    sparse: Floats,
+    tokens: Floats | None,
+    vectors: Floats,
+) -> Floats:
     """One score per candidate: the weighted sum of the standardised scores, smoothed over its nearest candidates."""
     total = DENSE * _standard(dense) + SPARSE * _standard(sparse)
     if tokens is not None:
@@ -77,7 +79,7 @@ def combined(
     return smoothed(total, vectors)
 
 
-def smoothed(scores: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def smoothed(scores: Floats, vectors: Floats) -> Floats:
     """Each score moved towards those of its nearest neighbours: relevant chunks are similar to each other."""
     count = min(NEIGHBOURS, len(scores) - 1)
     if count < 1:
@@ -90,7 +92,7 @@ def smoothed(scores: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArr
     return np.asarray((1 - SMOOTHING) * scores + SMOOTHING * around, np.float32)
 
 
-def _standard(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+def _standard(scores: Floats) -> Floats:
     return np.asarray((scores - scores.mean()) / np.float32(max(float(scores.std()), 1e-9)), np.float32)
 
 
@@ -112,11 +114,11 @@ class Candidates(NamedTuple):
     """The retrieved chunks, best first, with their scores."""
 
     keys: NDArray[np.int64]
-    dense: NDArray[np.float32]
-    sparse: NDArray[np.float32]
-    shared: NDArray[np.float32]
-    fused: NDArray[np.float32]
-    reranked: NDArray[np.float32] | None
+    dense: Floats
+    sparse: Floats
+    shared: Floats
+    fused: Floats
+    reranked: Floats | None
 
     def chosen(self, order: NDArray[np.int64]) -> "Candidates":
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
@@ -128,7 +130,7 @@ class SearchHits(NamedTuple):
 
     passages: list[Passage]
     seen: str
-    vectors: NDArray[np.float32] | None = None
+    vectors: Floats | None = None
 
 
 class Searcher:
@@ -244,7 +246,7 @@ def fetch(
     return passages
 
 
-def varied(scores: NDArray[np.float64], vectors: NDArray[np.float32], query: Query) -> NDArray[np.int64]:
+def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArray[np.int64]:
     """The ranks in MMR order: first the chosen ones, then the rest, in case a chosen one was deleted."""
     shown = np.maximum.accumulate(scores[::-1])[::-1]
     copies = (np.tril(products(vectors, vectors), -1) > COPY).any(axis=1)
@@ -306,7 +308,7 @@ def _scored(passage: Passage, score: float) -> Passage:
     return msgspec.structs.replace(passage, place=msgspec.structs.replace(passage.place, scores=scores))
 
 
-def _best(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]], limit: int) -> NDArray[np.int64]:
+def _best(lists: Sequence[tuple[NDArray[np.int64], Floats]], limit: int) -> NDArray[np.int64]:
     """The keys of several lists merged into one, each at its best score."""
     if len(lists) == 1:
         return lists[0][0]

@@ -401,8 +401,8 @@ def products(one: NDArray[Any], other: NDArray[Any]) -> Scores:
 
 
 def _largest(scores: Scores, limit: int) -> Rows:
-    """The rows with the largest scores. A threshold estimated on a sample leaves few rows to partition: all of them would
-    cost as much as the scan."""
+    """The rows with the largest scores. A threshold from a sample leaves few rows to partition; partitioning all rows
+    would cost as much as the scan."""
     if len(scores) <= limit:
         return np.arange(len(scores))
     sample = scores[:: len(scores) // SAMPLE + 1]
