@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
-from anabranch.knowledge.records import collections, documents, embeddings
+from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import NAME, Database, new_id
 from anabranch.models.factory import LocalEmbedder
 from anabranch.text.words import STOPWORDS
@@ -59,7 +59,7 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
         )
     )
     assert made is not None
-    database.writing(lambda db: embeddings.require_embedder(db, embedder.name, embedder.dimensions))
+    database.writing(lambda db: documents.require_embedder(db, embedder.name, embedder.dimensions))
 
     def insert(db: sqlite3.Connection, number: int) -> None:
         rows = range(number * data.CHUNKS_PER_DOCUMENT, (number + 1) * data.CHUNKS_PER_DOCUMENT)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.knowledge.index import segment as segment_module
-from anabranch.knowledge.index.segment import K1, WORTH_IT, B, BinaryVectors, Postings, Segment
+from anabranch.knowledge.index.segment import K1, MIN_BINARY_ROWS, B, BinaryVectors, Postings, Segment
 from anabranch.knowledge.index.writer import FAN, plan
 from anabranch.text.words import terms
 
@@ -45,9 +44,9 @@ def weights(texts: Sequence[Sequence[int]], query: Sequence[int]) -> list[tuple[
 def test_bm25_scores_equal_the_formula(texts: list[list[int]], query: list[int], chosen: list[bool]) -> None:
     mask = np.array(chosen[: len(texts)])
     average = sum(map(len, texts)) / len(texts) or 1.0
-    built = segment_module.build(texts)
+    built = Postings.build(texts)
     spans = [(*built.span(term), weight) for term, weight in weights(texts, query)]
-    scored = segment_module.score(built, spans, segment_module.norms(built, average), mask)
+    scored = built.score(spans, built.norms(average), mask)
     for row in range(len(texts)):
         expected = bm25(texts, query, row) if mask[row] else 0.0
         assert scored.scores[row] == pytest.approx(expected, abs=1e-4)
@@ -59,9 +58,9 @@ def test_bm25_scores_equal_the_formula(texts: list[list[int]], query: list[int],
 @given(st.lists(texts, min_size=1, max_size=4), st.data())
 def test_merged_postings_equal_postings_of_the_kept_rows(parts: list[list[list[int]]], data: st.DataObject) -> None:
     kept = [np.array(data.draw(st.lists(st.booleans(), min_size=len(p), max_size=len(p)))) for p in parts]
-    merged = segment_module.merge([segment_module.build(part) for part in parts], kept)
+    merged = Postings.merge([Postings.build(part) for part in parts], kept)
     survivors = [text for part, keep in zip(parts, kept, strict=True) for text, k in zip(part, keep, strict=True) if k]
-    expected = segment_module.build(survivors) if survivors else segment_module.build([])
+    expected = Postings.build(survivors) if survivors else Postings.build([])
     assert same(merged, expected)
 
 
@@ -120,14 +119,14 @@ def clustered(count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25, 0.1])
 def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, share: float) -> None:
-    vectors = clustered(WORTH_IT)
+    vectors = clustered(MIN_BINARY_ROWS)
     segment = Segment.build(range(len(vectors)), vectors, [[]] * len(vectors))
-    segment.sketch = BinaryVectors.of(vectors)
-    assert segment.sketch is not None
+    segment.binary = BinaryVectors.of(vectors)
+    assert segment.binary is not None
     segment.write(tmp_path / "one")
     mapped = Segment.map(tmp_path / "one", 128, max_gathered=1_000)
-    assert mapped.sketch is not None
-    assert mapped.sketch.reach == segment.sketch.reach < len(vectors) // 8
+    assert mapped.binary is not None
+    assert mapped.binary.second_pass == segment.binary.second_pass < len(vectors) // 8
     chance = np.random.default_rng(1)
     mask = chance.random(len(vectors)) < share
     hits = 0
@@ -140,7 +139,7 @@ def test_binary_vectors_lose_nothing_that_an_exact_search_finds(tmp_path: Path, 
 
 
 def test_random_vectors_get_no_binary_vectors() -> None:
-    assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((WORTH_IT, 256)))) is None
+    assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((MIN_BINARY_ROWS, 256)))) is None
 
 
 @settings(max_examples=50)

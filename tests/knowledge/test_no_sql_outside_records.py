@@ -36,6 +36,6 @@ def test_no_sql_outside_records() -> None:
 
 
 def test_the_check_finds_sql() -> None:
-    for module in (RECORDS / "documents.py", RECORDS / "embeddings.py", RECORDS / "jobs.py"):
+    for module in (RECORDS / "documents.py", RECORDS / "collections.py", RECORDS / "jobs.py"):
         assert any("imports sqlite3" in one for one in sql_use(module.read_text(encoding="utf-8")))
     assert len(list(sql_use('db.execute("SELECT key FROM documents")\ndb.executemany("DELETE FROM keys")'))) == 4

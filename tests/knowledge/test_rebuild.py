@@ -12,16 +12,14 @@ import pytest
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError, EmbeddingFailed
 from anabranch.domain.model import Embedding, Query
-from anabranch.knowledge import rebuild
-from anabranch.knowledge.index.manifest import Generations
-from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.index import writer
+from anabranch.knowledge.index.reader import Generations, IndexReader
 from anabranch.knowledge.index.writer import IndexWriter
-from anabranch.knowledge.indexer import Indexer
-from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Parsed
 from anabranch.knowledge.parse import ParseLimits, parse
-from anabranch.knowledge.records import documents, embeddings
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.search import Searcher
 from anabranch.testing.fakes import FakeEmbedder
@@ -93,8 +91,10 @@ def tables(database: Database) -> set[str]:
 def silent(done: int, total: int) -> None: ...
 
 
-async def reembed(database: Database, embedder: Embedder, folder: Path, progress: rebuild.Progress = silent) -> int:
-    return await rebuild.reembed(database, embedder, Generations(folder / "index"), progress, batch_size=4)
+async def reembed(
+    database: Database, embedder: Embedder, folder: Path, progress: Callable[[int, int], None] = silent
+) -> int:
+    return await writer.reembed(database, embedder, Generations(folder / "index"), progress, batch_size=4)
 
 
 async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(database: Database, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_rebuild_with_another_embedder_embeds_every_chunk_again(database
     assert done == 10
     assert heard == [(4, 10), (8, 10), (10, 10)]
     assert sizes(database) == {64 * 4}
-    assert database.reading(embeddings.embedder) == (NEW.name, 64)
+    assert database.reading(documents.embedder) == (NEW.name, 64)
     assert "embeddings_next" not in tables(database)
     room = room_of(database, tmp_path, NEW)
     assert await best(room, "word7") == "7"  # without an index: from the records
@@ -135,7 +135,7 @@ async def test_a_rebuild_that_fails_halfway_changes_nothing(
 
 
 async def assert_old(database: Database, folder: Path) -> None:
-    assert database.reading(embeddings.embedder) == (OLD.name, 128)
+    assert database.reading(documents.embedder) == (OLD.name, 128)
     assert sizes(database) == {128 * 4}
     assert await best(room_of(database, folder, OLD), "word7") == "7"
 
@@ -196,5 +196,5 @@ async def test_a_rebuild_without_documents_forgets_the_embedder(database: Databa
     room = room_of(database, tmp_path, OLD)
     await room.delete_collection(OPERATOR, "numbers")
     assert await reembed(database, NEW, tmp_path) == 0
-    assert database.reading(embeddings.embedder) is None
+    assert database.reading(documents.embedder) is None
     assert msgspec.json.encode(await room.collections(OPERATOR)) == b"[]"

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import embeddings, keys, queries
+from anabranch.knowledge.records import documents, keys, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, made_at, migrate, new_id
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
@@ -107,11 +107,11 @@ async def test_a_backup_during_ingestion_is_consistent(tmp_path: Path) -> None:
 
 def test_vectors_of_another_embedder_are_refused(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
-    database.writing(lambda db: embeddings.require_embedder(db, "one", 384))
+    database.writing(lambda db: documents.require_embedder(db, "one", 384))
     for name, dimensions in (("two", 384), ("one", 768)):
         with pytest.raises(ConfigurationError, match="index rebuild"):
-            database.writing(lambda db, n=name, d=dimensions: embeddings.require_embedder(db, n, d))  # type: ignore[misc]
-    database.writing(lambda db: embeddings.require_embedder(db, "one", 384))
+            database.writing(lambda db, n=name, d=dimensions: documents.require_embedder(db, n, d))  # type: ignore[misc]
+    database.writing(lambda db: documents.require_embedder(db, "one", 384))
     database.close()
 
 

@@ -14,13 +14,12 @@ from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Outbound
 from anabranch.domain.errors import AnabranchError, UpstreamError
-from anabranch.knowledge.index.manifest import Generations
+from anabranch.knowledge.index.reader import Generations
 from anabranch.knowledge.index.writer import IndexWriter
-from anabranch.knowledge.indexer import Indexer
-from anabranch.knowledge.ingest import Fetched, Ingestion
+from anabranch.knowledge.ingest import Fetched, Indexer, Ingestion
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse import ParseLimits, Sandbox
-from anabranch.knowledge.records import embeddings
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
 from anabranch.telemetry.log import configured_log
@@ -47,7 +46,7 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
     try:
         async with outbound_for(settings, max_reply_bytes) as outbound:
             embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
-            database.reading(lambda db: embeddings.check_embedder(db, embedder.name))
+            database.reading(lambda db: documents.check_embedder(db, embedder.name))
             ingestion = Ingestion(database, embedder, sandbox.parse, DocumentFetcher(outbound))
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)

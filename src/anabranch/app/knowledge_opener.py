@@ -15,9 +15,9 @@ from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Query
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import embeddings
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME, Database
-from anabranch.knowledge.supervisor import Supervisor
+from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
 from anabranch.policies.resilience import Resilience
 
@@ -75,8 +75,7 @@ class KnowledgeOpener:
 
     async def _opened(self) -> "Knowledge":
         # numpy loads here: a server that only forwards questions never needs it.
-        from anabranch.knowledge.index.manifest import Generations  # noqa: PLC0415
-        from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+        from anabranch.knowledge.index.reader import Generations, IndexReader  # noqa: PLC0415
         from anabranch.knowledge.knowledge import Knowledge  # noqa: PLC0415
         from anabranch.knowledge.search import Searcher  # noqa: PLC0415
 
@@ -85,15 +84,15 @@ class KnowledgeOpener:
         inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
         embedder = self._cached(inner)
         try:
-            await database.read(lambda db: embeddings.check_embedder(db, embedder.name))
+            await database.read(lambda db: documents.check_embedder(db, embedder.name))
             reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
         except BaseException:
             database.close()
             raise
         reader = IndexReader(Generations(folder / "index"))
         if self._indexing:
-            greeting = msgspec.json.encode(self._settings) + b"\n"
-            await self._stack.enter_async_context(Supervisor(folder, INDEXER, greeting, died=self._died))
+            first_line = msgspec.json.encode(self._settings) + b"\n"
+            await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
         searcher = Searcher(database, reader, embedder, reranker)
         knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
@@ -118,7 +117,7 @@ def check(settings: Settings) -> None:
         require("local-models", f"{folder} holds collections, and their embedding model")
     database = Database.open(folder)
     try:
-        database.reading(lambda db: embeddings.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+        database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
     finally:
         database.close()
 

@@ -5,7 +5,9 @@ import re
 import unicodedata
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, assert_never
 
 from anabranch.domain.contracts import Embedder
@@ -17,9 +19,9 @@ SEGMENT = 65_536
 LONG_TOKEN = 100
 LONG_TOKEN_STEP = 8
 MAX_CLUSTER = 32
-_SPACE = re.compile(r"\s")
-# Scripts without spaces, which may be cut between any two characters.
-_UNSPACED = re.compile(r"[\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+# Words end before white space, and in scripts without spaces after every character.
+_WORD_END = re.compile(r"[\s\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_NOT_SPACE = re.compile(r"\S")
 
 
 class Window(NamedTuple):
@@ -42,7 +44,13 @@ class TokenLengths:
         while start < end:
             line = text.find("\n", start + SEGMENT, end)
             stop = line if line != -1 else end
-            self._read(start, stop)
+            for low, high in embedder.tokens(text[start:stop]):
+                if high - low <= LONG_TOKEN:
+                    self._starts.append(start + low)
+                else:
+                    # A tokenizer may map a word of any length to one unknown token; the chunk size must hold
+                    # nevertheless.
+                    self._starts.extend(range(start + low, start + high, LONG_TOKEN_STEP))
             start = stop
 
     def count(self, start: int, end: int) -> int:
@@ -70,14 +78,15 @@ class TokenLengths:
             if tokens <= self._size or stop - start == 1:
                 return Window(start, stop, tokens)
             middle = start + (stop - start) // 2
-            stop = self._visible(start, _between_clusters(self.text, start, middle) or middle)
+            stop = self._visible(start, _between_clusters(self.text, start, middle))
 
     def after(self, window: Window, end: int, overlap: int) -> tuple[int, int]:
         """Where the next window begins, and where its new text begins. The overlap leaves room for the first new
         word."""
-        fresh = self.skip(window.end, end)
-        if fresh == end:
+        visible = _NOT_SPACE.search(self.text, window.end, end)
+        if visible is None:
             return end, end
+        fresh = visible.start()
         budget = min(overlap, self._size - self.count(fresh, self._word_end(fresh, end)))
         if budget <= 0:
             return fresh, fresh
@@ -87,63 +96,40 @@ class TokenLengths:
             start += 1
         return min(start, fresh), fresh
 
-    def skip(self, position: int, end: int) -> int:
-        """The next position that is not white space."""
-        while position < end and self.text[position].isspace():
-            position += 1
-        return position
-
     def _word_end(self, position: int, end: int) -> int:
         """The end of the word that begins here, as far as it fits."""
         over = bisect_left(self._starts, position) + self._size
         end = min(end, self._starts[over]) if over < len(self._starts) else end
-        unspaced = _UNSPACED.search(self.text, position + 1, end)
-        end = unspaced.start() if unspaced else end
-        space = _SPACE.search(self.text, position, end)
-        return space.start() if space else end
-
-    def _read(self, start: int, end: int) -> None:
-        for low, high in self._embedder.tokens(self.text[start:end]):
-            if high - low <= LONG_TOKEN:
-                self._starts.append(start + low)
-            else:
-                # A tokenizer may map a word of any length to one unknown token; the chunk size must hold nevertheless.
-                self._starts.extend(range(start + low, start + high, LONG_TOKEN_STEP))
+        found = _WORD_END.search(self.text, position + 1, end)
+        return found.start() if found else end
 
     def _cut(self, start: int, floor: int, end: int, budget: int) -> int:
         """The end of at most `budget` tokens from `start`, after `floor`; between words if possible."""
         over = bisect_left(self._starts, start) + budget
-        if over >= len(self._starts) or self._starts[over] >= end:
-            return end
-        limit = max(self._starts[over], floor + 1)
+        limit = max(self._starts[over], floor + 1) if over < len(self._starts) else end
         if limit >= end:
             return end
-        for position in range(limit, floor, -1):
-            if _is_word_break(self.text, position):
-                return self._visible(floor, position)
-        for position in range(limit, floor + 1, -1):
-            if not self.text[position - 1].isalnum() and self.text[position].isalnum():
-                return self._visible(floor, position)
-        return self._visible(floor, _between_clusters(self.text, floor, limit) or limit)
+        text, positions = self.text, range(limit, floor, -1)
+        return self._visible(
+            floor,
+            next((at for at in positions if _is_word_break(text, at)), None)
+            or next((at for at in positions[:-1] if not text[at - 1].isalnum() and text[at].isalnum()), None)
+            or _between_clusters(text, floor, limit),
+        )
 
     def _visible(self, floor: int, position: int) -> int:
         """The position before the white space that precedes this one."""
-        while position > floor + 1 and self.text[position - 1].isspace():
-            position -= 1
-        return position
+        return floor + 1 + len(self.text[floor + 1 : position].rstrip())
 
 
 def _is_word_break(text: str, position: int) -> bool:
-    before, after = text[position - 1], text[position]
-    return before.isspace() or after.isspace() or _UNSPACED.match(after) is not None
+    return text[position - 1].isspace() or _WORD_END.match(text, position) is not None
 
 
-def _between_clusters(text: str, floor: int, position: int) -> int | None:
-    """The nearest position up to this one that does not split a grapheme cluster."""
-    for nearest in range(position, max(floor, position - MAX_CLUSTER), -1):
-        if not _is_joined(text, nearest):
-            return nearest
-    return None
+def _between_clusters(text: str, floor: int, position: int) -> int:
+    """The nearest position up to this one that does not split a grapheme cluster; itself if all near ones do."""
+    near = range(position, max(floor, position - MAX_CLUSTER), -1)
+    return next((at for at in near if not _is_joined(text, at)), position)
 
 
 def _is_joined(text: str, position: int) -> bool:
@@ -253,18 +239,15 @@ class Packer:
         return earlier if self._ruler.count(at.fresh, self._units[earlier - 1].end) >= self._least else stop
 
     def _before_headings(self, index: int, stop: int) -> int:
+        """An earlier stop, if the last units are headings and not all of them are."""
         if stop == len(self._units):
             return stop
-        earlier = stop
-        while earlier > index and self._units[earlier - 1].kind == "heading":
-            earlier -= 1
-        return earlier if earlier > index else stop
+        return next((at for at in range(stop, index, -1) if self._units[at - 1].kind != "heading"), stop)
 
     def _leaves_headings(self, index: int, stop: int) -> bool:
         """Whether a window that ends before `stop` has only headings, and their text follows."""
-        if stop == len(self._units) or self._units[stop].kind == "heading":
-            return False
-        return all(unit.kind == "heading" for unit in self._units[index:stop])
+        follows = stop < len(self._units) and self._units[stop].kind != "heading"
+        return follows and all(unit.kind == "heading" for unit in self._units[index:stop])
 
     def _cut(self, at: PackPosition, index: int) -> tuple[Window, PackPosition]:
         end = self._units[index].end
@@ -282,10 +265,11 @@ class Packer:
             return self._at(stop)
         first = stop
         end, following = self._units[stop - 1].end, self._units[stop].end
-        while first - 1 > at.first:
-            start = self._units[first - 1].start
-            if self._ruler.count(start, end) > self._overlap or self._ruler.count(start, following) > self._size:
-                break
+        while (
+            first - 1 > at.first
+            and self._ruler.count(self._units[first - 1].start, end) <= self._overlap
+            and self._ruler.count(self._units[first - 1].start, following) <= self._size
+        ):
             first -= 1
         return PackPosition(first, self._units[first].start, stop, self._units[stop].start)
 
@@ -313,7 +297,7 @@ def topics(sentences: Sequence[Embedding]) -> list[int]:
     likeness = (before * after).sum(axis=1) / np.maximum(lengths, 1e-9)
     edged = np.concatenate([[np.inf], likeness, [np.inf]])
     turns = (likeness < THRESHOLD) & (likeness < edged[:-2]) & (likeness <= edged[2:])
-    return [int(gap) for gap in np.flatnonzero(turns) + 1]
+    return (np.flatnonzero(turns) + 1).tolist()
 
 
 Section = list[Unit]
@@ -376,11 +360,10 @@ def _windows_by_topic(
     sizes: Chunking,
 ) -> list[Window]:
     windows: list[Window] = []
-    at = 0
+    unread = iter(read)
     for section, indices in zip(sections, prose, strict=True):
-        turns = [indices[begin] for begin in topics(read[at : at + len(indices)])]
+        turns = [indices[begin] for begin in topics(list(islice(unread, len(indices))))]
         windows.extend(Packer(ruler, section, sizes, (*turns, len(section))))
-        at += len(indices)
     return windows
 
 
@@ -395,12 +378,10 @@ def _sections(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> 
     """Sections, which chunks never cross. A section without text of its own is joined with the next one (the last, with
     the one before), and adjacent sections below the minimum are joined until they reach it."""
     sections: list[Section] = []
-    before: Block | None = None
-    for block in blocks:
+    for before, block in zip((None, *blocks), blocks, strict=False):
         if before is None or block.kind == "heading" or block.headers != before.headers:
             sections.append([])
         sections[-1].extend(_units(ruler, (block.start, block.end), block.kind, _SPLITTERS[block.kind], sizes.size))
-        before = block
     gathered: list[Section] = []
     enough = least(sizes)
     for section in _with_text(sections):
@@ -459,8 +440,7 @@ def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, 
     starts = [block.start for block in blocks]
     pieces = []
     for start, end, tokens in windows:
-        first = bisect_right(starts, start) - 1
-        within = blocks[first : bisect_left(starts, end)]
+        within = blocks[bisect_right(starts, start) - 1 : bisect_left(starts, end)]
         pieces.append(
             Piece(
                 start=start,
@@ -476,9 +456,8 @@ def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, 
 
 def _kind(blocks: Sequence[Block], start: int, end: int) -> BlockKind:
     """The kind with the largest share of the span; headings do not count."""
-    share: dict[BlockKind, int] = {}
+    share: Counter[BlockKind] = Counter()
     for block in blocks:
         if block.kind != "heading":
-            size = min(end, block.end) - max(start, block.start)
-            share[block.kind] = share.get(block.kind, 0) + size
+            share[block.kind] += min(end, block.end) - max(start, block.start)
     return max(share, key=lambda kind: share[kind]) if share else "heading"

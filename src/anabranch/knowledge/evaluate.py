@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.model import Filters, Query, Value
+from anabranch.domain.model import Embedding, Filters, Query, Value
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
@@ -46,8 +48,10 @@ def read(folder: Path) -> Dataset:
     """Read corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/test.tsv)."""
     try:
         judged: dict[str, dict[str, float]] = {}
-        for query, document, grade in _judgements(folder):
-            judged.setdefault(query, {})[document] = grade
+        judgements = folder / "qrels.tsv" if (folder / "qrels.tsv").is_file() else folder / "qrels" / "test.tsv"
+        for line in filter(str.strip, judgements.read_text(encoding="utf-8").splitlines()[1:]):
+            query, document, grade = line.split("\t")[:3]
+            judged.setdefault(query, {})[document] = float(grade)
         return Dataset(
             name=folder.resolve().name,
             documents={one["_id"]: (one.get("title") or "", one["text"]) for one in _lines(folder / "corpus.jsonl")},
@@ -74,45 +78,39 @@ async def evaluate(
     for number, query in enumerate(asked, 1):
         text = dataset.queries[query]
         embeddings = await embedder.embed([text])
-
-        def rank(db: Connection, text: str = text, embeddings: Any = embeddings) -> dict[Stage, list[str]]:
-            view = reader.view(db, Filters(), OPERATOR)
-            wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
-            page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
-            best = interact(db, view, page, embeddings[0]).keys.tolist()
-            hybrid = wide.keys.tolist()
-            ranked: dict[Stage, Sequence[int]] = {
-                "bm25": view.lexical(text).best(DEEP * OVERFETCH)[0].tolist(),
-                "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), DEEP * OVERFETCH)[0].tolist(),
-                "hybrid": hybrid,
-                "rerank": [*best, *(key for key in hybrid if key not in set(best))],
-            }
-            return {stage: _documents(db, ranked[stage]) for stage in stages}
-
-        for stage, ranked in database.reading(rank).items():
-            found[stage].append(measure(ranked, dataset.judged[query]))
+        ranked = database.reading(partial(_ranked, reader=reader, text=text, embeddings=embeddings))
+        for stage in stages:
+            found[stage].append(measure(ranked[stage], dataset.judged[query]))
         progress(number, len(asked))
     return {stage: _mean(rows) for stage, rows in found.items()}
+
+
+def _ranked(db: Connection, reader: IndexReader, text: str, embeddings: Sequence[Embedding]) -> dict[Stage, list[str]]:
+    """The ids of the documents as each stage ranks them, each once, at the rank of its best chunk."""
+    view = reader.view(db, Filters(), OPERATOR)
+    wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
+    page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
+    best = interact(db, view, page, embeddings[0])
+    keys: dict[Stage, list[int]] = {
+        "bm25": view.lexical(text).best(DEEP * OVERFETCH)[0].tolist(),
+        "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), DEEP * OVERFETCH)[0].tolist(),
+        "hybrid": wide.keys.tolist(),
+        "rerank": list(dict.fromkeys((*best.keys.tolist(), *wide.keys.tolist()))),
+    }
+    rows = documents.chunks_by_key(db, list(chain.from_iterable(keys.values())))
+    return {stage: list(dict.fromkeys(rows[key]["identity"] for key in chunks)) for stage, chunks in keys.items()}
 
 
 def measure(ranked: Sequence[str], judged: Mapping[str, float]) -> tuple[float, float, float, float]:
     """nDCG@10 with linear gain, Recall@10, Recall@100, MRR@10."""
     gains = [max(judged.get(document, 0.0), 0.0) for document in ranked]
     ideal = sorted((grade for grade in judged.values() if grade > 0), reverse=True)
-    relevant = len(ideal)
-    first = next((rank for rank, gain in enumerate(gains[:10], 1) if gain > 0), None)
     return (
         _discounted(gains[:10]) / _discounted(ideal[:10]),
-        sum(gain > 0 for gain in gains[:10]) / relevant,
-        sum(gain > 0 for gain in gains[:100]) / relevant,
-        1 / first if first else 0.0,
+        sum(gain > 0 for gain in gains[:10]) / len(ideal),
+        sum(gain > 0 for gain in gains[:100]) / len(ideal),
+        next((1 / rank for rank, gain in enumerate(gains[:10], 1) if gain > 0), 0.0),
     )
-
-
-def _documents(db: Connection, keys: Sequence[int]) -> list[str]:
-    """The identities of the chunks' documents, each once, at the rank of its best chunk."""
-    found = documents.chunks_by_key(db, keys)
-    return list(dict.fromkeys(found[key]["identity"] for key in keys))
 
 
 def _discounted(gains: Sequence[float]) -> float:
@@ -126,16 +124,4 @@ def _mean(rows: Sequence[tuple[float, float, float, float]]) -> Measures:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
-        for line in file:
-            if line.strip():
-                yield msgspec.json.decode(line)
-
-
-def _judgements(folder: Path) -> Iterator[tuple[str, str, float]]:
-    path = folder / "qrels.tsv"
-    if not path.is_file():
-        path = folder / "qrels" / "test.tsv"
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        if line.strip():
-            query, document, grade = line.split("\t")[:3]
-            yield query, document, float(grade)
+        yield from map(msgspec.json.decode, filter(bytes.strip, file))

@@ -1,9 +1,11 @@
-"""Ingestion: accepted items are parsed, chunked, embedded and stored; each succeeds or fails on its own."""
+"""Ingestion: accepted items are parsed, chunked, embedded and stored; each succeeds or fails on its own. The indexer is
+the only process that does this and that writes the index; it holds the lock of the data folder."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -13,24 +15,31 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.chunking import chunk
+from anabranch.knowledge.index.writer import FOLD_ROWS, FOLD_S, IndexWriter
 from anabranch.knowledge.model import (
     Chunking,
     Collection,
     DocumentDraft,
     NewDocument,
+    Outcome,
     Parsed,
     Permissions,
     Piece,
     StoredDocument,
     Unprocessable,
 )
-from anabranch.knowledge.records import documents, embeddings, jobs
+from anabranch.knowledge.records import documents, jobs, queries
 from anabranch.knowledge.records.database import Connection, Database
-from anabranch.knowledge.records.jobs import Claim
+from anabranch.knowledge.records.jobs import Claim, Hold
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.
 VERSION = 1
 MAX_TITLE = 200
+POLL_S = 0.1
+CLAIM_LIMIT = 16
+INGEST_TASKS = 2
+IDLE_S = 3.0
+DELETE_QUERIES_S = 3_600.0
 
 
 class Fetched(NamedTuple):
@@ -42,21 +51,21 @@ Parse = Callable[[bytes, str | None, str | None], Awaitable[Parsed]]
 Fetch = Callable[[str], Awaitable[Fetched]]
 
 
-class Ready(NamedTuple):
+class Chunked(NamedTuple):
     """A parsed and chunked document that needs its vectors."""
 
     draft: DocumentDraft
     pieces: tuple[Piece, ...]
 
 
-class Settled(NamedTuple):
+class AlreadyStored(NamedTuple):
     """A document that is stored already; `changed` if its title, metadata or permissions are to be updated."""
 
     document: StoredDocument
     changed: bool
 
 
-Prepared = Ready | Settled | AnabranchError
+Prepared = Chunked | AlreadyStored | AnabranchError
 
 
 class Ingestion:
@@ -74,23 +83,23 @@ class Ingestion:
     async def take(self, claims: Sequence[Claim]) -> None:
         """Process some items and record the outcome of each."""
         prepared = await asyncio.gather(*(self._prepared(claim) for claim in claims))
-        ready = [one for one in prepared if isinstance(one, Ready)]
-        texts = [one.draft.content[piece.start : piece.end] for one in ready for piece in one.pieces]
+        chunked = [one for one in prepared if isinstance(one, Chunked)]
+        texts = [one.draft.content[piece.start : piece.end] for one in chunked for piece in one.pieces]
         try:
             embedded = iter(await self._embedder.embed(texts) if texts else [])
         except AnabranchError as error:
             embedded = iter(())
-            prepared = [error if isinstance(one, Ready) else one for one in prepared]
+            prepared = [error if isinstance(one, Chunked) else one for one in prepared]
         results = [
-            (claim, one, [next(embedded) for _ in one.pieces] if isinstance(one, Ready) else [])
+            (claim, one, [next(embedded) for _ in one.pieces] if isinstance(one, Chunked) else [])
             for claim, one in zip(claims, prepared, strict=True)
         ]
 
         def commit(db: Connection) -> None:
             if first_vectors := next((vectors for _, _, vectors in results if vectors), None):
-                embeddings.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
+                documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
-                _settle(db, claim, one, vectors)
+                _store(db, claim, one, vectors)
 
         await self._database.write(commit)
 
@@ -111,7 +120,7 @@ class Ingestion:
             pieces = await chunk(parsed, claim.chunking, self._embedder)
             if not pieces:
                 return Unprocessable("The document holds no text.")
-            return Ready(_draft(claim, parsed, content_hash, recipe, len(data)), pieces)
+            return Chunked(_draft(claim, parsed, content_hash, recipe, len(data)), pieces)
         except AnabranchError as error:
             return error
 
@@ -140,7 +149,7 @@ def _filename(claim: Claim) -> str | None:
 
 def find_stored(
     db: Connection, collection: Collection, owner: str, arrived: NewDocument, content_hash: str, recipe: str
-) -> Settled | None:
+) -> AlreadyStored | None:
     """The stored document with the same identity and content, else one that equals it in all but its identity."""
     same = documents.by_identity(db, collection.key, arrived.identity or "")
     if same is not None:
@@ -151,26 +160,24 @@ def find_stored(
             {**same.metadata, **arrived.metadata},
             permissions_for(collection, arrived, same),
         )
-        return Settled(same, updated != (same.title, same.metadata, same.permissions))
-    seen_by = (owner, permissions_for(collection, arrived, None))
+        return AlreadyStored(same, updated != (same.title, same.metadata, same.permissions))
+    wanted = (owner, permissions_for(collection, arrived, None), arrived.metadata)
     for other in documents.with_content(db, collection.key, content_hash, recipe):
-        common = {name: other.metadata.get(name) for name in arrived.metadata}
-        if (other.owner, other.permissions) == seen_by and common == arrived.metadata:
-            return Settled(other, changed=False)
+        if (other.owner, other.permissions, {name: other.metadata.get(name) for name in arrived.metadata}) == wanted:
+            return AlreadyStored(other, changed=False)
     return None
 
 
 def permissions_for(collection: Collection, arrived: NewDocument, stored: StoredDocument | None) -> Permissions:
     """The permissions given with a document, else those of the stored document, else the collection's default."""
-    default = collection.settings.default_permissions if stored is None else stored.permissions
-    return arrived.permissions or default
+    return arrived.permissions or (collection.settings.default_permissions if stored is None else stored.permissions)
 
 
 def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
     arrived = claim.arrived
     found = {"author": parsed.author, "created_date": parsed.created_date, "tags": list(parsed.tags) or None}
     metadata = {name: value for name, value in found.items() if value is not None} | dict(arrived.metadata)
-    title = _given_title(claim.arrived) or parsed.title or arrived.filename or arrived.url
+    title = _given_title(arrived) or parsed.title or arrived.filename or arrived.url
     return DocumentDraft(
         id=claim.document_id,
         collection=claim.collection.key,
@@ -184,7 +191,7 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
         content_hash=content_hash,
         recipe=recipe,
         metadata=metadata,
-        permissions=permissions_for(claim.collection, claim.arrived, None),
+        permissions=permissions_for(claim.collection, arrived, None),
         day=day_of(metadata),
         pages=parsed.pages,
         size=size,
@@ -192,8 +199,7 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
 
 
 def _given_title(arrived: NewDocument) -> str | None:
-    given = arrived.title or arrived.metadata.get("title")
-    return str(given)[:MAX_TITLE] if given else None
+    return str(arrived.title or arrived.metadata.get("title") or "")[:MAX_TITLE] or None
 
 
 def _first_words(text: str) -> str:
@@ -201,17 +207,17 @@ def _first_words(text: str) -> str:
     return line if len(line) <= 80 else line[:79].rpartition(" ")[0] + "…"
 
 
-def _settle(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[Embedding]) -> None:
-    if not jobs.is_wanted(db, claim):
-        jobs.drop(db, claim.key)
-        return
+def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[Embedding]) -> None:
+    """Store a document and the outcome of its item."""
     match prepared:
-        case Ready(draft=draft, pieces=pieces):
+        case _ if not jobs.is_wanted(db, claim):
+            jobs.finish(db, claim.key, "cancelled")
+        case Chunked(draft=draft, pieces=pieces):
             old = documents.by_identity(db, draft.collection, draft.identity)
             draft = msgspec.structs.replace(draft, permissions=permissions_for(claim.collection, claim.arrived, old))
-            kept = documents.insert(db, draft, pieces, vectors)
-            jobs.complete(db, claim.key, kept.id, "replaced" if old else "added", kept.chunk_count)
-        case Settled(document=document, changed=changed):
+            stored = documents.insert(db, draft, pieces, vectors)
+            _complete(db, claim, "replaced" if old else "added", stored)
+        case AlreadyStored(document=document, changed=changed):
             # Its permissions may have changed since it was read, and what was not given must not undo that.
             if changed and (now := documents.by_key(db, document.key)) is not None:
                 metadata = {**now.metadata, **claim.arrived.metadata}
@@ -223,7 +229,97 @@ def _settle(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[
                     permissions=permissions_for(claim.collection, claim.arrived, now),
                     day=day_of(metadata, now.created_at),
                 )
-            outcome = "updated" if changed else "unchanged"
-            jobs.complete(db, claim.key, document.id, outcome, document.chunk_count)  # type: ignore[arg-type]
+            _complete(db, claim, "updated" if changed else "unchanged", document)
         case AnabranchError():
-            jobs.fail(db, claim.key, prepared.message)
+            jobs.finish(db, claim.key, "failed", error=prepared.message)
+
+
+def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:
+    jobs.finish(db, claim.key, "completed", document_id=stored.id, outcome=outcome, chunk_count=stored.chunk_count)
+
+
+class Indexer:
+    """Two ingestion tasks, so that one parses while the other embeds, and a task that updates the index."""
+
+    def __init__(self, database: Database, ingestion: Ingestion, writer: IndexWriter, *, retention_days: int) -> None:
+        self._database = database
+        self._ingestion = ingestion
+        self._writer = writer
+        self._retention_days = retention_days
+        self._busy = 0
+        self._held: set[Hold] = set()
+        self._claiming = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Run until cancelled; claimed items are then released."""
+        await self._database.write(jobs.recover)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(INGEST_TASKS):
+                    tasks.create_task(self._ingest())
+                tasks.create_task(self._update_index())
+                tasks.create_task(self._delete_old_queries())
+        except ExceptionGroup as group:
+            # An error of ours says more than the group of tasks that it cancelled.
+            raise next((error for error in group.exceptions if isinstance(error, AnabranchError)), group) from group
+
+    async def drain(self) -> None:
+        """Ingest everything that waits, update the index, and return."""
+        await self._database.write(jobs.recover)
+        while await self._step():
+            pass
+        await asyncio.to_thread(self._writer.fold)
+
+    async def _ingest(self) -> None:
+        while True:
+            if not await self._step():
+                await asyncio.sleep(POLL_S)
+
+    async def _step(self) -> bool:
+        """Ingest some documents; False if none can be claimed now."""
+        async with self._claiming:  # otherwise both tasks would examine the same rows
+            if not self._database.reading(jobs.is_pending):
+                return False
+            await self._ingestion.warm()
+            claims = await self._database.write(partial(jobs.claim, limit=CLAIM_LIMIT, held=self._held))
+            if not claims:
+                return not self._held
+            if any(claim.attempts for claim in claims):
+                # Under the lock, so that it runs alone: if the process dies again, this document is the cause.
+                await self._take(claims)
+                return True
+            self._held.update(*(claim.holds for claim in claims))
+        try:
+            await self._take(claims)
+        finally:
+            self._held.difference_update(*(claim.holds for claim in claims))
+        return True
+
+    async def _take(self, claims: Sequence[Claim]) -> None:
+        self._busy += 1
+        try:
+            await self._ingestion.take(claims)
+        except BaseException:
+            await self._database.write(partial(jobs.release, items=[claim.key for claim in claims]))
+            raise
+        finally:
+            self._busy -= 1
+
+    async def _update_index(self) -> None:
+        """Update the index when enough chunks wait, the oldest is old enough, or when idle; then compact it."""
+        idle_s, compacted = 0.0, False
+        while True:
+            rows, age_s = await asyncio.to_thread(self._writer.behind)
+            idle_s = 0.0 if self._busy else idle_s + POLL_S
+            if rows and (rows >= FOLD_ROWS or age_s >= FOLD_S or idle_s >= IDLE_S):
+                await asyncio.to_thread(self._writer.fold)
+                compacted = False
+            elif idle_s >= 2 * IDLE_S and not compacted:
+                await asyncio.to_thread(self._writer.compact)
+                compacted = True
+            await asyncio.sleep(POLL_S)
+
+    async def _delete_old_queries(self) -> None:
+        while True:
+            await self._database.write(lambda db: queries.forget(db, self._retention_days))
+            await asyncio.sleep(DELETE_QUERIES_S)

@@ -11,7 +11,7 @@ from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
 from anabranch.knowledge.chunking import effective
-from anabranch.knowledge.index.reader import Catalog, IndexReader, Moved
+from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
 from anabranch.knowledge.model import (
     EVERYTHING,
@@ -24,12 +24,10 @@ from anabranch.knowledge.model import (
     Permissions,
     StoredDocument,
 )
-from anabranch.knowledge.records import collections, documents, endpoints, jobs, keys, queries
+from anabranch.knowledge.records import collections, documents, jobs, keys, queries
+from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
-from anabranch.knowledge.records.endpoints import PublishedEndpoint
-from anabranch.knowledge.records.keys import ApiKey
-from anabranch.knowledge.records.queries import QueryRecord, Rating, Turn
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
@@ -67,7 +65,7 @@ class Knowledge:
 
     async def seen(self, filters: Filters, caller: Caller) -> str:
         """A hash of the documents that the caller may find now; it changes with documents and permissions."""
-        return await self._in_snapshot(lambda db: self._reader.view(db, filters, caller).seen)
+        return await self._database.read(lambda db: self._reader.view(db, filters, caller).seen)
 
     async def create_collection(
         self,
@@ -90,35 +88,31 @@ class Knowledge:
                 f"embedding_model is {embedding_model!r}, but this server embeds with "
                 f"{self._embedder.name!r}; leave it out."
             )
-        chosen = effective(chunking, self._embedder)
+        limited = effective(chunking, self._embedder)
         settings = CollectionSettings(
             embedding_model=self._embedder.name,
-            chunking=chosen,
-            requested=chunking if chunking != chosen else None,
+            chunking=limited,
+            requested=chunking if chunking != limited else None,
             default_permissions=default_permissions,
         )
-        made = await self._database.write(
+        created = await self._database.write(
             lambda db: collections.create(
                 db, owner=caller.owner, name=name.strip(), description=description, settings=settings
             )
         )
-        if made is None:
+        if created is None:
             raise Conflict(f"There is a collection named {name.strip()!r} already.")
-        return made
+        return created
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
-        def read(_: Connection, catalog: Catalog) -> list[CollectionCounts]:
-            permitted = catalog.permitted(caller)
-            return [_counted(one, catalog.totals(one.key, permitted)) for one in catalog.visible(caller, permitted)]
-
-        return await self._with_catalog(read)
+        return await self._with_catalog(lambda _, catalog: _counts(catalog, caller))
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
         """The collection with this id or name; the caller's own takes precedence."""
-        found = await self._with_catalog(lambda _, catalog: _find(catalog, caller, name))
-        if found is None:
+        found = await self._with_catalog(lambda _, catalog: _counts(catalog, caller, name))
+        if not found:
             raise NotFound(f"There is no collection {name!r}.")
-        return found
+        return found[0]
 
     async def chosen(self, caller: Caller, names: Sequence[str] | None) -> list[Collection]:
         """The collections with these ids or names, or all that the caller can see."""
@@ -130,8 +124,7 @@ class Knowledge:
             by_name = {name: catalog.named((name,), caller, permitted) for name in names}
             if missing := [name for name, found in by_name.items() if not found]:
                 raise NotFound(f"There is no collection {missing[0]!r}.")
-            keys = dict.fromkeys(key for found in by_name.values() for key in found)
-            return [catalog.collections[key] for key in keys]
+            return list({one.key: one for found in by_name.values() for one in found}.values())
 
         return await self._with_catalog(read)
 
@@ -179,16 +172,14 @@ class Knowledge:
 
         def read(db: Connection, catalog: Catalog) -> tuple[list[StoredDocument], int]:
             keys = catalog.keys(key, catalog.permitted(caller))
-            page = keys[keys > after][:limit].tolist()
-            found = documents.by_keys(db, page)
-            return [found[one] for one in page if one in found], len(keys)
+            return documents.by_keys(db, keys[keys > after][:limit].tolist()), len(keys)
 
         return await self._with_catalog(read)
 
     async def cursors(self) -> Cursors:
         """Converts document keys to opaque cursors and back."""
-        found = await self._database.read(documents.find)
-        return found if found is not None else await self._database.write(documents.make)
+        found = await self._database.read(documents.cursors)
+        return found if found is not None else await self._database.write(documents.create_cursors)
 
     async def document(self, caller: Caller, identifier: str, *, content: bool = False) -> StoredDocument:
         found = await self._database.read(lambda db: documents.by_id(db, identifier, content=content))
@@ -208,10 +199,9 @@ class Knowledge:
             check_metadata(metadata, "metadata")
 
         def write(db: Connection) -> StoredDocument:
-            found = _visible(documents.by_id(db, identifier), caller, identifier)
-            _may_change(caller, found.owner, "document")
+            found = _changeable(db, caller, identifier)
             described = found.metadata if metadata is None else metadata
-            documents.describe(
+            return documents.describe(
                 db,
                 found.key,
                 title=(title or found.title)[:MAX_TITLE],
@@ -219,19 +209,12 @@ class Knowledge:
                 permissions=permissions or found.permissions,
                 day=day_of(described, found.created_at),
             )
-            changed = documents.by_key(db, found.key)
-            assert changed is not None
-            return changed
 
         return await self._database.write(write)
 
     async def delete_document(self, caller: Caller, identifier: str) -> int:
-        def write(db: Connection) -> int:
-            found = _visible(documents.by_id(db, identifier), caller, identifier)
-            _may_change(caller, found.owner, "document")
-            return documents.remove(db, found.key)
-
-        return await self._database.write(write)
+        """Returns how many chunks the document had."""
+        return await self._database.write(lambda db: documents.remove(db, _changeable(db, caller, identifier).key))
 
     async def waiting(self, collection: Collection | None = None, last: int | None = None) -> int:
         """How many documents wait to be ingested, of one collection or all, up to the job item `last` or all."""
@@ -250,8 +233,8 @@ class Knowledge:
 
         def read(db: Connection) -> StoredDocument | None:
             content_hash = sha256(arrived.data).hexdigest()
-            named = msgspec.structs.replace(arrived, identity=jobs.identity_of(arrived, content_hash))
-            stored = find_stored(db, collection, caller.owner, named, content_hash, recipe)
+            document = msgspec.structs.replace(arrived, identity=jobs.identity_of(arrived, content_hash))
+            stored = find_stored(db, collection, caller.owner, document, content_hash, recipe)
             return None if stored is None or stored.changed else stored.document
 
         return await self._database.read(read)
@@ -260,16 +243,16 @@ class Knowledge:
         """Publish a collection as an endpoint; Conflict if another one has its path."""
         found = (await self.collection(caller, name)).collection
         _may_change(caller, found.owner, "collection")
-        if not await self._database.write(lambda db: endpoints.publish(db, owner, slug, found.key)):
+        if not await self._database.write(lambda db: collections.publish(db, owner, slug, found.key)):
             path = f"{owner}/{slug}"
             raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
         return found
 
     async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
         """The published collections, all or those with a slug."""
-        return await self._database.read(lambda db: endpoints.published(db, slug))
+        return await self._database.read(lambda db: collections.published(db, slug))
 
-    async def api_key(self, secret: str) -> ApiKey | None:
+    async def api_key(self, secret: str) -> keys.ApiKey | None:
         """The API key with this secret, unless it is revoked."""
         return await self._database.read(lambda db: keys.find(db, secret))
 
@@ -280,29 +263,22 @@ class Knowledge:
     def _chunking(self, collection: Collection, given: Mapping[str, Any] | None) -> Chunking:
         return effective(msgspec.structs.replace(collection.settings.chunking, **(given or {})), self._embedder)
 
-    async def record(self, asked: QueryRecord) -> None:
+    async def record(self, asked: queries.QueryRecord) -> None:
         await self._database.write(lambda db: queries.record(db, asked))
 
-    async def turns(self, caller: Caller, conversation: str, limit: int) -> list[Turn]:
+    async def turns(self, caller: Caller, conversation: str, limit: int) -> list[queries.Turn]:
         """The last turns of the caller's own conversation. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
         return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
 
-    async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> bool:
+    async def rate(self, caller: Caller, query: str, rating: queries.Rating, comment: str | None) -> bool:
         """Feedback on a question of the caller's own; False if there is none of that id."""
         return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))
 
     async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""
-        return await self._in_snapshot(lambda db: work(db, self._reader.look(db)))
-
-    async def _in_snapshot(self, read: Callable[[Connection], T]) -> T:
-        while True:
-            try:
-                return await self._database.read(read)
-            except Moved:
-                continue
+        return await self._database.read(lambda db: work(db, self._reader.current_catalog(db)))
 
     def close(self) -> None:
         self._database.close()
@@ -313,15 +289,11 @@ def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
         raise InvalidQuestion(f"{where} is larger than {MAX_METADATA:,} bytes.")
 
 
-def _find(catalog: Catalog, caller: Caller, name: str) -> CollectionCounts | None:
+def _counts(catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
+    """The collections with this id or name, or all that the caller can see, with their counts."""
     permitted = catalog.permitted(caller)
-    keys = catalog.named((name,), caller, permitted)
-    return _counted(catalog.collections[keys[0]], catalog.totals(keys[0], permitted)) if keys else None
-
-
-def _counted(collection: Collection, totals: tuple[int, int, int, int]) -> CollectionCounts:
-    count, chunks, tokens, size = totals
-    return CollectionCounts(collection=collection, documents=count, chunks=chunks, tokens=tokens, size=size)
+    found = catalog.visible(caller, permitted) if name is None else catalog.named((name,), caller, permitted)
+    return [CollectionCounts(collection=one, **catalog.totals(one.key, permitted)) for one in found]
 
 
 def _visible(document: StoredDocument | None, caller: Caller, identifier: str) -> StoredDocument:
@@ -329,6 +301,13 @@ def _visible(document: StoredDocument | None, caller: Caller, identifier: str) -
     if document is None or not document.permissions.permits(caller, document.owner):
         raise NotFound(f"There is no document {identifier!r}.")
     return document
+
+
+def _changeable(db: Connection, caller: Caller, identifier: str) -> StoredDocument:
+    """The document; Forbidden if the caller can see but not change it."""
+    found = _visible(documents.by_id(db, identifier), caller, identifier)
+    _may_change(caller, found.owner, "document")
+    return found
 
 
 def _is_guest(caller: Caller) -> bool:

@@ -11,40 +11,34 @@ from numpy.typing import NDArray
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
-from anabranch.knowledge.index.reader import IndexReader, Moved, View
+from anabranch.knowledge.index.reader import IndexReader, View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records import documents, embeddings
-from anabranch.knowledge.records.database import Connection, Database, Row, StoreFailed
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import Connection, Database, Row
+
+Floats = NDArray[np.float32]
 
 
-def mmr(relevance: NDArray[np.float32], vectors: NDArray[np.float32], limit: int, weight: float) -> NDArray[np.int64]:
+def mmr(relevance: Floats, vectors: Floats, limit: int, weight: float) -> NDArray[np.int64]:
     """The chosen rows, in order. The first is the most relevant; each further one maximises
     `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
     lower row, so a weight of 1 gives the order by relevance."""
-    count = max(0, min(limit, len(relevance)))
-    order = np.empty(count, np.int64)
-    if not count:
+    order = np.empty(max(0, min(limit, len(relevance))), np.int64)
+    if not len(order):
         return order
-    unit = _unit(vectors)
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    unit = np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)  # zero vectors stay zero
     worth = np.float32(weight) * relevance
     closest = np.full(len(relevance), -1.0, np.float32)
     order[0] = latest = int(np.argmax(relevance))
-    for at in range(1, count):
+    for at in range(1, len(order)):
         worth[latest] = -np.inf
         # Only the latest choice can be closer than the closest before it: no matrix of all pairs is needed.
         np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
         order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
     return order
 
-
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors of length 1; zero vectors stay zero."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
-
-
-RerankScores = NDArray[np.float32]
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0
@@ -54,28 +48,30 @@ NEIGHBOURS = 10
 SMOOTHING = 0.3
 
 
-def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> RerankScores:
+def token_scores(question: bytes, chunks: Sequence[bytes], width: int) -> Floats:
     """MaxSim of each chunk: the mean over the question's tokens of the similarity of the closest token, from 0 to 1."""
-    asked = np.frombuffer(question, np.uint64).reshape(-1, width // 8)
+    question_tokens = np.frombuffer(question, np.uint64).reshape(-1, width // 8)
     counts = np.fromiter((len(chunk) // width for chunk in chunks), np.int64, len(chunks))
     scores = np.zeros(len(chunks), np.float32)
     filled = np.flatnonzero(counts)
-    if not len(asked) or not len(filled):
+    if not len(question_tokens) or not len(filled):
         return scores
-    tokens = np.frombuffer(b"".join(chunks), np.uint64).reshape(-1, width // 8)
-    columns = np.ascontiguousarray(tokens.T)
+    columns = np.ascontiguousarray(np.frombuffer(b"".join(chunks), np.uint64).reshape(-1, width // 8).T)
     begins = np.concatenate(([0], np.cumsum(counts[filled])[:-1]))
-    for token in asked:
+    for token in question_tokens:
         apart = np.bitwise_count(columns[0] ^ token[0]).astype(np.uint16)
         for column, bits in zip(columns[1:], token[1:], strict=True):
             apart += np.bitwise_count(column ^ bits)
         scores[filled] += 1 - np.minimum.reduceat(apart, begins) / np.float32(width * 4)
-    return scores / np.float32(len(asked))
+    return scores / np.float32(len(question_tokens))
 
 
 def combined(
-    dense: RerankScores, sparse: RerankScores, tokens: RerankScores | None, vectors: NDArray[np.float32]
-) -> RerankScores:
+    dense: Floats,
+    sparse: Floats,
+    tokens: Floats | None,
+    vectors: Floats,
+) -> Floats:
     """One score per candidate: the weighted sum of the standardised scores, smoothed over its nearest candidates."""
     total = DENSE * _standard(dense) + SPARSE * _standard(sparse)
     if tokens is not None:
@@ -83,7 +79,7 @@ def combined(
     return smoothed(total, vectors)
 
 
-def smoothed(scores: RerankScores, vectors: NDArray[np.float32]) -> RerankScores:
+def smoothed(scores: Floats, vectors: Floats) -> Floats:
     """Each score moved towards those of its nearest neighbours: relevant chunks are similar to each other."""
     count = min(NEIGHBOURS, len(scores) - 1)
     if count < 1:
@@ -93,14 +89,11 @@ def smoothed(scores: RerankScores, vectors: NDArray[np.float32]) -> RerankScores
     near = np.argpartition(-alike, count - 1, axis=1)[:, :count]
     weights = np.maximum(np.take_along_axis(alike, near, axis=1), 0)
     around = (weights * scores[near]).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-6)
-    drawn: RerankScores = ((1 - SMOOTHING) * scores + SMOOTHING * around).astype(np.float32)
-    return drawn
+    return np.asarray((1 - SMOOTHING) * scores + SMOOTHING * around, np.float32)
 
 
-def _standard(scores: RerankScores) -> RerankScores:
-    spread = float(scores.std())
-    standard: RerankScores = (scores - scores.mean()) / np.float32(max(spread, 1e-9))
-    return standard
+def _standard(scores: Floats) -> Floats:
+    return np.asarray((scores - scores.mean()) / np.float32(max(float(scores.std()), 1e-9)), np.float32)
 
 
 OVERFETCH = 5
@@ -109,13 +102,11 @@ DENSE_WEIGHT = 0.5
 MISSING_RANK = 1000
 # At least this many candidates are reranked: smoothing needs neighbours.
 POOL = 50
-# Extra candidates, because some may have been deleted since they were indexed.
 SPARE = 2
 # MMR chooses among the best CHOICE * limit candidates: further down, what is unlike the rest is usually irrelevant
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
-SNAPSHOTS = 5
 NEAR, SHARED, BIAS = 5.4, 2.0, -1.9
 
 
@@ -123,11 +114,11 @@ class Candidates(NamedTuple):
     """The retrieved chunks, best first, with their scores."""
 
     keys: NDArray[np.int64]
-    dense: NDArray[np.float32]
-    sparse: NDArray[np.float32]
-    shared: NDArray[np.float32]
-    fused: NDArray[np.float32]
-    reranked: NDArray[np.float32] | None
+    dense: Floats
+    sparse: Floats
+    shared: Floats
+    fused: Floats
+    reranked: Floats | None
 
     def chosen(self, order: NDArray[np.int64]) -> "Candidates":
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
@@ -139,7 +130,7 @@ class SearchHits(NamedTuple):
 
     passages: list[Passage]
     seen: str
-    vectors: NDArray[np.float32] | None = None
+    vectors: Floats | None = None
 
 
 class Searcher:
@@ -153,8 +144,10 @@ class Searcher:
         """The best passages that the caller may see, best first (or in MMR order), from one snapshot; without a
         `source` each is named for its collection."""
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
-        vectors = await self._embedder.embed(texts)
-        found = await asyncio.to_thread(self._found, query, caller, vectors, source)
+        embedded = await self._embedder.embed(texts)
+        found = await asyncio.to_thread(
+            self._database.reading, lambda db: self._candidates(db, query, caller, embedded, source)
+        )
         if query.rerank and self._reranker is not None and found.passages:
             try:
                 found = await self._reranked(query, found)
@@ -162,10 +155,10 @@ class Searcher:
                 found = found._replace(seen="")
         passages = found.passages
         if found.vectors is not None:
-            scores = np.array([passage.score for passage in passages])
-            passages = [passages[at] for at in varied(scores, found.vectors, query)]
-        enough = [one for one in passages if one.score >= query.similarity_threshold]
-        return SearchHits(enough[: query.limit], found.seen)
+            order = varied(np.array([passage.score for passage in passages]), found.vectors, query)
+            passages = [passages[at] for at in order]
+        relevant = [one for one in passages if one.score >= query.similarity_threshold]
+        return SearchHits(relevant[: query.limit], found.seen)
 
     async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """The passages in the order of the reranking model."""
@@ -176,30 +169,21 @@ class Searcher:
         vectors = None if found.vectors is None else found.vectors[order]
         return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors)
 
-    def _found(self, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None) -> SearchHits:
-        def work(db: Connection) -> SearchHits:
-            embeddings.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
-            view = self._reader.view(db, query.filters, caller)
-            candidates = retrieve(view, query, embedded)
-            if query.rerank and len(candidates.keys):
-                candidates = interact(db, view, candidates, embedded[0])
-            vectors = None
-            if query.diversity is not None:
-                vectors = view.vectors(candidates.keys, len(embedded[0].vector) // 4)
-            if query.rerank and self._reranker is not None:  # its scores decide the order
-                fetched = fetch(db, candidates, max(query.limit, POOL), caller, source)
-                return SearchHits(
-                    list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)]
-                )
-            order = None if vectors is None else varied(relevance(candidates), vectors, query)
-            return SearchHits(list(fetch(db, candidates, query.limit, caller, source, order).values()), view.seen)
-
-        for _ in range(SNAPSHOTS):
-            try:
-                return self._database.reading(work)
-            except Moved:
-                continue
-        raise StoreFailed("The index is being replaced too often to search it; ask again.")
+    def _candidates(
+        self, db: Connection, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
+    ) -> SearchHits:
+        """The passages to return, or those that the reranking model orders."""
+        documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
+        view = self._reader.view(db, query.filters, caller)
+        found = retrieve(view, query, embedded)
+        if query.rerank and len(found.keys):
+            found = interact(db, view, found, embedded[0])
+        vectors = None if query.diversity is None else view.vectors(found.keys, len(embedded[0].vector) // 4)
+        if query.rerank and self._reranker is not None:
+            fetched = fetch(db, found, max(query.limit, POOL), caller, source)
+            return SearchHits(list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)])
+        order = None if vectors is None else varied(relevance(found), vectors, query)
+        return SearchHits(list(fetch(db, found, query.limit, caller, source, order).values()), view.seen)
 
 
 def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candidates:
@@ -211,7 +195,9 @@ def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candida
     sparse = _best([one.best(wanted) for one in lexical], wanted)
     keys = np.union1d(dense, sparse)
     fused = DENSE_WEIGHT / (RRF_K + _ranks(keys, dense)) + (1 - DENSE_WEIGHT) / (RRF_K + _ranks(keys, sparse))
-    best = np.lexsort((keys, -fused))[: _pooled(query)]
+    # Reranking and MMR choose among more candidates; others may have been deleted since they were indexed.
+    choosing = query.rerank or query.diversity is not None
+    best = np.lexsort((keys, -fused))[: max(POOL, query.limit) if choosing else SPARE * query.limit]
     keys = keys[best]
     return Candidates(
         keys=keys,
@@ -225,12 +211,11 @@ def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candida
 
 def interact(db: Connection, view: View, found: Candidates, question: Embedding) -> Candidates:
     """Rerank by dense, BM25 and (if the embedder has token vectors) late-interaction scores, smoothed."""
-    width = len(question.vector) // 32
     tokens = None
     if question.tokens:
         keys = found.keys.tolist()
-        stored = embeddings.token_vectors(db, keys)
-        tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], width)
+        stored = documents.token_vectors(db, keys)
+        tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], len(question.vector) // 32)
     scores = combined(found.dense, found.sparse, tokens, view.vectors(found.keys, len(question.vector) // 4))
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))
 
@@ -245,20 +230,14 @@ def fetch(
 ) -> dict[int, Passage]:
     """The passages by rank, each checked against the permissions in the records: the first `wanted`, by rank or in the
     given order."""
-    taking = np.arange(len(found.keys)) if order is None else order
+    ordered = np.arange(len(found.keys)) if order is None else order
     scores = relevance(found)
     passages: dict[int, Passage] = {}
-    for begin in range(0, len(taking), wanted):  # more than once only if indexed chunks were deleted
-        ranks = taking[begin : begin + wanted].tolist()
-        keys = found.keys[ranks].tolist()
-        rows = documents.chunks_by_key(db, keys)
-        for rank, key in zip(ranks, keys, strict=True):
-            row = rows.get(key)
-            if (
-                len(passages) < wanted
-                and row is not None
-                and documents.permissions_of(row).permits(caller, row["owner"])
-            ):
+    for begin in range(0, len(ordered), wanted):  # more than once only if indexed chunks were deleted
+        keys = {rank: int(found.keys[rank]) for rank in ordered[begin : begin + wanted].tolist()}
+        rows = documents.chunks_by_key(db, list(keys.values()))
+        for rank, row in ((rank, rows[key]) for rank, key in keys.items() if key in rows):
+            if len(passages) < wanted and documents.permissions_of(row).permits(caller, row["owner"]):
                 passages[rank] = _passage(row, found, rank, float(scores[rank]), source)
         if len(passages) >= wanted:
             break
@@ -267,7 +246,7 @@ def fetch(
     return passages
 
 
-def varied(scores: NDArray[np.float64], vectors: NDArray[np.float32], query: Query) -> NDArray[np.int64]:
+def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArray[np.int64]:
     """The ranks in MMR order: first the chosen ones, then the rest, in case a chosen one was deleted."""
     shown = np.maximum.accumulate(scores[::-1])[::-1]
     copies = (np.tril(products(vectors, vectors), -1) > COPY).any(axis=1)
@@ -291,8 +270,8 @@ def in_order(passages: Sequence[Passage]) -> list[Passage]:
 def relevance(found: Candidates) -> NDArray[np.float64]:
     """The probability that each candidate is relevant, comparable between collections. Fitted so that a threshold of
     0.5 loses little (docs/search.md)."""
-    likely: NDArray[np.float64] = NEAR * found.dense.astype(np.float64) + SHARED * found.shared + BIAS
-    return 1 / (1 + np.exp(-likely))
+    logits = NEAR * found.dense.astype(np.float64) + SHARED * found.shared + BIAS
+    return np.asarray(1 / (1 + np.exp(-logits)), np.float64)
 
 
 def _passage(row: Row, found: Candidates, at: int, score: float, source: str | None) -> Passage:
@@ -329,13 +308,7 @@ def _scored(passage: Passage, score: float) -> Passage:
     return msgspec.structs.replace(passage, place=msgspec.structs.replace(passage.place, scores=scores))
 
 
-def _pooled(query: Query) -> int:
-    """How many candidates are scored."""
-    choosing = query.rerank or query.diversity is not None
-    return max(POOL, query.limit) if choosing else SPARE * query.limit
-
-
-def _best(lists: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]], limit: int) -> NDArray[np.int64]:
+def _best(lists: Sequence[tuple[NDArray[np.int64], Floats]], limit: int) -> NDArray[np.int64]:
     """The keys of several lists merged into one, each at its best score."""
     if len(lists) == 1:
         return lists[0][0]

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from anabranch import Anabranch
 from anabranch.domain.model import Context, Endpoint, Query, Question, SourceReply, Until
-from anabranch.knowledge.records import endpoints, keys
+from anabranch.knowledge.records import collections, keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Hub
 from support.federation import OPENING, SHELF, Node, Seeded, logged, new_key, node, seeded
@@ -438,10 +438,10 @@ async def test_a_server_that_shuts_down_says_so(seeded: Seeded) -> None:
 
 async def test_what_is_withdrawn_is_gone_at_once(seeded: Seeded, there: Node) -> None:
     database = Database.open(seeded.folder)
-    (shelf,) = {found.key for _, found in database.reading(lambda db: endpoints.published(db, "canteen"))}
-    assert database.writing(lambda db: endpoints.publish(db, "finn", "brief", shelf))
+    (shelf,) = {found.key for _, found in database.reading(lambda db: collections.published(db, "canteen"))}
+    assert database.writing(lambda db: collections.publish(db, "finn", "brief", shelf))
     assert (await there.ask("brief")).status == 200
-    assert database.writing(lambda db: endpoints.withdraw(db, "finn", "brief"))
+    assert database.writing(lambda db: collections.withdraw(db, "finn", "brief"))
     assert (await there.ask("brief")).status == 404
     database.close()
 

@@ -11,7 +11,7 @@ from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import alone, records, require_records
 from anabranch.entrypoints.cli.terminal import counted, notes, print_result, size
 from anabranch.knowledge.records import backup as copies
-from anabranch.knowledge.records import embeddings
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME
 from anabranch.models.factory import LocalEmbedder
 
@@ -50,12 +50,12 @@ def restore(file: Path, force: bool, as_json: bool, settings: Settings) -> None:
             raise Conflict(f"There are records in {folder} already; --force replaces them and keeps a copy.")
         aside = copies.restore(folder, file)
         with records(settings) as database:  # migrates the schema
-            known = database.reading(embeddings.embedder)
+            known = database.reading(documents.embedder)
     if aside is not None:
         notes().print(f"The previous records are kept as {aside}.")
     wanted = settings.embedding_model or LocalEmbedder.name
     if known is not None and known[0] != wanted:
-        notes().print(embeddings.mismatch(known[0], wanted))
+        notes().print(documents.mismatch(known[0], wanted))
     _print("Restored", file, as_json=as_json)
 
 

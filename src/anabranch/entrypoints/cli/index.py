@@ -19,7 +19,7 @@ from anabranch.entrypoints.cli.resources import (
     require_records,
 )
 from anabranch.entrypoints.cli.terminal import counted, moment, notes, print_fields, print_result, progress, size
-from anabranch.knowledge.records import documents, embeddings, jobs
+from anabranch.knowledge.records import documents, jobs
 from anabranch.knowledge.records.database import NAME
 
 RECORDS = (NAME, f"{NAME}-wal", f"{NAME}-shm")
@@ -79,14 +79,13 @@ def rebuild(embed: bool, as_json: bool, settings: Settings) -> None:
 
 async def _rebuild(settings: Settings, *, embed: bool) -> int:
     """How many chunks were embedded again."""
-    from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
-    from anabranch.knowledge.rebuild import reembed  # noqa: PLC0415
+    from anabranch.knowledge.index.writer import IndexWriter, reembed  # noqa: PLC0415  numpy loads only where it is needed
 
     embedded = 0
     generations = index_of(settings)
     with records(settings) as database:
         async with embedding(settings, threads=settings.embedding_threads) as embedder:
-            known = database.reading(embeddings.embedder)
+            known = database.reading(documents.embedder)
             if known is not None and (embed or known[0] != embedder.name):
                 notes().print(f"Embedding with {embedder.name} instead of {known[0]}.")
                 with progress("Embedding", unit="chunks") as advance:
@@ -104,7 +103,7 @@ def _status(settings: Settings) -> dict[str, Any]:
     manifest = generations.current()
     with records(settings) as database:
         document_count, chunk_count = database.reading(documents.counts)
-        known = database.reading(embeddings.embedder)
+        known = database.reading(documents.embedder)
         behind, _ = database.reading(lambda db: documents.unindexed(db, manifest.last_chunk))
         waiting = database.reading(jobs.waiting)
     return {

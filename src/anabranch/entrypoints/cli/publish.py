@@ -9,7 +9,7 @@ from anabranch.domain.errors import Conflict, NotFound
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, read, require_records, run, write
 from anabranch.entrypoints.cli.terminal import flat, moment, print_list, print_result
-from anabranch.knowledge.records import endpoints
+from anabranch.knowledge.records import collections
 
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -39,7 +39,7 @@ def unpublish(path: str, as_json: bool, settings: Settings) -> None:
     """Withdraw what is published as PATH (owner/slug)."""
     owner, slug = _split(path)
     require_records(settings)
-    if not write(settings, lambda db: endpoints.withdraw(db, owner, slug)):
+    if not write(settings, lambda db: collections.withdraw(db, owner, slug)):
         raise NotFound(f"Nothing is published as {path}.")
     print_result({"path": path, "withdrawn": True}, f"{path} is no longer published.", as_json=as_json)
 
@@ -58,7 +58,7 @@ def published(as_json: bool, settings: Settings) -> None:
             "collection_id": collection.id,
             "published_at": moment(endpoint.created_at),
         }
-        for endpoint, collection in read(settings, endpoints.published)
+        for endpoint, collection in read(settings, collections.published)
     ]
     print_list(
         views,

@@ -13,12 +13,12 @@ from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
-from anabranch.knowledge.index.manifest import Generations
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import NAME, Connection, Database
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
+    from anabranch.knowledge.index.reader import Generations
     from anabranch.knowledge.knowledge import Knowledge
 
 T = TypeVar("T")
@@ -98,7 +98,9 @@ def read(settings: Settings, work: Callable[[Connection], list[T]]) -> list[T]:
         return database.reading(work)
 
 
-def index_of(settings: Settings) -> Generations:
+def index_of(settings: Settings) -> "Generations":
+    from anabranch.knowledge.index.reader import Generations  # noqa: PLC0415  numpy loads only where it is needed
+
     return Generations(folder_of(settings) / "index")
 
 

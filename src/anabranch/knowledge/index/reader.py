@@ -1,39 +1,82 @@
-"""Reads the index: the catalog of what a caller may see, and search over all segments."""
+"""Reads the index: the manifest of its segments, the catalog of what a caller may see, and search over all segments."""
 
 import hashlib
 import math
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.domain.model import Filters
-from anabranch.knowledge.index import segment
-from anabranch.knowledge.index.manifest import Generations, IndexManifest
-from anabranch.knowledge.index.segment import Hits, Segment, top
+from anabranch.domain.model import Filters, Value
+from anabranch.knowledge.durable_files import replace_file, sync_file
+from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection, Permissions
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records import documents as records
-from anabranch.knowledge.records.database import Connection, Row
-from anabranch.knowledge.records.documents import attribute, permissions_of
+from anabranch.knowledge.records.database import Connection, Row, StaleSnapshot
 from anabranch.text.words import terms
 
-Mask = NDArray[np.bool_]
+CURRENT = "CURRENT"
+MAX_CACHED_FILTERS = 64
+MAX_DELTA_PARTS = 8
+# Cached until something changes: the same callers ask again and again.
+MAX_CACHED_VIEWS = 32
 
-KEPT_FILTERS = 64
+
+class IndexManifest(Value):
+    """`seq` is the last change that the segments include, `last_chunk` their highest chunk key: later chunks are the
+    delta."""
+
+    number: int = 0
+    seq: int = 0
+    last_chunk: int = 0
+    embedder: str = ""
+    dimensions: int = 0
+    segments: tuple[str, ...] = ()
+    built_at: float = 0.0
 
 
-class Refresh(msgspec.Struct, frozen=True):
-    """The documents that a refresh added, or `everything`; `snapshot` is the connection's newest change."""
+class Generations:
+    """The folder of the index. One process writes; readers detect changes by the stamp of `CURRENT`."""
 
-    snapshot: int
-    added: list[int] = []
-    everything: bool = False
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def stamp(self) -> tuple[int, int]:
+        try:
+            found = (self.folder / CURRENT).stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
+    def current(self) -> IndexManifest:
+        try:
+            return msgspec.json.decode((self.folder / CURRENT).read_bytes(), type=IndexManifest)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return IndexManifest()  # the index can be rebuilt
+
+    def path(self, segment: str) -> Path:
+        return self.folder / segment
+
+    def publish(self, manifest: IndexManifest) -> None:
+        """Make a manifest current; its segments must be on disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync_file(self.folder)
+        replace_file(self.folder / CURRENT, msgspec.json.encode(manifest))
+
+    def sweep(self, keep: IndexManifest) -> None:
+        """Delete segments that are not in the manifest. Readers that have them mapped can still read them."""
+        if not self.folder.is_dir():
+            return
+        for entry in self.folder.iterdir():
+            if entry.is_dir() and entry.name not in keep.segments:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 class Catalog:
@@ -47,37 +90,37 @@ class Catalog:
         self._classes: dict[tuple[str, Permissions], int] = {}
         self._attributes: OrderedDict[tuple[str, str], Mask] = OrderedDict()
 
-    def refresh(self, db: Connection) -> Refresh:
-        """Apply all changes up to the connection's snapshot."""
+    def refresh(self, db: Connection) -> tuple[int, bool]:
+        """Apply all changes up to the connection's snapshot; returns its newest change, and whether everything was read
+        again because older changes are deleted."""
         oldest, head = documents.change_range(db)
         if head <= self.seq:
-            return Refresh(head)
-        self._attributes.clear()
-        self.collections = {collection.key: collection for collection in collections.listed(db)}
-        if self.seq < 0 or oldest > self.seq + 1:
+            return head, False
+        everything = self.seq < 0 or oldest > self.seq + 1
+        if everything:
             self._table = np.zeros(0, _ROW)
             self._store(documents.rows(db))
-            self.seq = head
-            return Refresh(head, everything=True)
-        touched = documents.changed_since(db, self.seq)
-        rows = list(documents.rows(db, touched))
-        new = [row["key"] for row in rows if row["key"] >= len(self._table) or not self._table["alive"][row["key"]]]
-        living = {row["key"] for row in rows}
-        for key in touched:
-            if key not in living and key < len(self._table):
-                self._table["alive"][key] = False
-        self._store(rows)
+        else:
+            changed = documents.changed_since(db, self.seq)
+            rows = list(documents.rows(db, changed))
+            removed = set(changed) - {row["key"] for row in rows}
+            self._table["alive"][[key for key in removed if key < len(self._table)]] = False
+            self._store(rows)
+        self._attributes.clear()
+        self.collections = {collection.key: collection for collection in collections.listed(db)}
         self.seq = head
-        return Refresh(head, new)
+        return head, everything
 
     def _store(self, rows: Iterable[Row]) -> None:
         for row in rows:
             key, first, count = row["key"], row["first_chunk"], row["chunk_count"]
+            # Documents with equal owner and permissions share a class, so a caller is checked once per class.
+            permissions = (row["owner"], documents.permissions_of(row))
             self._table = _grown(self._table, key)
             self._table[key] = (
                 True,
                 row["collection"],
-                self._class_of(row),
+                self._classes.setdefault(permissions, len(self._classes)),
                 row["day"],
                 count,
                 row["tokens"],
@@ -87,10 +130,6 @@ class Catalog:
             if count:
                 self._chunks = _grown(self._chunks, first + count - 1)
                 self._chunks[first : first + count] = key
-
-    def _class_of(self, row: Row) -> int:
-        """Documents with equal owner and permissions share a class, so a caller is checked once per class."""
-        return self._classes.setdefault((row["owner"], permissions_of(row)), len(self._classes))
 
     def documents_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int32]:
         """The document key of each chunk; 0, which is never alive, for chunks the catalog does not know."""
@@ -109,31 +148,28 @@ class Catalog:
         """A mask of the documents that the caller may see and that match the filters."""
         mask = self.permitted(caller)
         if filters.collections is not None:
-            mask &= np.isin(self._table["collection"], self.named(filters.collections, caller, mask))
+            named = [one.key for one in self.named(filters.collections, caller, mask)]
+            mask &= np.isin(self._table["collection"], named)
         if filters.start is not None:
             mask &= self._table["day"] >= date.fromisoformat(filters.start).toordinal()
         if filters.end is not None:
             mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
-        for name, value in filters.metadata.items():
-            mask &= self._with_attribute(db, name, attribute(value))
-        for tag in filters.tags:
-            mask &= self._with_attribute(db, "tags", attribute(tag))
+        for name, value in (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags)):
+            mask &= self._with_attribute(db, name, documents.attribute(value))
         return mask
 
-    def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[int]:
-        """The keys of visible collections with these ids or names; of two with one name, the caller's own."""
-        found: list[int] = []
-        seen = [one for one in self.visible(caller, permitted) if one.id in names or one.name in names]
+    def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[Collection]:
+        """The visible collections with these ids or names; of two with one name, the caller's own."""
+        found: list[Collection] = []
+        visible = self.visible(caller, permitted)
         for name in names:
-            matching = [one for one in seen if name in (one.id, one.name)]
-            own = [one for one in matching if one.id == name or one.owner == caller.owner]
-            found += [one.key for one in own or matching]
+            matching = [one for one in visible if name in (one.id, one.name)]
+            found += [one for one in matching if one.id == name or one.owner == caller.owner] or matching
         return found
 
-    def visible(self, caller: Caller, permitted: Mask | None = None) -> list[Collection]:
+    def visible(self, caller: Caller, permitted: Mask) -> list[Collection]:
         """The collections that a caller can see: their own, those with permissive defaults, and those that hold a
         document they may see."""
-        permitted = self.permitted(caller) if permitted is None else permitted
         holding = set(np.unique(self._table["collection"][permitted]).tolist())
         return [
             one
@@ -152,25 +188,23 @@ class Catalog:
         digest.update(msgspec.json.encode(names))
         return digest.hexdigest()
 
-    def totals(self, key: int, permitted: Mask) -> tuple[int, int, int, int]:
+    def totals(self, key: int, permitted: Mask) -> dict[str, int]:
         """How many permitted documents, chunks, tokens and bytes a collection has."""
         rows = self._table[permitted & (self._table["collection"] == key)]
-        return len(rows), int(rows["chunks"].sum()), int(rows["tokens"].sum()), int(rows["size"].sum())
+        return {"documents": len(rows), **{name: int(rows[name].sum()) for name in ("chunks", "tokens", "size")}}
 
     def keys(self, key: int | None, permitted: Mask) -> NDArray[np.int64]:
         """The keys of the permitted documents of a collection, or of all collections, in order."""
-        chosen = permitted if key is None else permitted & (self._table["collection"] == key)
-        return np.flatnonzero(chosen)
+        return np.flatnonzero(permitted if key is None else permitted & (self._table["collection"] == key))
 
     def _with_attribute(self, db: Connection, name: str, value: str) -> Mask:
-        pair = (name, value)
-        if pair not in self._attributes:
-            mask = np.zeros(len(self._table), bool)
+        mask = self._attributes.get((name, value))
+        if mask is None:
+            mask = self._attributes[name, value] = np.zeros(len(self._table), bool)
             mask[documents.with_attribute(db, name, value)] = True
-            self._attributes[pair] = mask
-            if len(self._attributes) > KEPT_FILTERS:
+            if len(self._attributes) > MAX_CACHED_FILTERS:
                 self._attributes.popitem(last=False)
-        return self._attributes[pair]
+        return mask
 
 
 _ROW = np.dtype(
@@ -196,15 +230,6 @@ def _grown(array: NDArray[Any], index: int) -> NDArray[Any]:
     return larger
 
 
-PARTS = 8
-# Cached until something changes: the same callers ask again and again.
-VIEWS = 32
-
-
-class Moved(Exception):
-    """The index or another reader is ahead of the snapshot; the caller must take a new snapshot."""
-
-
 class ReadSegment(NamedTuple):
     """A segment and the document key of each of its rows."""
 
@@ -223,14 +248,13 @@ class View(NamedTuple):
 
     def nearest(self, query: NDArray[np.float32], limit: int) -> Hits:
         """The chunks nearest to a vector: keys and scores."""
-        return _together([_keyed(part, part.nearest(query, limit, mask)) for part, mask in self.parts], limit)
+        return _merged([(part, part.nearest(query, limit, mask)) for part, mask in self.parts], limit)
 
     def lexical(self, text: str) -> "Lexical":
         """The BM25 scores of every permitted chunk."""
         weights = self.weights(text)
-        total = sum(weight for _, weight in weights)
         scored = tuple((part, part.matching(weights, self.average, mask)) for part, mask in self.parts)
-        return Lexical(scored, weights, total)
+        return Lexical(scored, weights)
 
     def vectors(self, keys: NDArray[np.int64], dimensions: int) -> NDArray[np.float32]:
         """The vectors of chunks, by key, in the order of the keys."""
@@ -243,19 +267,17 @@ class View(NamedTuple):
     def weights(self, text: str) -> list[tuple[int, float]]:
         """The text's terms with their inverse document frequency, counted over permitted chunks only, so that scores
         disclose nothing about the others."""
-        found: list[tuple[int, float]] = []
-        for term in dict.fromkeys(terms(text)):
-            frequency = sum(part.row_count(term, mask) for part, mask in self.parts)
-            found.append((term, math.log(1 + (self.rows - frequency + 0.5) / (frequency + 0.5))))
-        return found
+        counted = {
+            term: sum(part.row_count(term, mask) for part, mask in self.parts) for term in dict.fromkeys(terms(text))
+        }
+        return [(term, math.log(1 + (self.rows - count + 0.5) / (count + 0.5))) for term, count in counted.items()]
 
 
 class Lexical(NamedTuple):
     """The BM25 scores of a text in each segment."""
 
-    parts: tuple[tuple[Segment, segment.Scored], ...]
+    parts: tuple[tuple[Segment, Scored], ...]
     weights: list[tuple[int, float]]
-    total: float
 
     def shares(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The share of the text's terms that each chunk contains, weighted by rarity, from 0 to 1."""
@@ -264,11 +286,11 @@ class Lexical(NamedTuple):
             at, rows = _places(part, keys)
             for term, weight in self.weights if len(at) else ():
                 found[at[part.contains(term, rows)]] += weight
-        return found / np.float32(self.total or 1.0)
+        return found / np.float32(sum(weight for _, weight in self.weights) or 1.0)
 
     def best(self, limit: int) -> Hits:
         """The chunks with the highest scores: keys and scores."""
-        return _together([_keyed(part, scored.best(limit)) for part, scored in self.parts], limit)
+        return _merged([(part, scored.best(limit)) for part, scored in self.parts], limit)
 
     def at(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The scores of given chunks; 0 where no term matches."""
@@ -280,7 +302,8 @@ class Lexical(NamedTuple):
 
 
 class IndexReader:
-    """Shared by all threads of a process. `view` and `look` refresh it under a lock."""
+    """Shared by all threads of a process. `view` and `current_catalog` refresh it under a lock, and raise StaleSnapshot
+    if the connection's snapshot is too old."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
@@ -288,55 +311,53 @@ class IndexReader:
         self._stamp: tuple[int, int] | None = None
         self._segments: tuple[ReadSegment, ...] = ()
         self._delta: tuple[ReadSegment, ...] = ()
+        self._delta_seq = -1
         self._views: dict[tuple[int, int, bytes], View] = {}
         self.manifest = IndexManifest()
         self.catalog = Catalog()
 
     def view(self, db: Connection, filters: Filters, caller: Caller) -> View:
-        """A view of what the caller may find in the connection's snapshot. Raises Moved if the snapshot is too old."""
+        """A view of what the caller may find in the connection's snapshot."""
         with self._lock:
             self._refresh(db)
             wanted = (self.catalog.seq, self.manifest.number, msgspec.json.encode((filters, caller)))
             if wanted not in self._views:
-                if len(self._views) >= VIEWS:
+                if len(self._views) >= MAX_CACHED_VIEWS:
                     self._views.clear()
                 self._views[wanted] = self._viewed(self.catalog.mask(db, filters, caller))
             return self._views[wanted]
 
     def _viewed(self, mask: Mask) -> View:
         parts = tuple((part.segment, _narrowed(mask, part.documents)) for part in (*self._segments, *self._delta))
-        seen = self.catalog.fingerprint(mask)
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
-        return View(parts, rows, words / rows if words else 1.0, seen)
+        return View(parts, rows, words / rows if words else 1.0, self.catalog.fingerprint(mask))
 
-    def look(self, db: Connection) -> Catalog:
+    def current_catalog(self, db: Connection) -> Catalog:
         """The catalog as of the connection's snapshot."""
         with self._lock:
             self._refresh(db)
             return self.catalog
 
     def _refresh(self, db: Connection) -> None:
-        fresh = self.catalog.refresh(db)
-        snapshot = fresh.snapshot
-        if self.catalog.seq > snapshot:
-            raise Moved
+        snapshot, everything = self.catalog.refresh(db)
+        if everything:  # perhaps with the vectors of another embedder
+            self._delta = ()
         stamp = self._generations.stamp()
+        manifest = self.manifest if stamp == self._stamp else self._generations.current()
+        if max(self.catalog.seq, manifest.seq) > snapshot:
+            raise StaleSnapshot
         if stamp != self._stamp:
-            manifest = self._generations.current()
-            if manifest.seq > snapshot:
-                raise Moved
             try:
                 self._adopt(manifest)
             except FileNotFoundError:
                 if self._generations.stamp() == stamp:
                     raise
-                raise Moved from None  # a newer generation has replaced the segment
+                raise StaleSnapshot from None  # a newer generation has replaced the segment
             self._stamp = stamp
-        added = records.after_chunk(db, self.manifest.last_chunk) if fresh.everything else fresh.added
-        self._delta = () if fresh.everything else self._delta
-        if added:
-            self._extend(db, added)
+        if self._delta_seq != self.catalog.seq:
+            self._extend(db)
+            self._delta_seq = self.catalog.seq
 
     def _adopt(self, manifest: IndexManifest) -> None:
         have = dict(zip(self.manifest.segments, self._segments, strict=True))
@@ -352,12 +373,13 @@ class IndexReader:
         )
         self.manifest = manifest
 
-    def _extend(self, db: Connection, documents: Sequence[int]) -> None:
-        """Add new documents to the delta."""
-        segment = load(db, documents, self.manifest.last_chunk)
+    def _extend(self, db: Connection) -> None:
+        """Add the documents to the delta that are in no segment yet; their chunks have the highest keys."""
+        last = int(self._delta[-1].segment.keys[-1]) if self._delta else self.manifest.last_chunk
+        segment = load(db, documents.after_chunk(db, last))
         if len(segment):
             self._delta = (*self._delta, self._part(segment))
-        if len(self._delta) > PARTS:
+        if len(self._delta) > MAX_DELTA_PARTS:
             parts = [part.segment for part in self._delta]
             self._delta = (self._part(Segment.merge(parts, [np.ones(len(part), bool) for part in parts])),)
 
@@ -365,15 +387,15 @@ class IndexReader:
         return ReadSegment(segment, self.catalog.documents_of(segment.keys))
 
 
-def load(db: Connection, documents: Sequence[int], after: int = 0) -> Segment:
-    """A segment in memory of the chunks of some documents, as far as they come after a chunk."""
-    rows = records.indexable_chunks(db, documents, after)
+def load(db: Connection, keys: Sequence[int]) -> Segment:
+    """A segment in memory of the chunks of some documents."""
+    rows = documents.indexable_chunks(db, keys)
     vectors = np.frombuffer(b"".join(row["vector"] for row in rows), np.float32)
-    vectors = vectors.reshape(len(rows), -1) if len(rows) else np.empty((0, 0), np.float32)
-    return Segment.build([row["key"] for row in rows], vectors, [_words(row) for row in rows])
+    vectors = vectors.reshape(len(rows), -1) if rows else vectors.reshape(0, 0)
+    return Segment.build([row["key"] for row in rows], vectors, [_terms_of(row) for row in rows])
 
 
-def _words(row: Row) -> list[int]:
+def _terms_of(row: Row) -> list[int]:
     """The terms of a chunk: its text, its document's title, and the headings above it."""
     above = [row["title"], *msgspec.json.decode(row["headers"])]
     return terms(" \n".join([*(line for line in above if line not in row["text"]), row["text"]]))
@@ -392,12 +414,9 @@ def _places(segment: Segment, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64
     return at, rows[at]
 
 
-def _keyed(segment: Segment, hits: Hits) -> Hits:
-    rows, scores = hits
-    return segment.keys[rows], scores
-
-
-def _together(found: Sequence[Hits], limit: int) -> Hits:
+def _merged(found: Sequence[tuple[Segment, Hits]], limit: int) -> Hits:
+    """The best chunks of all segments: keys and scores."""
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.float32)
-    return top(np.concatenate([keys for keys, _ in found]), np.concatenate([scores for _, scores in found]), limit)
+    keys = np.concatenate([segment.keys[rows] for segment, (rows, _) in found])
+    return top(keys, np.concatenate([scores for _, (_, scores) in found]), limit)

@@ -1,15 +1,19 @@
-"""The index writer: writes new chunks into segments and merges segments. Needs the indexer lock."""
+"""The index writer: writes new chunks into segments, merges segments, and replaces the vectors of another embedder.
+Needs the indexer lock."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 
 import msgspec
 import numpy as np
 
-from anabranch.knowledge.index.manifest import Generations, IndexManifest
-from anabranch.knowledge.index.reader import Catalog, Mask, load
-from anabranch.knowledge.index.segment import BinaryVectors, Segment
+from anabranch.domain.contracts import Embedder
+from anabranch.domain.errors import AnabranchError, ConfigurationError
+from anabranch.knowledge.index.reader import Catalog, Generations, IndexManifest, load
+from anabranch.knowledge.index.segment import BinaryVectors, Mask, Segment
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection, Database
@@ -23,6 +27,7 @@ DEAD = 0.2
 TAIL = 0.25
 FOLD_DOCUMENTS = 2_000
 KEPT_CHANGES = 100_000
+EMBED_BATCH = 256
 
 
 class IndexWriter:
@@ -53,8 +58,7 @@ class IndexWriter:
 
     def rebuild(self) -> IndexManifest:
         """Build the index from the records."""
-        manifest = self._generations.current()
-        self._publish(IndexManifest(number=manifest.number))
+        self._publish(IndexManifest(number=self._generations.current().number))
         self.fold()
         self._merge(lambda sizes: 0 if len(sizes) > 1 else None)
         return self._generations.current()
@@ -70,29 +74,26 @@ class IndexWriter:
 
         segment, more = self._database.reading(read)
         if len(segment):
-            segment.sketch = BinaryVectors.of(segment.vectors)
-            number = manifest.number + 1
-            names = (*manifest.segments, self._written(segment, number))
-            last = int(segment.keys[-1])
+            segments = (*manifest.segments, self._written(segment, manifest.number + 1))
             self._publish(
                 IndexManifest(
-                    number=number,
+                    number=manifest.number + 1,
                     seq=self._catalog.seq,
-                    last_chunk=last,
+                    last_chunk=int(segment.keys[-1]),
                     dimensions=segment.vectors.shape[1],
-                    segments=names,
+                    segments=segments,
                 )
             )
-            self._trim()
+            # A reader that is further behind reloads everything.
+            self._database.writing(lambda db: documents.trim_changes(db, self._catalog.seq - KEPT_CHANGES))
         return more
 
     def _merge(self, chosen: Callable[[Sequence[int]], int | None]) -> None:
         manifest = self._generations.current()
         parts = [Segment.map(self._generations.path(name), manifest.dimensions) for name in manifest.segments]
         begin = chosen([len(part) for part in parts])
-        if begin is None:
-            return
-        self._replace(manifest, begin, len(parts), parts[begin:])
+        if begin is not None:
+            self._replace(manifest, begin, len(parts), parts[begin:])
 
     def _rewrite_dead(self) -> None:
         manifest = self._generations.current()
@@ -106,11 +107,10 @@ class IndexWriter:
     def _replace(self, manifest: IndexManifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
         """Replace adjacent segments with one that leaves out deleted chunks."""
         whole = Segment.merge(parts, [self._alive(part) for part in parts])
-        whole.sketch = BinaryVectors.of(whole.vectors)
         new = (self._written(whole, manifest.number + 1),) if len(whole) else ()
-        names = (*manifest.segments[:begin], *new, *manifest.segments[end:])
+        segments = (*manifest.segments[:begin], *new, *manifest.segments[end:])
         self._publish(
-            msgspec.structs.replace(manifest, number=manifest.number + 1, segments=names, seq=self._catalog.seq)
+            msgspec.structs.replace(manifest, number=manifest.number + 1, segments=segments, seq=self._catalog.seq)
         )
 
     def _alive(self, part: Segment) -> Mask:
@@ -122,6 +122,7 @@ class IndexWriter:
     def _written(self, segment: Segment, number: int) -> str:
         # A name is never reused, not even after the index was deleted: readers cache segments by name.
         name = f"segment-{number}-{token_hex(3)}"
+        segment.binary = BinaryVectors.of(segment.vectors)
         segment.write(self._generations.path(name))
         return name
 
@@ -130,17 +131,59 @@ class IndexWriter:
         self._generations.publish(manifest)
         self._generations.sweep(manifest)
 
-    def _trim(self) -> None:
-        """Delete old changes; a reader that is further behind reloads everything."""
-        if self._catalog.seq > KEPT_CHANGES:
-            oldest = self._catalog.seq - KEPT_CHANGES
-            self._database.writing(lambda db: documents.trim_changes(db, oldest))
-
 
 def plan(sizes: Sequence[int]) -> int | None:
     """The first of the trailing segments to merge, or None. At least FAN are merged, the first no larger than the rest
     together, so a chunk is rewritten about once per doubling of the collection."""
-    for begin in range(len(sizes) - FAN + 1):
-        if sizes[begin] <= sum(sizes[begin + 1 :]):
-            return begin
-    return None
+    return next((at for at in range(len(sizes) - FAN + 1) if sizes[at] <= sum(sizes[at + 1 :])), None)
+
+
+async def reembed(
+    database: Database,
+    embedder: Embedder,
+    generations: Generations,
+    progress: Callable[[int, int], None],
+    *,
+    batch_size: int = EMBED_BATCH,
+) -> int:
+    """Embed every chunk with another embedder; returns their number. The caller holds the indexer lock and rebuilds the
+    index afterwards: it is empty. Killed at any moment, this leaves the old vectors or the new ones, never both, and
+    never an index of one beside records of the other."""
+    _, total = database.reading(documents.counts)
+    _check_lengths(database, embedder, batch_size)
+    database.writing(documents.begin_replacement)
+    done = 0
+    try:
+        for batch in _batches(database, batch_size):
+            embedded = await embedder.embed([text for _, text in batch])
+            rows = [(key, one.vector, one.tokens) for (key, _), one in zip(batch, embedded, strict=True)]
+            database.writing(partial(documents.add_replacements, rows=rows))
+            done += len(batch)
+            progress(done, total)
+        # The index goes first, because it holds the old vectors: without one, searches read the records.
+        generations.publish(IndexManifest(number=generations.current().number))
+        database.writing(lambda db: documents.swap_in_replacement(db, embedder.name))
+    except BaseException:
+        with suppress(AnabranchError):
+            database.writing(documents.drop_replacement)
+        raise
+    return done
+
+
+def _check_lengths(database: Database, embedder: Embedder, batch_size: int) -> None:
+    """A chunk that the embedder would truncate could not be found by its end."""
+    too_long = sum(
+        len(embedder.tokens(text)) > embedder.window for batch in _batches(database, batch_size) for _, text in batch
+    )
+    if too_long:
+        raise ConfigurationError(
+            f"{too_long:,} chunks are longer than the {embedder.window:,} tokens that {embedder.name!r} accepts. Set "
+            f"the embedder back and ingest their documents again with a smaller --chunk-size, then rebuild."
+        )
+
+
+def _batches(database: Database, size: int) -> Iterator[list[tuple[int, str]]]:
+    last = 0
+    while batch := database.reading(partial(documents.chunk_texts, after=last, limit=size)):
+        yield batch
+        last = batch[-1][0]

@@ -13,15 +13,7 @@ import msgspec
 from anabranch.knowledge.model import Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
-from anabranch.knowledge.parse.messages import (
-    EXHAUSTED,
-    MAX_FRAME,
-    PREFIX,
-    ParseReply,
-    ParseRequest,
-    framed,
-    request_from,
-)
+from anabranch.knowledge.parse.sandbox import EXHAUSTED, MAX_FRAME, PREFIX, ParseReply, ParseRequest, framed
 
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
@@ -74,13 +66,12 @@ def _next(requests: BinaryIO) -> ParseRequest | None:
         return None
     (size,) = PREFIX.unpack(prefix)
     body = requests.read(size)
-    return request_from(body) if len(body) == size else None
+    return msgspec.msgpack.decode(body, type=ParseRequest) if len(body) == size else None
 
 
 def _answer(request: ParseRequest, limits: ParseLimits) -> bytes:
     try:
-        reply = ParseReply(parsed=parse(request.data, request.filename, limits, request.media_type))
-        frame = framed(reply)
+        frame = framed(ParseReply(parsed=parse(request.data, request.filename, limits, request.media_type)))
         if len(frame) > MAX_FRAME:
             raise Unprocessable("The file's structure is too large. Split it.")
     except Unprocessable as refusal:

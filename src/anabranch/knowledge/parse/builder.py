@@ -1,4 +1,4 @@
-"""The text of a document in the making: limits, cleaning of characters, blocks and the path of headings."""
+"""Builds the text of a document: limits, cleaning of characters, blocks and the path of headings."""
 
 import re
 from contextlib import suppress
@@ -8,7 +8,6 @@ from anabranch.domain.model import Value
 from anabranch.knowledge.model import Block, BlockKind, Parsed, Unprocessable
 
 MAX_BLOCKS = 1_000_000
-GAP = "\n\n"
 MIB = 1024 * 1024
 LINE_LIMIT = 300
 DAY_LIMIT = 64
@@ -52,13 +51,11 @@ class Headings:
         self.title: str | None = None
 
     def enter(self, level: int, text: str) -> None:
-        words = line(text)
-        if words is None:
-            return
-        self._open = [*((above, name) for above, name in self._open if above < level), (level, words)]
-        self.path = tuple(name for _, name in self._open)
-        if level <= 1 and self.title is None:
-            self.title = words
+        if words := line(text):
+            self._open = [*((above, name) for above, name in self._open if above < level), (level, words)]
+            self.path = tuple(name for _, name in self._open)
+            if level <= 1 and self.title is None:
+                self.title = words
 
 
 class TextBuilder:
@@ -78,7 +75,7 @@ class TextBuilder:
         *,
         page: int | None = None,
         headers: tuple[str, ...] | None = None,
-        gap: str = GAP,
+        gap: str = "\n\n",
     ) -> None:
         text = clean(text).rstrip()
         text = text.lstrip("\n") if kind == "code" else text.lstrip()
@@ -88,7 +85,7 @@ class TextBuilder:
         end = start + len(text)
         check_text(end, self._limits)
         check_blocks(len(self._blocks) + 1)
-        self._parts.append(text if not self._parts else gap + text)
+        self._parts.append(gap + text if self._parts else text)
         path = self.headings.path if headers is None else headers
         self._blocks.append(Block(start=start, end=end, kind=kind, headers=path, page=page))
         self._length = end
@@ -132,9 +129,7 @@ def check_blocks(count: int) -> None:
 
 def clean(text: str) -> str:
     """Text with \\n line ends, without byte order marks, lone surrogates, and control characters but \\n and \\t."""
-    text = _LINE_END.sub("\n", text)
-    text = _UNWANTED.sub("", text)
-    return _SURROGATE.sub("\ufffd", text)
+    return _SURROGATE.sub("\ufffd", _UNWANTED.sub("", _LINE_END.sub("\n", text)))
 
 
 def line(text: str | None, limit: int = LINE_LIMIT) -> str | None:
@@ -168,5 +163,4 @@ def tags(words: str | None) -> tuple[str, ...]:
 
 
 def unique(words: list[str], limit: int = 100) -> tuple[str, ...]:
-    lines = (line(word) for word in words)
-    return tuple(dict.fromkeys(word for word in lines if word))[:limit]
+    return tuple(dict.fromkeys(filter(None, map(line, words))))[:limit]

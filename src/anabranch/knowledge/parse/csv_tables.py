@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder
@@ -16,14 +17,12 @@ _NUMBER = re.compile(r"[-+]?[\d.,' ]*\d[\d.,' ]*%?")
 def read_csv(text: str, limits: ParseLimits, delimiter: str | None = None) -> Parsed:
     draft = TextBuilder(limits)
     rows = _rows(text, delimiter or _delimiter(text))
-    first = next(rows, [])
-    second = next(rows, None)
-    body = _chain(second, rows)
-    if second is None or any(not cell or _NUMBER.fullmatch(cell) for cell in first):
+    first, second = next(rows, []), next(rows, [])
+    if not second or any(not cell or _NUMBER.fullmatch(cell) for cell in first):
         # Without a header, rows are kept as they are.
-        lines: Iterator[str] = (" | ".join(row) for row in _chain(first, body))
+        lines: Iterator[str] = (" | ".join(row) for row in chain((first, second), rows) if row)
     else:
-        lines = (_sentence(first, row) for row in body)
+        lines = (_sentence(first, row) for row in chain((second,), rows))
     for block in grouped(lines):
         draft.add(block, "table", gap="\n")
     return draft.parsed()
@@ -67,7 +66,7 @@ def _delimiter(text: str) -> str:
             widths = [len(row) for row in csv.reader(head, delimiter=delimiter) if row]
         except csv.Error:
             return (0, 0)
-        width = max(widths[:1] or [0])
+        width = widths[0] if widths else 0
         return (sum(each == width for each in widths) if width > 1 else 0, width)
 
     return max(_DELIMITERS, key=columns)
@@ -76,9 +75,3 @@ def _delimiter(text: str) -> str:
 def _sentence(names: list[str], row: list[str]) -> str:
     named = [*names, *(f"column {place}" for place in range(len(names) + 1, len(row) + 1))]
     return "; ".join(f"{name}: {cell}" for name, cell in zip(named, row, strict=False) if cell)
-
-
-def _chain(first: list[str] | None, rest: Iterable[list[str]]) -> Iterator[list[str]]:
-    if first:
-        yield first
-    yield from rest

@@ -5,8 +5,9 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Literal
 
 from anabranch.knowledge.model import Block, Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, check_blocks, check_size, check_text, clean, line
@@ -17,44 +18,61 @@ from anabranch.knowledge.parse.json_records import looks_like_json, read_json, r
 from anabranch.knowledge.parse.markdown import read_markdown
 from anabranch.knowledge.parse.pdf import read_pdf
 
-Binary = Literal["pdf", "docx"]
-Textual = Literal["html", "markdown", "csv", "json", "jsonl", "text"]
+TextReader = Callable[[str, ParseLimits], Parsed]
+BinaryReader = Callable[[bytes, ParseLimits], Parsed]
 
-_SUFFIXES: dict[str, Textual] = {
-    ".html": "html",
-    ".htm": "html",
-    ".xhtml": "html",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".mdx": "markdown",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".tab": "csv",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "text",
-    ".text": "text",
-    ".log": "text",
-    ".rst": "text",
+_BLANK_LINE = re.compile(r"\n\s*\n|\Z")
+
+
+def read_plain_text(text: str, limits: ParseLimits) -> Parsed:
+    """Plain text: paragraphs are separated by blank lines."""
+    check_text(len(text), limits)
+    blocks = []
+    at = 0
+    for gap in _BLANK_LINE.finditer(text):
+        words = text[at : gap.start()]
+        start, end = at + len(words) - len(words.lstrip()), at + len(words.rstrip())
+        if start < end:
+            blocks.append(Block(start=start, end=end))
+            check_blocks(len(blocks))
+        at = gap.end()
+    return Parsed(text=text, blocks=tuple(blocks))
+
+
+_SUFFIXES: Mapping[str, TextReader] = {
+    ".html": read_html,
+    ".htm": read_html,
+    ".xhtml": read_html,
+    ".md": read_markdown,
+    ".markdown": read_markdown,
+    ".mdx": read_markdown,
+    ".csv": read_csv,
+    ".tsv": partial(read_csv, delimiter="\t"),
+    ".tab": partial(read_csv, delimiter="\t"),
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".txt": read_plain_text,
+    ".text": read_plain_text,
+    ".log": read_plain_text,
+    ".rst": read_plain_text,
 }
-_MEDIA_TYPES: dict[str, Textual] = {
-    "text/html": "html",
-    "application/xhtml+xml": "html",
-    "text/markdown": "markdown",
-    "text/x-markdown": "markdown",
-    "text/csv": "csv",
-    "text/tab-separated-values": "csv",
-    "application/json": "json",
-    "application/x-ndjson": "jsonl",
-    "application/jsonl": "jsonl",
-    "text/plain": "text",
+_MEDIA_TYPES: Mapping[str, TextReader] = {
+    "text/html": read_html,
+    "application/xhtml+xml": read_html,
+    "text/markdown": read_markdown,
+    "text/x-markdown": read_markdown,
+    "text/csv": read_csv,
+    "text/tab-separated-values": read_csv,
+    "application/json": read_json,
+    "application/x-ndjson": read_jsonl,
+    "application/jsonl": read_jsonl,
+    "text/plain": read_plain_text,
 }
-_NEVER_TEXT_NAMES = (
-    ".pdf .docx .docm .dotx .doc .xls .xlsx .ppt .pptx .odt .ods .odp .epub .zip .gz .7z .rar .tar .png .jpg .jpeg "
-    ".gif .tif .tiff .bmp .webp .heic .mp3 .mp4 .mov .avi .wav .exe .dll .so .sqlite .db .parquet"
+_NEVER_TEXT = re.compile(
+    r"\.(?:pdf|docx|docm|dotx|doc|xls|xlsx|ppt|pptx|odt|ods|odp|epub|zip|gz|7z|rar|tar|png|jpg|jpeg|gif|tif|tiff|bmp|webp|"
+    r"heic|mp3|mp4|mov|avi|wav|exe|dll|so|sqlite|db|parquet)"
 )
-_NEVER_TEXT = frozenset(_NEVER_TEXT_NAMES.split())
 _OCR = "Turn it into a PDF with text (for instance with ocrmypdf)"
 _UNPACK = "Unpack it and ingest the files in it"
 _TO_PDF = "Save it as PDF or DOCX"
@@ -116,15 +134,15 @@ def suffix_of(filename: str | None) -> str:
     return suffix if re.fullmatch(r"\.[a-z0-9_+-]{1,16}", suffix) else ""
 
 
-def binary_kind(data: bytes, suffix: str) -> Binary | None:
-    """PDF or DOCX; None if it may be text. Other formats are refused by name."""
+def binary_reader(data: bytes, suffix: str) -> BinaryReader | None:
+    """The reader of PDF or DOCX; None if it may be text. Other formats are refused by name."""
     head = data[:1024]
     if head.lstrip(b"\xef\xbb\xbf \t\r\n\x00").startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in head):
-        return "pdf"
+        return read_pdf
     if data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _zipped(data, suffix)
+        return _archive_reader(data, suffix)
     if data.startswith(_OLE):
-        _refuse_ole(data, suffix)
+        raise _ole_refusal(data, suffix)
     for magic, what, remedy in _WRITTEN:
         if data.startswith(magic):
             raise _refusal(what, remedy, suffix)
@@ -135,17 +153,17 @@ def binary_kind(data: bytes, suffix: str) -> Binary | None:
     return None
 
 
-def textual_kind(text: str, suffix: str, media_type: str | None) -> Textual | None:
-    """The text format by content, suffix or media type; None if all are unknown."""
+def text_reader(text: str, suffix: str, media_type: str | None) -> TextReader | None:
+    """The reader of the text format by content, suffix or media type; None if all are unknown."""
     if _is_html(text):
-        return "html"
-    if suffix in _NEVER_TEXT:
+        return read_html
+    if _NEVER_TEXT.fullmatch(suffix):
+        article = "an" if suffix[1] in "aehilmnorsx" else "a"
         raise Unprocessable(
-            f"The file is named {suffix}, but is not {_article(suffix)} {suffix[1:].upper()}; "
+            f"The file is named {suffix}, but is not {article} {suffix[1:].upper()}; "
             "it looks like plain text. If it is, give it a suffix that fits, such as .txt, .md, .csv or .json."
         )
-    plain_type = (media_type or "").partition(";")[0].strip().lower()
-    return _SUFFIXES.get(suffix) or _MEDIA_TYPES.get(plain_type)
+    return _SUFFIXES.get(suffix) or _MEDIA_TYPES.get((media_type or "").partition(";")[0].strip().lower())
 
 
 def _is_html(text: str) -> bool:
@@ -155,11 +173,7 @@ def _is_html(text: str) -> bool:
     return _HTML.match(head) is not None
 
 
-def _article(suffix: str) -> str:
-    return "an" if suffix[1] in "aehilmnorsx" else "a"
-
-
-def _zipped(data: bytes, suffix: str) -> Binary:
+def _archive_reader(data: bytes, suffix: str) -> BinaryReader:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
@@ -168,20 +182,16 @@ def _zipped(data: bytes, suffix: str) -> Binary:
             "The file begins like a ZIP archive (as DOCX files do) but is damaged. Save or copy it again."
         ) from None
     if any(name.startswith("word/document") and name.endswith(".xml") for name in names):
-        return "docx"
-    for prefix, what, remedy in _ZIPPED:
-        if any(name.startswith(prefix) for name in names):
-            raise _refusal(what, remedy, suffix)
-    raise _refusal("a ZIP archive", _UNPACK, suffix)
+        return read_docx
+    kinds = ((what, remedy) for prefix, what, remedy in _ZIPPED if any(name.startswith(prefix) for name in names))
+    raise _refusal(*next(kinds, ("a ZIP archive", _UNPACK)), suffix)
 
 
-def _refuse_ole(data: bytes, suffix: str) -> None:
+def _ole_refusal(data: bytes, suffix: str) -> Unprocessable:
     if "EncryptedPackage".encode("utf-16-le") in data:
-        raise Unprocessable("The document is encrypted with a password. Save it without one and ingest it again.")
-    for stream, what, remedy in _OLE_STREAMS:
-        if stream.encode("utf-16-le") in data:
-            raise _refusal(what, remedy, suffix)
-    raise _refusal("an old Microsoft Office file", _TO_PDF, suffix)
+        return Unprocessable("The document is encrypted with a password. Save it without one and ingest it again.")
+    kinds = ((what, remedy) for stream, what, remedy in _OLE_STREAMS if stream.encode("utf-16-le") in data)
+    return _refusal(*next(kinds, ("an old Microsoft Office file", _TO_PDF)), suffix)
 
 
 def _refusal(what: str, remedy: str, suffix: str) -> Unprocessable:
@@ -198,7 +208,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_DECLARED = re.compile(rb"""<(?:meta\b|\?xml\b)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?\s*([a-zA-Z0-9_:-]{2,40})""")
+_DECLARED = re.compile(r"""<(?:meta\b|\?xml\b)[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?\s*([a-zA-Z0-9_:-]{2,40})""")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([a-zA-Z0-9_:-]{2,40})", re.IGNORECASE)
 # Most common first: for short texts several are equally likely.
 _LIKELY = (
@@ -210,25 +220,19 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\x0b\x0c\r\x1a\x1b"))
 _NOT_TEXT = "The file is not text, nor of a kind that can be read. Save it as PDF, DOCX, HTML, Markdown or UTF-8 text."
 
 
-def decode(data: bytes, media_type: str | None = None) -> str:
-    """The cleaned text of the bytes, without byte order mark."""
-    return clean(_decode(data, media_type))
-
-
 def _decode(data: bytes, media_type: str | None) -> str:
+    """The text of the bytes, without byte order mark."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, "replace")
     if b"\0" in data:
         return _wide(data)
-    if _share(data, _CONTROLS) > 0.05:
+    head = data[:_SAMPLE]
+    if len(head) - len(head.translate(None, _CONTROLS)) > 0.05 * len(head):
         raise Unprocessable(_NOT_TEXT)
-    try:
+    with suppress(UnicodeDecodeError):
         return data.decode("utf-8")
-    except UnicodeDecodeError:
-        pass
-    declared = _declared(data, media_type)
-    return data.decode(declared, "replace") if declared else _guessed(data)
+    return _decoded_as_declared(data, media_type) or _guessed(data)
 
 
 def _wide(data: bytes) -> str:
@@ -249,21 +253,13 @@ def _wide(data: bytes) -> str:
     return text
 
 
-def _declared(data: bytes, media_type: str | None) -> str | None:
-    head = data[:2048]
-    found = _CHARSET.search(media_type or "")
-    named = found[1] if found else None
-    if named is None and (declared := _DECLARED.search(head.lower())):
-        named = declared[1].decode("ascii")
-    if named is None:
-        return None
-    try:
-        # A wrong declaration is ignored; codecs that are not text encodings (hex) are refused.
-        b"text".decode(named)
-        data.decode(named)
-    except (LookupError, UnicodeError, ValueError):
-        return None
-    return named
+def _decoded_as_declared(data: bytes, media_type: str | None) -> str | None:
+    """The text in the encoding that the media type or the file declares; None if it declares none or a wrong one."""
+    declared = _CHARSET.search(media_type or "") or _DECLARED.search(data[:2048].decode("latin-1").lower())
+    if declared is not None:
+        with suppress(LookupError, UnicodeError, ValueError):
+            return data.decode(declared[1])
+    return None
 
 
 def _guessed(data: bytes) -> str:
@@ -280,40 +276,6 @@ def _guessed(data: bytes) -> str:
     return data.decode(best.encoding, "replace")
 
 
-def _share(data: bytes, of: bytes) -> float:
-    head = data[:_SAMPLE]
-    return (len(head) - len(head.translate(None, of))) / len(head) if head else 0.0
-
-
-_BLANK = re.compile(r"\n\s*\n|\Z")
-
-
-def read_plain_text(text: str, limits: ParseLimits) -> Parsed:
-    """Plain text: paragraphs are separated by blank lines."""
-    check_text(len(text), limits)
-    blocks = []
-    at = 0
-    for gap in _BLANK.finditer(text):
-        words = text[at : gap.start()]
-        start, end = at + len(words) - len(words.lstrip()), at + len(words.rstrip())
-        if start < end:
-            blocks.append(Block(start=start, end=end))
-            check_blocks(len(blocks))
-        at = gap.end()
-    return Parsed(text=text, blocks=tuple(blocks))
-
-
-_BINARY_READERS: Mapping[Binary, Callable[[bytes, ParseLimits], Parsed]] = {"pdf": read_pdf, "docx": read_docx}
-_TEXT_READERS: Mapping[Textual, Callable[[str, ParseLimits], Parsed]] = {
-    "html": read_html,
-    "markdown": read_markdown,
-    "csv": read_csv,
-    "json": read_json,
-    "jsonl": read_jsonl,
-    "text": read_plain_text,
-}
-
-
 def parse(data: bytes, filename: str | None, limits: ParseLimits, media_type: str | None = None) -> Parsed:
     """The text and structure of a file; Unprocessable says why it cannot be read and what to do."""
     if not data:
@@ -326,20 +288,16 @@ def parse(data: bytes, filename: str | None, limits: ParseLimits, media_type: st
 
 
 def _read(data: bytes, suffix: str, media_type: str | None, limits: ParseLimits) -> Parsed:
-    binary = binary_kind(data, suffix)
-    if binary is not None:
-        return _BINARY_READERS[binary](data, limits)
-    text = decode(data, media_type)
+    read_binary = binary_reader(data, suffix)
+    if read_binary is not None:
+        return read_binary(data, limits)
+    text = clean(_decode(data, media_type))
     if not text.strip():
         raise Unprocessable("The file holds no text.")
-    kind = textual_kind(text, suffix, media_type)
-    if kind == "csv" and suffix in (".tsv", ".tab"):
-        return read_csv(text, limits, "\t")
-    if kind is not None:
-        return _TEXT_READERS[kind](text, limits)
+    read_text = text_reader(text, suffix, media_type)
+    if read_text is not None:
+        return read_text(text, limits)
     if looks_like_json(text):
-        try:
+        with suppress(Unprocessable):
             return read_json(text, limits)
-        except Unprocessable:
-            pass
     return read_plain_text(text, limits)

@@ -5,6 +5,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from anabranch.knowledge.model import Parsed, Unprocessable
@@ -27,26 +28,17 @@ class Styles:
     """Resolves the style of a paragraph from its own properties and the chain of base styles."""
 
     def __init__(self, root: Element) -> None:
-        self._elements: dict[str, Element] = {}
-        self._known: dict[str, Style] = {"": Style()}
-        for style in () if root is None else root.iterchildren("{*}style"):
-            if (name := _attribute(style, "styleId")) is not None:
-                self._elements[name] = style
+        styles = () if root is None else root.iterchildren("{*}style")
+        self._elements: dict[str | None, Element] = {_attribute(style, "styleId"): style for style in styles}
+        self._named = cache(self._resolved)
 
     def of(self, paragraph: Element) -> Style:
         properties = paragraph.find("{*}pPr")
-        if properties is None:
-            return Style()
         style = self._named(_value(properties, "pStyle") or "")
         heading = _outline(properties)
         if (style.heading or heading) is not None:
             return Style(heading=style.heading if style.heading is not None else heading)
         return style._replace(list_level=_list_level(properties, style.list_level))
-
-    def _named(self, name: str) -> Style:
-        if name not in self._known:
-            self._known[name] = self._resolved(name)
-        return self._known[name]
 
     def _resolved(self, name: str) -> Style:
         heading: int | None = None
@@ -54,27 +46,22 @@ class Styles:
         code = False
         for _ in range(_MAX_CHAIN):  # base styles of a hostile file may form a cycle
             element = self._elements.get(name)
-            title = (_value(element, "name") if element is not None else None) or name
-            if heading is None:
-                heading = _heading_level(title, element)
-            properties = None if element is None else element.find("{*}pPr")
-            if properties is not None and list_level is None:
-                list_level = _list_level(properties, None)
+            title = _value(element, "name") or name
+            properties = _child(element, "pPr")
+            heading = _heading_level(title, properties) if heading is None else heading
+            list_level = _list_level(properties, None) if list_level is None else list_level
             code = code or _CODE.search(title) is not None
-            base = None if element is None else _value(element, "basedOn")
+            base = _value(element, "basedOn")
             if base is None:
                 break
             name = base
         return Style(heading=heading, list_level=None if heading is not None else list_level, code=code)
 
 
-def _heading_level(title: str, element: Element) -> int | None:
+def _heading_level(title: str, properties: Element) -> int | None:
     if found := _HEADING.fullmatch(title):
         return int(found[1])
-    if title.lower() == "title":
-        return 0
-    properties = None if element is None else element.find("{*}pPr")
-    return None if properties is None else _outline(properties)
+    return 0 if title.lower() == "title" else _outline(properties)
 
 
 def _outline(properties: Element) -> int | None:
@@ -83,7 +70,7 @@ def _outline(properties: Element) -> int | None:
 
 
 def _list_level(properties: Element, inherited: int | None) -> int | None:
-    numbering = properties.find("{*}numPr")
+    numbering = _child(properties, "numPr")
     if numbering is None:
         return inherited
     if _value(numbering, "numId") == "0":  # how Word removes a paragraph from its style's list
@@ -92,16 +79,17 @@ def _list_level(properties: Element, inherited: int | None) -> int | None:
     return int(level) if level in tuple("012345678") else 0
 
 
+def _child(parent: Element, name: str) -> Element:
+    return None if parent is None else parent.find("{*}" + name)
+
+
 def _value(parent: Element, name: str) -> str | None:
-    child = parent.find("{*}" + name)
+    child = _child(parent, name)
     return None if child is None else _attribute(child, "val")
 
 
 def _attribute(element: Element, name: str) -> str | None:
-    for key, value in element.attrib.items():
-        if key.rpartition("}")[2] == name:
-            return str(value)
-    return None
+    return next((str(value) for key, value in element.attrib.items() if key.rpartition("}")[2] == name), None)
 
 
 _DAMAGED = "The DOCX is damaged. Open it in Word or LibreOffice, save it again, and ingest the copy."
@@ -126,10 +114,9 @@ def read_docx(data: bytes, limits: ParseLimits) -> Parsed:
             "The document is encrypted with a password. Save it without one and ingest it again."
         ) from None
     reader = _DocxReader(limits, Styles(styles))
-    reader.read(body)
-    for note in notes:
-        if note is not None:
-            reader.read(note)
+    for part in (body, *notes):
+        if part is not None:
+            reader.read(part)
     return reader.draft.parsed(**_properties(core))
 
 
@@ -144,8 +131,7 @@ def _check_expansion(archive: zipfile.ZipFile, limits: ParseLimits) -> None:
 
 
 def _main_part(archive: zipfile.ZipFile) -> str:
-    names = archive.namelist()
-    found = sorted(name for name in names if re.fullmatch(r"word/document\d*\.xml", name))
+    found = sorted(name for name in archive.namelist() if re.fullmatch(r"word/document\d*\.xml", name))
     if not found:
         raise Unprocessable(_DAMAGED)
     return found[0]
@@ -170,10 +156,8 @@ def _part(archive: zipfile.ZipFile, name: str, *, required: bool = True) -> Elem
 
 
 def _properties(core: Element) -> dict[str, Any]:
-    found: dict[str, str] = {}
-    for element in () if core is None else core:
-        if isinstance(element.tag, str) and element.text:
-            found.setdefault(local(element), element.text)
+    # Reversed, so that the first of two equal names counts.
+    found = {local(element): element.text for element in reversed([] if core is None else core) if element.text}
     return {
         "title": line(found.get("title")),
         "author": line(found.get("creator")),
@@ -210,15 +194,12 @@ class _DocxReader:
             self._items.append("  " * min(style.list_level, 9) + "- " + " ".join(text.split()))
         elif text:
             self._end_list()
-            self._add(text, style)
+            if style.heading is not None:
+                self.draft.heading(text, style.heading)
+            else:
+                self.draft.add(text, "code" if style.code else "paragraph")
         for box in _boxes(paragraph):
             self.read(box)
-
-    def _add(self, text: str, style: Style) -> None:
-        if style.heading is not None:
-            self.draft.heading(text, style.heading)
-        else:
-            self.draft.add(text, "code" if style.code else "paragraph")
 
     def _end_list(self) -> None:
         self.draft.add("\n".join(self._items), "list")
@@ -251,9 +232,11 @@ def _words(element: Element) -> Iterator[str]:
 
 def _boxes(paragraph: Element) -> Iterator[Element]:
     """The text boxes of a paragraph, without the fallback copies for older versions of Word."""
-    for box in paragraph.iter("{*}txbxContent"):
-        if not any(local(above) in ("Fallback", "txbxContent") for above in box.iterancestors()):
-            yield box
+    return (
+        box
+        for box in paragraph.iter("{*}txbxContent")
+        if not any(local(above) in ("Fallback", "txbxContent") for above in box.iterancestors())
+    )
 
 
 def _rows(table: Element) -> Iterator[str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anabranch.knowledge.model import BlockKind, Parsed, Unprocessable
+from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, line, tags
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ class _HtmlReader:
             self._items.append(0)
         elif tag in ("li", "tr") and self._nested:
             self._end_line()
-            self._begin(tag)
+            if tag == "li" and self._nested[-1] != "table":
+                self._items[-1] += 1
+                mark = f"{self._items[-1]}." if self._nested[-1] == "ol" else "-"
+                self._bullet = "  " * (min(len(self._nested), 12) - 1) + mark + " "
         else:
             self._boundary()
 
@@ -150,11 +153,11 @@ class _HtmlReader:
         elif tag in ("ul", "ol", "menu", "table"):
             self._end_line()
             self._items.pop()
-            kind: BlockKind = "table" if self._nested.pop() == "table" else "list"
-            if not self._nested:
-                self._end_lines(kind)
+            if len(self._nested) == 1:
+                self._end_lines()
+            self._nested.pop()
         elif tag in ("td", "th"):
-            self._cells.append(self._taken())
+            self._cells.append(self._take_words())
         elif tag in ("li", "tr") and self._nested:
             self._end_line()
         else:
@@ -163,17 +166,11 @@ class _HtmlReader:
     def flush(self) -> None:
         if self._nested:
             self._end_line()
-            self._end_lines("table" if self._nested[0] == "table" else "list")
+            self._end_lines()
         elif self._heading == 0:
-            text = "".join(self._words)
+            lines = "".join(self._words).split("\n")
             self._words.clear()
-            self.draft.add("\n".join(" ".join(each.split()) for each in text.split("\n")))
-
-    def _begin(self, tag: str) -> None:
-        if tag == "li" and self._nested and self._nested[-1] != "table":
-            self._items[-1] += 1
-            mark = f"{self._items[-1]}." if self._nested[-1] == "ol" else "-"
-            self._bullet = "  " * (min(len(self._nested), 12) - 1) + mark + " "
+            self.draft.add("\n".join(" ".join(each.split()) for each in lines))
 
     def _boundary(self) -> None:
         if self._nested or self._heading:
@@ -181,20 +178,20 @@ class _HtmlReader:
         else:
             self.flush()
 
-    def _taken(self) -> str:
+    def _take_words(self) -> str:
         words = " ".join("".join(self._words).split())
         self._words.clear()
         return words
 
     def _end_line(self) -> None:
-        words = self._taken()
+        words = self._take_words()
         cells = [*self._cells, words] if words else self._cells
         if any(cells):
             self._lines.append(self._bullet + " | ".join(cells))
             self._bullet = ""
         self._cells = []
 
-    def _end_lines(self, kind: BlockKind) -> None:
-        self.draft.add("\n".join(self._lines), kind)
+    def _end_lines(self) -> None:
+        self.draft.add("\n".join(self._lines), "table" if self._nested[0] == "table" else "list")
         self._lines.clear()
         self._bullet = ""

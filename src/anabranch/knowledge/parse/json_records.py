@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from anabranch.knowledge.model import Parsed, Unprocessable
@@ -31,49 +31,14 @@ def read_json(text: str, limits: ParseLimits) -> Parsed:
     try:
         value = _loads(text)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and _is_one_line(text[: error.pos]):
+        first = text[: error.pos]
+        if error.msg == "Extra data" and "\n" in first and "\n" not in first.strip():
             return read_jsonl(text, limits)  # a .json file with one record per line
-        raise _corrupt(f"in line {error.lineno:,}, column {error.colno:,}", error) from None
-    return _written(value, limits)
-
-
-def _is_one_line(text: str) -> bool:
-    return "\n" in text and "\n" not in text.strip()
-
-
-def read_jsonl(text: str, limits: ParseLimits) -> Parsed:
-    check_text(len(text), limits)
+        raise _damaged(f"in line {error.lineno:,}, column {error.colno:,}", error) from None
     draft = TextBuilder(limits)
-    for number, entry in enumerate(text.split("\n"), 1):
-        if not entry.strip():
-            continue
-        try:
-            _add(draft, _loads(entry), ())
-        except json.JSONDecodeError as error:
-            raise _corrupt(f"in line {number:,}", error) from None
-    return draft.parsed()
-
-
-def _loads(text: str) -> Json:
-    try:
-        value: Json = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
-    except RecursionError:
-        raise Unprocessable(_TOO_DEEP) from None
-    return value
-
-
-def _corrupt(where: str, error: json.JSONDecodeError) -> Unprocessable:
-    return Unprocessable(f"The JSON is damaged {where}: {error.msg}. Write it again.")
-
-
-def _written(value: Json, limits: ParseLimits) -> Parsed:
-    draft = TextBuilder(limits)
-    if isinstance(value, list):
-        for element in value:
-            _add(draft, element, ())
-        return draft.parsed()
     if not isinstance(value, dict):
-        draft.add(_scalar(value))
+        for element in value if isinstance(value, list) else [value]:
+            _add(draft, element, ())
         return draft.parsed()
     if _first(value, _TEXTS)[1]:
         _add(draft, value, (), whole=True)
@@ -85,6 +50,30 @@ def _written(value: Json, limits: ParseLimits) -> Parsed:
         created_date=day(_first(value, _DATES)[1]),
         tags=_tags(value),
     )
+
+
+def read_jsonl(text: str, limits: ParseLimits) -> Parsed:
+    check_text(len(text), limits)
+    draft = TextBuilder(limits)
+    for number, entry in enumerate(text.split("\n"), 1):
+        try:
+            if entry.strip():
+                _add(draft, _loads(entry), ())
+        except json.JSONDecodeError as error:
+            raise _damaged(f"in line {number:,}", error) from None
+    return draft.parsed()
+
+
+def _loads(text: str) -> Json:
+    try:
+        value: Json = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+    except RecursionError:
+        raise Unprocessable(_TOO_DEEP) from None
+    return value
+
+
+def _damaged(where: str, error: json.JSONDecodeError) -> Unprocessable:
+    return Unprocessable(f"The JSON is damaged {where}: {error.msg}. Write it again.")
 
 
 def _add_wrapper(draft: TextBuilder, value: dict[str, Json]) -> None:
@@ -109,11 +98,9 @@ def _add(draft: TextBuilder, value: Json, headers: tuple[str, ...], *, whole: bo
     if not text:
         title_key, title = None, ""
     rest = {key: each for key, each in value.items() if key not in (title_key, text_key)}
-    path = (*headers, *filter(None, (line(title),)))
-    parts = [part for part in (title, clean(text), "\n".join(_lines(rest))) if part.strip()]
-    together = "\n\n".join(parts)
+    together = "\n\n".join(part for part in (title, clean(text), "\n".join(_lines(rest))) if part.strip())
     for part in _PARAGRAPHS.split(together) if whole else [together]:
-        draft.add(part, headers=path)
+        draft.add(part, headers=(*headers, *filter(None, (line(title),))))
 
 
 def _first(record: dict[str, Json], keys: Sequence[str]) -> tuple[str | None, str]:
@@ -139,26 +126,15 @@ def _lines(value: Json) -> Iterator[str]:
     pending: list[tuple[str, Json]] = [("", value)]
     while pending:
         path, each = pending.pop()
-        below: Iterable[tuple[str, Json]]
         if isinstance(each, dict):
-            below = [(f"{path}.{key}" if path else key, inner) for key, inner in each.items()]
+            pending += [(f"{path}.{key}" if path else key, inner) for key, inner in reversed(each.items())]
         elif isinstance(each, list) and any(isinstance(item, dict | list) for item in each):
-            below = [(f"{path}[{place}]", inner) for place, inner in enumerate(each)]
-        else:
-            words = ", ".join(map(_scalar, each)) if isinstance(each, list) else _scalar(each)
-            if words:
-                yield f"{path}: {words}" if path else words
-            continue
-        pending.extend(reversed(list(below)))
+            pending += [(f"{path}[{place}]", inner) for place, inner in reversed(list(enumerate(each)))]
+        elif words := ", ".join(map(_scalar, each)) if isinstance(each, list) else _scalar(each):
+            yield f"{path}: {words}" if path else words
 
 
 def _scalar(value: Json) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return value.strip()
-        case _:
-            return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.strip() if isinstance(value, str) else ""

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import yaml
 
 from anabranch.knowledge.model import Block, BlockKind, Parsed
@@ -28,16 +30,6 @@ _KINDS: dict[str, BlockKind] = {
 }
 
 
-class FrontMatter(NamedTuple):
-    """The metadata above a document, and where the document begins."""
-
-    end: int = 0
-    title: str | None = None
-    author: str | None = None
-    created_date: str | None = None
-    tags: tuple[str, ...] = ()
-
-
 class MarkdownPart(NamedTuple):
     """A block of the source, in lines; `heading` is its level and text."""
 
@@ -50,8 +42,8 @@ class MarkdownPart(NamedTuple):
 
 def read_markdown(text: str, limits: ParseLimits) -> Parsed:
     check_text(len(text), limits)
-    front = _front_matter(text)
-    body = text[front.end :]
+    front, metadata = _front_matter(text)
+    body = text[front:]
     starts = [0, *accumulate(len(each) + 1 for each in body.split("\n"))]
     headings = Headings()
     blocks: list[Block] = []
@@ -59,46 +51,31 @@ def read_markdown(text: str, limits: ParseLimits) -> Parsed:
         if part.heading:
             headings.enter(*part.heading)
         start, end = _trimmed(body, starts[part.first], min(starts[part.behind], len(body)), part.kind)
-        if start >= end:
-            continue
-        if part.rule and blocks:  # a horizontal rule has no text of its own
-            blocks[-1] = _until(blocks[-1], front.end + end)
-            continue
-        blocks.append(Block(start=front.end + start, end=front.end + end, kind=part.kind, headers=headings.path))
-        check_blocks(len(blocks))
-    return Parsed(
-        text=text,
-        blocks=tuple(blocks),
-        title=front.title or headings.title,
-        author=front.author,
-        created_date=front.created_date,
-        tags=front.tags,
-    )
+        if start < end and part.rule and blocks:  # a horizontal rule has no text of its own
+            blocks[-1] = msgspec.structs.replace(blocks[-1], end=front + end)
+        elif start < end:
+            blocks.append(Block(start=front + start, end=front + end, kind=part.kind, headers=headings.path))
+            check_blocks(len(blocks))
+    title = metadata.pop("title", None) or headings.title
+    return Parsed(text=text, blocks=tuple(blocks), title=title, **metadata)
 
 
 def _parts(body: str) -> Iterator[MarkdownPart]:
     """The top-level blocks, and the text between them that has no token, such as link definitions."""
     at = 0
-    tokens = _blocks_of(body)
+    # Only blocks: inline content is not parsed, except for headings.
+    tokens = _parser().block.parse(body, _parser(), {}, []) or []
     for place, token in enumerate(tokens):
-        if token.level != 0 or token.nesting < 0 or token.map is None:
-            continue
-        first, behind = max(token.map[0], at), token.map[1]
-        if behind <= first:
+        first, behind = token.map or (0, 0)
+        if token.level != 0 or token.nesting < 0 or behind <= max(first, at):
             continue
         if first > at:
             yield MarkdownPart(at, first, "paragraph")
         kind = _KINDS.get(token.type, "paragraph")
         heading = (int(token.tag[1:]), _words(tokens[place + 1])) if kind == "heading" else None
-        yield MarkdownPart(first, behind, kind, heading, token.type == "hr")
+        yield MarkdownPart(max(first, at), behind, kind, heading, token.type == "hr")
         at = behind
     yield MarkdownPart(at, body.count("\n") + 1, "paragraph")
-
-
-def _blocks_of(body: str) -> "list[Token]":
-    """Block tokens only: inline content is not parsed, except for headings."""
-    markdown = _parser()
-    return markdown.block.parse(body, markdown, {}, []) or []
 
 
 @cache
@@ -116,37 +93,28 @@ def _words(inline: "Token") -> str:
 
 def _trimmed(text: str, start: int, end: int, kind: BlockKind) -> tuple[int, int]:
     words = text[start:end]
-    end = start + len(words.rstrip())
-    if kind == "code":
-        # An indented block keeps the indentation of its first line.
-        return start + len(words) - len(words.lstrip("\n")), end
-    return start + len(words) - len(words.lstrip()), end
+    # An indented code block keeps the indentation of its first line.
+    indent = len(words) - len(words.lstrip("\n" if kind == "code" else None))
+    return start + indent, start + len(words.rstrip())
 
 
-def _until(block: Block, end: int) -> Block:
-    return Block(start=block.start, end=end, kind=block.kind, headers=block.headers)
-
-
-def _front_matter(text: str) -> FrontMatter:
+def _front_matter(text: str) -> tuple[int, dict[str, Any]]:
+    """Where the document begins, and the metadata above it."""
     found = _FRONT_MATTER.match(text, 0, FRONT_MATTER_LIMIT)
-    if found is None:
-        return FrontMatter()
-    try:
+    node = None
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
         # Composed, not constructed: values keep their notation, and aliases and tags build nothing.
-        node = yaml.compose(found["yaml"], Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return FrontMatter()
-    if not isinstance(node, yaml.MappingNode):
-        return FrontMatter()
+        node = yaml.compose(found["yaml"], Loader=yaml.SafeLoader) if found else None
+    if found is None or not isinstance(node, yaml.MappingNode):
+        return 0, {}
     words = {str(key.value).lower(): _scalars(value) for key, value in node.value}
-    authors = words.get("author") or words.get("authors") or []
-    return FrontMatter(
-        end=found.end(),
-        title=line(" ".join(words.get("title", []))),
-        author=line(", ".join(authors)),
-        created_date=day(" ".join(words.get("date") or words.get("created") or [])),
-        tags=_tags(words.get("tags") or words.get("keywords") or []),
-    )
+    tags = words.get("tags") or words.get("keywords") or []
+    return found.end(), {
+        "title": line(" ".join(words.get("title", []))),
+        "author": line(", ".join(words.get("author") or words.get("authors") or [])),
+        "created_date": day(" ".join(words.get("date") or words.get("created") or [])),
+        "tags": keywords(tags[0]) if len(tags) == 1 else unique(tags),
+    }
 
 
 def _scalars(node: object) -> list[str]:
@@ -155,7 +123,3 @@ def _scalars(node: object) -> list[str]:
     if isinstance(node, yaml.SequenceNode):
         return [str(item.value) for item in node.value if isinstance(item, yaml.ScalarNode)]
     return []
-
-
-def _tags(words: list[str]) -> tuple[str, ...]:
-    return keywords(words[0]) if len(words) == 1 else unique(words)

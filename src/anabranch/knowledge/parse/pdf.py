@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,11 @@ from anabranch.knowledge.parse.builder import ParseLimits, TextBuilder, day, lin
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfTextPage
 
-_PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+_UNOPENED = {  # by FPDF_ERR_PASSWORD and FPDF_ERR_SECURITY
+    4: "The PDF is encrypted with a password. Save it without one (for instance with qpdf) and ingest it again.",
+    5: "The PDF is protected in a way that cannot be opened. Print it to a new PDF and ingest that.",
+}
+_DAMAGED_PDF = "The PDF is damaged. Download or save it again, or print it to a new PDF, and ingest that."
 _CLEAR_GAP = 1.35  # in usual distances between lines
 _TALL_GAP = 1.9  # in heights of a line, where a page has too few lines to know what is usual
 _RESIZED = 1.2
@@ -44,7 +49,7 @@ def read_pdf(data: bytes, limits: ParseLimits) -> Parsed:
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
-        raise Unprocessable(_unopened(error.err_code)) from None
+        raise Unprocessable(_UNOPENED.get(error.err_code or 0, _DAMAGED_PDF)) from None
     with document:
         pages = len(document)
         if pages == 0:
@@ -64,25 +69,17 @@ def read_pdf(data: bytes, limits: ParseLimits) -> Parsed:
     return parsed
 
 
-def _unopened(code: int | None) -> str:
-    if code == _PASSWORD:
-        return "The PDF is encrypted with a password. Save it without one (for instance with qpdf) and ingest it again."
-    if code == _SECURITY:
-        return "The PDF is protected in a way that cannot be opened. Print it to a new PDF and ingest that."
-    return "The PDF is damaged. Download or save it again, or print it to a new PDF, and ingest that."
-
-
 def _properties(document: "PdfDocument") -> dict[str, Any]:
     return {
-        "title": _given(document.get_metadata_value("Title")),
-        "author": _given(document.get_metadata_value("Author")),
+        "title": _written_by_a_person(document.get_metadata_value("Title")),
+        "author": _written_by_a_person(document.get_metadata_value("Author")),
         "created_date": day(document.get_metadata_value("CreationDate")),
         "tags": tags(document.get_metadata_value("Keywords")),
     }
 
 
-def _given(value: str) -> str | None:
-    """What a person wrote there, not the program that made the file."""
+def _written_by_a_person(value: str) -> str | None:
+    """The property, unless a program filled it in."""
     words = line(value.removeprefix("Microsoft Word - "))
     return None if words is None or words.lower() in ("untitled", "anonymous", "unknown") else words
 
@@ -97,11 +94,8 @@ def _page_lines(document: "PdfDocument", number: int) -> list[PdfLine]:
         raise Unprocessable(
             f"Page {number:,} of the PDF is damaged. Print it to a new PDF, or leave the page out, and ingest that."
         ) from None
-    try:
+    with closing(page), closing(textpage):
         return list(_lines(textpage))
-    finally:
-        textpage.close()
-        page.close()
 
 
 def _lines(page: "PdfTextPage") -> Iterator[PdfLine]:
@@ -166,8 +160,7 @@ def _joined(lines: list[PdfLine]) -> str:
         elif not (_WIDE.match(above[-1:]) and _WIDE.match(words)):
             parts.append(" ")
         parts.append(words)
-    text = _MARK.sub(_mark, "".join(parts))
-    return text.replace("\xad", "").translate(_LIGATURES)
+    return _MARK.sub(_mark, "".join(parts)).replace("\xad", "").translate(_LIGATURES)
 
 
 def _mark(found: re.Match[str]) -> str:

@@ -1,28 +1,42 @@
-"""Parsing in a reused child process, so that a bad file can crash only itself."""
+"""Parsing in a reused child process, so that a bad file can crash only itself. Messages have a length prefix."""
 
 import asyncio
 import os
+import struct
 import sys
 from contextlib import suppress
 
 import msgspec
 
 from anabranch.domain.errors import InternalError, ShuttingDown
+from anabranch.domain.model import Value
 from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse.builder import ParseLimits, check_size, mebibytes
-from anabranch.knowledge.parse.messages import (
-    EXHAUSTED,
-    MAX_FRAME,
-    PREFIX,
-    ParseReply,
-    ParseRequest,
-    framed,
-    reply_from,
-)
 
+PREFIX = struct.Struct(">I")
+MAX_FRAME = 512 * 1024 * 1024
+EXHAUSTED = 77  # the child's exit status if it runs out of memory
 BUFFER = 1024 * 1024
 START_S = 60.0
 EXIT_S = 1.0
+
+
+class ParseRequest(Value):
+    data: bytes
+    filename: str | None
+    media_type: str | None
+
+
+class ParseReply(Value):
+    """The parsed file, or the reason why it cannot be parsed."""
+
+    parsed: Parsed | None = None
+    reason: str = ""
+
+
+def framed(message: ParseRequest | ParseReply) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return PREFIX.pack(len(body)) + body
 
 
 class Sandbox:
@@ -31,7 +45,7 @@ class Sandbox:
 
     def __init__(self, limits: ParseLimits) -> None:
         self._limits = limits
-        self._turn = asyncio.Lock()
+        self._busy = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
         self._closed = False
 
@@ -43,7 +57,7 @@ class Sandbox:
     async def parse(self, data: bytes, filename: str | None, media_type: str | None = None) -> Parsed:
         check_size(data, self._limits)  # before the file is copied to the child
         request = framed(ParseRequest(data=data, filename=_encodable(filename), media_type=_encodable(media_type)))
-        async with self._turn:
+        async with self._busy:
             try:
                 reply = await self._ask(await self._started(), request)
             except BaseException:
@@ -66,8 +80,9 @@ class Sandbox:
                 await child.stdin.drain()
                 return await _reply(child)
         except TimeoutError:
-            limit = f"{self._limits.timeout_s:g} seconds"
-            raise Unprocessable(f"The file took longer than {limit} to be read. Split or simplify it.") from None
+            raise Unprocessable(
+                f"The file took longer than {self._limits.timeout_s:g} seconds to be read. Split or simplify it."
+            ) from None
         except (EOFError, OSError, msgspec.DecodeError):
             if self._closed:
                 raise ShuttingDown("The parser was closed.") from None
@@ -87,14 +102,13 @@ class Sandbox:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._closed:
             raise ShuttingDown("The parser was closed.")
-        if self._child is not None:
-            assert self._child.stdout is not None
+        if self._child is not None and self._child.stdout is not None:
             if self._child.returncode is None and not self._child.stdout.at_eof():
                 return self._child
             await self._end()  # it ended while idle
         try:
             async with asyncio.timeout(START_S):
-                self._child = await _spawned(self._limits)
+                self._child = await _spawn(self._limits)
                 await _reply(self._child)
         except (EOFError, OSError, msgspec.DecodeError) as error:
             if self._closed:
@@ -105,16 +119,14 @@ class Sandbox:
 
     async def _end(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.kill()
-        assert child.stdin is not None
-        child.stdin.close()
-        await child.wait()
+        if child is not None and child.stdin is not None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            child.stdin.close()
+            await child.wait()
 
 
-async def _spawned(limits: ParseLimits) -> asyncio.subprocess.Process:
+async def _spawn(limits: ParseLimits) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         *("-P", "-B", "-m", "anabranch.knowledge.parse", msgspec.json.encode(limits).decode()),
@@ -133,7 +145,7 @@ async def _reply(child: asyncio.subprocess.Process) -> ParseReply:
     (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
     if size > MAX_FRAME:
         raise EOFError("the frame is too large")
-    return reply_from(await child.stdout.readexactly(size))
+    return msgspec.msgpack.decode(await child.stdout.readexactly(size), type=ParseReply)
 
 
 def _encodable(text: str | None) -> str | None:

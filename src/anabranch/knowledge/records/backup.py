@@ -26,8 +26,7 @@ def back_up(database: Database, file: Path) -> None:
             beside.replace(file)
             sync_file(file.resolve().parent)
     except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{file} cannot be written ({reason}).") from None
+        raise ConfigurationError(f"{file} cannot be written ({getattr(error, 'strerror', error)}).") from None
 
 
 def restore(folder: Path, file: Path) -> Path | None:
@@ -69,8 +68,10 @@ def is_empty(folder: Path) -> bool:
         return True
     try:
         with closing(sqlite3.connect(file)) as db:
-            tables = ("collections", "keys", "queries")
-            return not any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables)  # noqa: S608
+            return not any(
+                db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()  # noqa: S608  our own names
+                for table in ("collections", "keys", "queries")
+            )
     except sqlite3.Error:
         return False
 

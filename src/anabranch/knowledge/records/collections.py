@@ -1,39 +1,45 @@
-"""Collections: named sets of documents with their chunking and default permissions."""
+"""Collections: named sets of documents with their chunking and default permissions, and the endpoints that publish
+them."""
 
 import sqlite3
 import time
 
 import msgspec
 
+from anabranch.domain.model import Value
 from anabranch.knowledge.model import Collection, CollectionSettings
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import as_json, new_id
+
+
+class PublishedEndpoint(Value):
+    owner: str
+    slug: str
+    collection: int
+    created_at: float
+
+    @property
+    def path(self) -> str:
+        return f"{self.owner}/{self.slug}"
 
 
 def create(
     db: sqlite3.Connection, *, owner: str, name: str, description: str, settings: CollectionSettings
 ) -> Collection | None:
     """Create a collection; None if its owner has one of that name."""
-    identifier = new_id()
     try:
-        db.execute(
+        key = db.execute(
             "INSERT INTO collections (id, owner, name, description, settings, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (identifier, owner, name, description, as_json(settings), time.time()),
-        )
+            (new_id(), owner, name, description, as_json(settings), time.time()),
+        ).lastrowid
     except sqlite3.IntegrityError:
         return None
     documents.record_change(db, "collection", 0)
-    return by_id(db, identifier)
-
-
-def by_id(db: sqlite3.Connection, identifier: str) -> Collection | None:
-    row = db.execute("SELECT * FROM collections WHERE id = ?", (identifier,)).fetchone()
-    return _collection(row) if row else None
+    return by_key(db, key or 0)
 
 
 def by_key(db: sqlite3.Connection, key: int) -> Collection | None:
-    row = db.execute("SELECT * FROM collections WHERE key = ?", (key,)).fetchone()
-    return _collection(row) if row else None
+    return next(map(_collection, db.execute("SELECT * FROM collections WHERE key = ?", (key,))), None)
 
 
 def listed(db: sqlite3.Connection) -> list[Collection]:
@@ -73,3 +79,24 @@ def _collection(row: sqlite3.Row) -> Collection:
         settings=msgspec.json.decode(row["settings"], type=CollectionSettings),
         created_at=row["created_at"],
     )
+
+
+def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> bool:
+    """Publish a collection; False if the owner has another one under that slug."""
+    row = db.execute("SELECT collection FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).fetchone()
+    if row is not None:
+        return bool(row["collection"] == collection)
+    db.execute("INSERT INTO endpoints VALUES (?, ?, ?, ?)", (owner, slug, collection, time.time()))
+    return True
+
+
+def withdraw(db: sqlite3.Connection, owner: str, slug: str) -> bool:
+    return db.execute("DELETE FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).rowcount == 1
+
+
+def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
+    """All published collections, or those with a slug, in the order of their paths."""
+    by_key = {one.key: one for one in listed(db)}
+    rows = db.execute("SELECT * FROM endpoints WHERE slug = coalesce(?, slug) ORDER BY owner, slug", (slug,))
+    found = (msgspec.convert(dict(row), PublishedEndpoint) for row in rows)
+    return [(one, by_key[one.collection]) for one in found if one.collection in by_key]

@@ -6,9 +6,9 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def new_id() -> str:
 
 
 T = TypeVar("T")
-# For annotations elsewhere: only this package runs SQL.
+# For annotations in other packages: only this package runs SQL.
 Connection = sqlite3.Connection
 Row = sqlite3.Row
 
@@ -44,12 +44,17 @@ BUSY_S = 10.0
 RETRIES = 3
 RETRY_S = 0.1
 READERS = 4
+SNAPSHOTS = 5
 
 
 class StoreFailed(AnabranchError):
     """The records cannot be read or written: the disk is full, or another process holds the lock."""
 
     code = "service_unavailable"
+
+
+class StaleSnapshot(Exception):
+    """The index or another reader is ahead of the snapshot that a function reads."""
 
 
 class Database:
@@ -81,16 +86,17 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self.reading, work)
 
     def reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Read in the calling thread, in one snapshot."""
+        """Read in the calling thread, in one snapshot; in a new one if `work` raises StaleSnapshot."""
         connection = self._connection()
-        connection.execute("BEGIN")
-        try:
-            return work(connection)
-        except sqlite3.OperationalError as error:
-            raise StoreFailed(f"The records cannot be read ({error}).") from error
-        finally:
-            if connection.in_transaction:
-                connection.execute("COMMIT")
+        for _ in range(SNAPSHOTS):
+            try:
+                with _transaction(connection, "BEGIN"):
+                    return work(connection)
+            except StaleSnapshot:
+                continue
+            except sqlite3.OperationalError as error:
+                raise StoreFailed(f"The records cannot be read ({error}).") from error
+        raise StoreFailed("The index is being replaced too often to search it; ask again.")
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self.writing, work)
@@ -100,7 +106,8 @@ class Database:
         connection = self._connection()
         for attempt in range(RETRIES + 1):
             try:
-                return _transaction(connection, work)
+                with _transaction(connection, "BEGIN IMMEDIATE"):
+                    return work(connection)
             except sqlite3.OperationalError as error:
                 if attempt == RETRIES or error.sqlite_errorcode not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise StoreFailed(f"The records cannot be written ({error}).") from error
@@ -109,10 +116,9 @@ class Database:
 
     def backup(self, target: Path) -> None:
         """Copy the records with SQLite's online backup, while they are in use."""
-        with sqlite3.connect(target) as copy:
+        with closing(sqlite3.connect(target)) as copy:
             self._connection().backup(copy, pages=1_000)
             copy.execute("PRAGMA journal_mode = DELETE")
-        copy.close()
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -137,7 +143,7 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = OFF")  # deletes of dependent rows stand in one function
+    connection.execute("PRAGMA foreign_keys = OFF")  # documents.remove and collections.delete delete dependent rows
     connection.execute("PRAGMA cache_size = -16000")
     connection.execute("PRAGMA mmap_size = 17179869184")
     return connection
@@ -146,50 +152,36 @@ def connect(path: Path) -> sqlite3.Connection:
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     if _version(connection) == len(migrations):
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _transaction(connection, "BEGIN IMMEDIATE"):
         version = _version(connection)
         if version > len(migrations):
             raise ConfigurationError(
                 f"The records have schema version {version}, written by a newer Anabranch; "
                 f"this one supports version {len(migrations)}. Update Anabranch."
             )
-        for migration in migrations[version:]:
-            for statement in _statements(migration):
+        statement = ""
+        for line in "\n".join(migrations[version:]).splitlines(keepends=True):
+            statement += line
+            if sqlite3.complete_statement(statement):  # one by one, because executescript would commit
                 connection.execute(statement)
+                statement = ""
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def _statements(script: str) -> list[str]:
-    """The statements one by one: executescript would commit."""
-    found: list[str] = []
-    text = ""
-    for line in script.splitlines():
-        text += line + "\n"
-        if sqlite3.complete_statement(text):
-            found.append(text)
-            text = ""
-    return found
 
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    connection.execute("BEGIN IMMEDIATE")
+@contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
     try:
-        result = work(connection)
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return result
 
 
 def as_json(value: Any) -> str:

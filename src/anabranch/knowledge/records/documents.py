@@ -1,4 +1,4 @@
-"""Documents and chunks in the records, and the cursors of their lists."""
+"""Documents, chunks and vectors in the records, the log of their changes, and the cursors of their lists."""
 
 import hmac
 import secrets
@@ -6,16 +6,20 @@ import sqlite3
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import DocumentDraft, Permissions, Piece, StoredDocument
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 
-FACT = "cursor_secret"
+CURSOR_FACT = "cursor_secret"
 WIDTH = 8
+MAX_ATTRIBUTES = 200
+MAX_ATTRIBUTE = 500
 
 
 class Cursors:
@@ -42,25 +46,20 @@ class Cursors:
         return hmac.digest(self._secret, use + of, "sha256")[:WIDTH]
 
 
-def find(db: sqlite3.Connection) -> Cursors | None:
-    row = db.execute("SELECT value FROM facts WHERE name = ?", (FACT,)).fetchone()
-    return Cursors(bytes.fromhex(row[0])) if row else None
-
-
-def make(db: sqlite3.Connection) -> Cursors:
+def cursors(db: sqlite3.Connection) -> Cursors | None:
     """The cursors of these records; their secret is stored, so all processes share it."""
-    db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (FACT, secrets.token_hex(32)))
-    made = find(db)
-    assert made is not None
-    return made
+    stored = _column(db, "SELECT value FROM facts WHERE name = ?", CURSOR_FACT)
+    return Cursors(bytes.fromhex(stored[0])) if stored else None
+
+
+def create_cursors(db: sqlite3.Connection) -> Cursors:
+    db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (CURSOR_FACT, secrets.token_hex(32)))
+    [stored] = _column(db, "SELECT value FROM facts WHERE name = ?", CURSOR_FACT)
+    return Cursors(bytes.fromhex(stored))
 
 
 def _xor(one: bytes, other: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(one, other, strict=True))
-
-
-MAX_ATTRIBUTES = 200
-MAX_ATTRIBUTE = 500
 
 
 def insert(
@@ -70,7 +69,7 @@ def insert(
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
         remove(db, old.key, delete_citations=False)
-    first = _next_chunk(db)
+    [first] = _column(db, "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'chunks'")
     key = _insert_document(db, draft, old, first, pieces)
     db.execute("INSERT INTO contents VALUES (?, ?)", (key, draft.content))
     db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in attributes(draft.metadata)))
@@ -97,16 +96,15 @@ def insert(
         ((number, embedding.vector, embedding.tokens) for number, embedding in enumerate(embeddings, first)),
     )
     record_change(db, "add", key)
-    kept = by_key(db, key)
-    assert kept is not None
-    return kept
+    [stored] = _select(db, "key = ?", key)
+    return stored
 
 
 def _insert_document(
     db: sqlite3.Connection, draft: DocumentDraft, old: StoredDocument | None, first_chunk: int, pieces: Sequence[Piece]
 ) -> int:
     now = time.time()
-    cursor = db.execute(
+    row = db.execute(
         "INSERT INTO documents VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             old.id if old else draft.id,
@@ -133,7 +131,7 @@ def _insert_document(
             now,
         ),
     )
-    return int(cursor.lastrowid or 0)
+    return int(row.lastrowid or 0)
 
 
 def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -> int:
@@ -161,8 +159,8 @@ def describe(
     metadata: Mapping[str, Any],
     permissions: Permissions,
     day: int,
-) -> None:
-    """Update the title, metadata, permissions and day of a document."""
+) -> StoredDocument:
+    """Update the title, metadata, permissions and day of a document; returns it."""
     db.execute(
         "UPDATE documents SET title = ?, metadata = ?, visibility = ?, allowed_users = ?, allowed_groups = ?, day = ?, "
         "updated_at = ? WHERE key = ?",
@@ -180,6 +178,8 @@ def describe(
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
     db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in attributes(metadata)))
     record_change(db, "update", key)
+    [changed] = _select(db, "key = ?", key)
+    return changed
 
 
 def record_change(db: sqlite3.Connection, op: str, document: int) -> None:
@@ -188,10 +188,8 @@ def record_change(db: sqlite3.Connection, op: str, document: int) -> None:
 
 def change_range(db: sqlite3.Connection) -> tuple[int, int]:
     """The oldest and the newest sequence number in the log of changes; 0 if there is none."""
-    oldest, newest = db.execute(
-        "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
-    ).fetchone()
-    return oldest, newest
+    query = "SELECT (SELECT coalesce(min(seq), 0) FROM changes), (SELECT coalesce(max(seq), 0) FROM changes)"
+    return _pairs(db, query)[0]
 
 
 def changed_since(db: sqlite3.Connection, seq: int) -> list[int]:
@@ -215,8 +213,8 @@ def by_key(db: sqlite3.Connection, key: int) -> StoredDocument | None:
     return _first(db, "key = ?", key)
 
 
-def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, StoredDocument]:
-    return {row["key"]: _from_row(row) for row in rows(db, keys)}
+def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> list[StoredDocument]:
+    return _select(db, "key IN (SELECT value FROM json_each(?)) ORDER BY key", as_json(keys))
 
 
 def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:
@@ -238,8 +236,7 @@ def rows(db: sqlite3.Connection, keys: Sequence[int] | None = None) -> Iterable[
 
 def counts(db: sqlite3.Connection) -> tuple[int, int]:
     """How many documents and chunks there are."""
-    documents, chunks = db.execute("SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents").fetchone()
-    return documents, chunks
+    return _pairs(db, "SELECT count(*), coalesce(sum(chunk_count), 0) FROM documents")[0]
 
 
 def with_attribute(db: sqlite3.Connection, name: str, value: str) -> list[int]:
@@ -254,27 +251,24 @@ def after_chunk(db: sqlite3.Connection, chunk: int) -> list[int]:
 
 def unindexed(db: sqlite3.Connection, last_chunk: int) -> tuple[int, float | None]:
     """How many chunks come after a chunk, and when the oldest of their documents was written."""
-    chunks, oldest = db.execute(
-        "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?", (last_chunk,)
-    ).fetchone()
-    return chunks, oldest
+    query = "SELECT coalesce(sum(chunk_count), 0), min(updated_at) FROM documents WHERE first_chunk > ?"
+    return _pairs(db, query, last_chunk)[0]
 
 
-def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int], after: int) -> list[sqlite3.Row]:
-    """Key, title, headers, text and vector of the chunks of some documents, as far as they come after a chunk."""
+def indexable_chunks(db: sqlite3.Connection, documents: Sequence[int]) -> list[sqlite3.Row]:
+    """Key, title, headers, text and vector of the chunks of some documents."""
     return db.execute(
         "SELECT chunks.key, title, headers, chunks.text, embeddings.vector FROM documents "
         "JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
         "JOIN embeddings ON embeddings.chunk = chunks.key "
-        "WHERE first_chunk > ? AND documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
-        (after, as_json(documents)),
+        "WHERE documents.key IN (SELECT value FROM json_each(?)) ORDER BY chunks.key",
+        (as_json(documents),),
     ).fetchall()
 
 
 def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its text."""
-    found = db.execute("SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", (after, limit))
-    return [(row["key"], row["text"]) for row in found]
+    return _pairs(db, "SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
 def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
@@ -300,6 +294,10 @@ def _select(db: sqlite3.Connection, where: str, *values: str | int) -> list[Stor
 
 def _column(db: sqlite3.Connection, query: str, *values: str | int) -> list[Any]:
     return [row[0] for row in db.execute(query, values)]
+
+
+def _pairs(db: sqlite3.Connection, query: str, *values: str | int) -> list[tuple[Any, Any]]:
+    return [(row[0], row[1]) for row in db.execute(query, values)]
 
 
 def _from_row(row: sqlite3.Row) -> StoredDocument:
@@ -337,14 +335,8 @@ def permissions_of(row: sqlite3.Row) -> Permissions:
 
 def attributes(metadata: Mapping[str, Any]) -> set[tuple[str, str]]:
     """The name and value of every scalar that filters can match, under its dotted name, with and without `custom.`."""
-    found: set[tuple[str, str]] = set()
-    for name, value in _scalars("", metadata):
-        found.add((name, value))
-        if name.startswith("custom."):
-            found.add((name.removeprefix("custom."), value))
-        if len(found) >= MAX_ATTRIBUTES:
-            break
-    return found
+    named = ((alias, value) for name, value in _scalars("", metadata) for alias in (name, name.removeprefix("custom.")))
+    return set(islice(dict.fromkeys(named), MAX_ATTRIBUTES))
 
 
 def attribute(value: str | float | bool) -> str:
@@ -363,12 +355,75 @@ def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
             for inner in value:
                 if not isinstance(inner, Mapping | list | tuple):
                     yield from _scalars(prefix, inner)
-        case None:
-            pass
-        case _:
+        case _ if value is not None:
             yield prefix[:MAX_ATTRIBUTE], attribute(value)
 
 
-def _next_chunk(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chunks'").fetchone()
-    return (row[0] if row else 0) + 1
+def embedder(db: sqlite3.Connection) -> tuple[str, int] | None:
+    """The embedder's name and the length of its vectors; None until something is embedded."""
+    facts = dict(_pairs(db, "SELECT name, value FROM facts WHERE name IN ('embedder', 'dimensions')"))
+    return (facts["embedder"], int(facts["dimensions"])) if len(facts) == 2 else None
+
+
+def require_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
+    """The first embedder is recorded; vectors of another one are refused."""
+    known = embedder(db)
+    if known is None:
+        _set_embedder(db, name, dimensions)
+    elif known != (name, dimensions):
+        raise ConfigurationError(mismatch(known[0], name, f" ({known[1]} numbers a vector, not {dimensions})"))
+
+
+def check_embedder(db: sqlite3.Connection, name: str) -> None:
+    known = embedder(db)
+    if known is not None and known[0] != name:
+        raise ConfigurationError(mismatch(known[0], name))
+
+
+def mismatch(known: str, name: str, why: str = "") -> str:
+    return (
+        f"The documents here were embedded with {known!r}{why}, and the settings say {name!r}. "
+        f"Set it back, or run: anabranch index rebuild"
+    )
+
+
+def token_vectors(db: sqlite3.Connection, chunks: Sequence[int]) -> dict[int, bytes]:
+    """The stored token vectors of chunks, by chunk key."""
+    query = "SELECT chunk, tokens FROM embeddings WHERE chunk IN (SELECT value FROM json_each(?))"
+    return dict(_pairs(db, query, as_json(chunks)))
+
+
+def begin_replacement(db: sqlite3.Connection) -> None:
+    """Create a table for new vectors. What a killed rebuild left may come from another embedder."""
+    drop_replacement(db)
+    db.execute("CREATE TABLE embeddings_next (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL, tokens BLOB NOT NULL)")
+
+
+def add_replacements(db: sqlite3.Connection, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
+    db.executemany("INSERT INTO embeddings_next VALUES (?, ?, ?)", rows)
+
+
+def drop_replacement(db: sqlite3.Connection) -> None:
+    db.execute("DROP TABLE IF EXISTS embeddings_next")
+
+
+def swap_in_replacement(db: sqlite3.Connection, name: str) -> None:
+    """Replace all vectors and the recorded embedder in one transaction."""
+    db.execute("DELETE FROM embeddings_next WHERE chunk NOT IN (SELECT key FROM chunks)")  # deleted meanwhile
+    if _column(db, "SELECT key FROM chunks WHERE key NOT IN (SELECT chunk FROM embeddings_next) LIMIT 1"):
+        raise StoreFailed("Documents were added while others were embedded; nothing was changed. Run it again.")
+    db.execute("DROP TABLE embeddings")
+    db.execute("ALTER TABLE embeddings_next RENAME TO embeddings")
+    # Without a vector, the next embedder is recorded.
+    db.execute("DELETE FROM facts WHERE name IN ('embedder', 'dimensions')")
+    for length in _column(db, "SELECT length(vector) FROM embeddings LIMIT 1"):
+        _set_embedder(db, name, length // 4)
+    db.execute("UPDATE collections SET settings = json_set(settings, '$.embedding_model', ?)", (name,))
+    # A gap in the sequence of changes: readers with the old vectors in memory reload everything.
+    record_change(db, "collection", 0)
+    record_change(db, "collection", 0)
+    db.execute("DELETE FROM changes WHERE seq < (SELECT max(seq) FROM changes)")
+
+
+def _set_embedder(db: sqlite3.Connection, name: str, dimensions: int) -> None:
+    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("embedder", name), ("dimensions", str(dimensions))])

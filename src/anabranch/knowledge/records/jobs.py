@@ -5,12 +5,13 @@ import time
 from collections.abc import Collection as Some
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Chunking, Collection, Job, JobItem, NewDocument, Outcome
+from anabranch.knowledge.model import Chunking, Collection, ItemStatus, Job, JobItem, NewDocument
 from anabranch.knowledge.records import collections, documents
 from anabranch.knowledge.records.database import as_json, new_id
 
@@ -26,7 +27,6 @@ class Claim(Value):
     """An item that the indexer is processing."""
 
     key: int
-    job: int
     owner: str
     collection: Collection
     document_id: str
@@ -45,42 +45,35 @@ def create(
 ) -> str:
     """Accept documents; once this is committed, none of them is lost."""
     identifier = new_id()
-    cursor = db.execute(
+    job = db.execute(
         "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
         (identifier, collection.key, collection.id, owner, as_json(chunking), time.time()),
-    )
-    job = cursor.lastrowid
+    ).lastrowid
     for ordinal, document in enumerate(arrived):
         content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
         identity = identity_of(document, content_hash)
-        kept = documents.by_identity(db, collection.key, identity)
-        described = msgspec.structs.replace(document, data=b"", identity=identity)
-        cursor = db.execute(
+        stored = documents.by_identity(db, collection.key, identity)
+        described = as_json(msgspec.structs.replace(document, data=b"", identity=identity))
+        item = db.execute(
             "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
             "VALUES (?, ?, ?, 'pending', ?, ?)",
-            (job, ordinal, kept.id if kept else new_id(), as_json(described), content_hash),
-        )
-        db.execute("INSERT INTO uploads VALUES (?, ?)", (cursor.lastrowid, document.data))
+            (job, ordinal, stored.id if stored else new_id(), described, content_hash),
+        ).lastrowid
+        db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
     return identifier
 
 
 def identity_of(document: NewDocument, content_hash: str) -> str:
-    if document.identity:
-        return document.identity
-    if document.source == "url":
-        return f"url:{document.url}"
-    if document.filename:
-        return f"file:{document.filename}"
-    return f"sha256:{content_hash}"
+    if document.identity or document.source == "url":
+        return document.identity or f"url:{document.url}"
+    return f"file:{document.filename}" if document.filename else f"sha256:{content_hash}"
 
 
 def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (identifier,)).fetchone()
     if row is None:
         return None
-    items = tuple(
-        _item(item) for item in db.execute("SELECT * FROM items WHERE job = ? ORDER BY ordinal", (row["key"],))
-    )
+    items = tuple(map(_item, db.execute("SELECT * FROM items WHERE job = ? ORDER BY ordinal", (row["key"],))))
     done = sum(item.status in ("completed", "failed", "cancelled") for item in items)
     failed = sum(item.status == "failed" for item in items)
     return Job(
@@ -114,68 +107,57 @@ def recover(db: sqlite3.Connection) -> int:
 def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Claim]:
     """Claim the next items in order of arrival; a large one alone. `held` is being processed: an item with the same
     identity or content waits, and a retried item waits until nothing is held."""
-    chosen = _chosen(db, limit, held)
     rows = db.execute(
         "SELECT items.*, jobs.owner AS job_owner, jobs.collection AS job_collection, jobs.chunking, uploads.data "
         "FROM items JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE items.key IN (SELECT value FROM json_each(?)) ORDER BY items.key",
-        (as_json(chosen),),
+        (as_json(_claimable(db, limit, held)),),
     ).fetchall()
     claims: list[Claim] = []
     for row in rows:
         collection = collections.by_key(db, row["job_collection"])
-        db.execute(
-            "UPDATE items SET status = 'processing', attempts = attempts + 1 WHERE key = ?",
-            (row["key"],),
-        )
+        db.execute("UPDATE items SET status = 'processing', attempts = attempts + 1 WHERE key = ?", (row["key"],))
         if collection is None:
-            fail(db, row["key"], "The collection was deleted.")
-            continue
-        if row["attempts"] >= ATTEMPTS:
-            fail(db, row["key"], f"The document ended its process {ATTEMPTS} times; it is not tried again.")
-            continue
-        arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
-        claims.append(
-            Claim(
-                key=row["key"],
-                job=row["job"],
-                owner=row["job_owner"],
-                collection=collection,
-                document_id=row["document_id"],
-                arrived=msgspec.structs.replace(arrived, data=row["data"]),
-                content_hash=row["content_hash"],
-                chunking=msgspec.json.decode(row["chunking"], type=Chunking),
-                attempts=row["attempts"],
+            finish(db, row["key"], "failed", error="The collection was deleted.")
+        elif row["attempts"] >= ATTEMPTS:
+            reason = f"The document ended its process {ATTEMPTS} times; it is not tried again."
+            finish(db, row["key"], "failed", error=reason)
+        else:
+            arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+            claims.append(
+                Claim(
+                    key=row["key"],
+                    owner=row["job_owner"],
+                    collection=collection,
+                    document_id=row["document_id"],
+                    arrived=msgspec.structs.replace(arrived, data=row["data"]),
+                    content_hash=row["content_hash"],
+                    chunking=msgspec.json.decode(row["chunking"], type=Chunking),
+                    attempts=row["attempts"],
+                )
             )
-        )
     return claims
 
 
-def _chosen(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
-    waiting = db.execute(
+def _claimable(db: sqlite3.Connection, limit: int, held: Some[Hold]) -> list[int]:
+    pending = db.execute(
         "SELECT items.key, attempts, collection, arrived, content_hash, length(data) AS size FROM items "
         "JOIN jobs ON jobs.key = items.job JOIN uploads ON uploads.item = items.key "
         "WHERE status = 'pending' ORDER BY items.key LIMIT ?",
         (limit,),
     ).fetchall()
     free: list[sqlite3.Row] = []
-    taken = set(held)
-    for row in waiting:
+    all_held = set(held)
+    for row in pending:
         identity = msgspec.json.decode(row["arrived"], type=NewDocument).identity
         holds = holds_of(row["collection"], identity, row["content_hash"])
-        if holds.isdisjoint(taken):
+        if holds.isdisjoint(all_held):
             free.append(row)
-        taken |= holds
-    if again := [row for row in free if row["attempts"]]:
-        return [] if held else [min(again, key=lambda row: (row["attempts"], row["key"]))["key"]]
-    chosen: list[int] = []
-    remaining = CLAIM_BYTES
-    for row in free:
-        if chosen and row["size"] > remaining:
-            break
-        chosen.append(row["key"])
-        remaining -= row["size"]
-    return chosen
+        all_held |= holds
+    if retried := [row for row in free if row["attempts"]]:
+        return [] if held else [min(retried, key=lambda row: (row["attempts"], row["key"]))["key"]]
+    sizes = accumulate(row["size"] for row in free)
+    return [row["key"] for row, size in zip(free, sizes, strict=True) if size <= CLAIM_BYTES or row is free[0]]
 
 
 def holds_of(collection: int, identity: str | None, content_hash: str) -> set[Hold]:
@@ -190,12 +172,12 @@ def is_pending(db: sqlite3.Connection) -> bool:
 
 def waiting(db: sqlite3.Connection, collection: int | None = None, last: int | None = None) -> int:
     """How many items are not finished, of one collection or all, up to the item `last` or all."""
-    row = db.execute(
+    found = db.execute(
         "SELECT count(*) FROM items JOIN jobs ON jobs.key = items.job WHERE items.status IN ('pending', 'processing') "
         "AND jobs.collection = coalesce(?, jobs.collection) AND items.key <= coalesce(?, items.key)",
         (collection, last),
-    ).fetchone()
-    return int(row[0])
+    )
+    return int(found.fetchone()[0])
 
 
 def last_item(db: sqlite3.Connection) -> int:
@@ -213,18 +195,6 @@ def is_wanted(db: sqlite3.Connection, claim: Claim) -> bool:
     return row is not None and not row["cancelled"]
 
 
-def complete(db: sqlite3.Connection, item: int, document_id: str, outcome: Outcome, chunk_count: int) -> None:
-    _finish(db, item, status="completed", document_id=document_id, outcome=outcome, chunk_count=chunk_count)
-
-
-def fail(db: sqlite3.Connection, item: int, reason: str) -> None:
-    _finish(db, item, status="failed", error=reason)
-
-
-def drop(db: sqlite3.Connection, item: int) -> None:
-    _finish(db, item, status="cancelled")
-
-
 def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
     """Release claims without counting an attempt, because the process is stopping."""
     db.executemany(
@@ -233,9 +203,10 @@ def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
     )
 
 
-def _finish(db: sqlite3.Connection, item: int, **values: Any) -> None:
-    columns = ", ".join(f"{name} = ?" for name in values)
-    db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*values.values(), item))  # noqa: S608  our own names
+def finish(db: sqlite3.Connection, item: int, status: ItemStatus, **values: Any) -> None:
+    """Record the outcome of an item in the columns of the same names; its job ends with its last item."""
+    columns = ", ".join(f"{name} = ?" for name in ("status", *values))
+    db.execute(f"UPDATE items SET {columns} WHERE key = ?", (status, *values.values(), item))  # noqa: S608  our own names
     db.execute("DELETE FROM uploads WHERE item = ?", (item,))
     _close(db, db.execute("SELECT job FROM items WHERE key = ?", (item,)).fetchone()[0])
 

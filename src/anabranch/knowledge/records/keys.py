@@ -41,8 +41,8 @@ def create(
 
 
 def find(db: sqlite3.Connection, secret: str) -> ApiKey | None:
-    row = db.execute("SELECT * FROM keys WHERE hash = ? AND revoked_at IS NULL", (_hash(secret),)).fetchone()
-    return _key(row) if row else None
+    found = db.execute("SELECT * FROM keys WHERE hash = ? AND revoked_at IS NULL", (_hash(secret),))
+    return next(map(_key, found), None)
 
 
 def listed(db: sqlite3.Connection) -> list[ApiKey]:
@@ -50,15 +50,13 @@ def listed(db: sqlite3.Connection) -> list[ApiKey]:
 
 
 def valid(db: sqlite3.Connection) -> set[str]:
-    """The ids of those that are not revoked."""
+    """The ids of the keys that are not revoked."""
     return {row["id"] for row in db.execute("SELECT id FROM keys WHERE revoked_at IS NULL")}
 
 
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
-    changed = db.execute(
-        "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (time.time(), identifier)
-    )
-    return changed.rowcount == 1
+    query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+    return db.execute(query, (time.time(), identifier)).rowcount == 1
 
 
 def _hash(secret: str) -> str:

@@ -145,34 +145,36 @@ def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> l
 
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> bool:
     """Feedback on the caller's own question; False if none of that id was answered."""
-    answered = "SELECT user FROM queries JOIN responses ON responses.query = queries.id WHERE id = ?"
-    row = db.execute(answered, (query,)).fetchone()
-    if row is None or not (caller.operator or row["user"] == asker(caller)):
-        return False
-    db.execute("UPDATE responses SET feedback = ?, comment = ? WHERE query = ?", (rating, comment, query))
-    return True
+    rated = db.execute(
+        "UPDATE responses SET feedback = ?, comment = ? WHERE query = ? "
+        "AND EXISTS (SELECT 1 FROM queries WHERE id = query AND (? OR user = ?))",
+        (rating, comment, query, caller.operator, asker(caller)),
+    )
+    return rated.rowcount == 1
 
 
 def count(db: sqlite3.Connection, collection: int, days: int, user: str | None = None) -> int:
     """The number of recent questions to a collection, of one user or of all."""
-    row = db.execute(
+    found = db.execute(
         "SELECT count(*) FROM query_collections JOIN queries ON queries.id = query_collections.query "
         "WHERE collection = ? AND query_collections.created_at >= ? AND (? IS NULL OR user = ?)",
         (collection, time.time() - days * DAY_S, user, user),
-    ).fetchone()
-    return int(row[0])
+    )
+    return int(found.fetchone()[0])
 
 
 def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
     """Delete questions older than some days, of one user or of all; returns how many."""
-    chosen = [
-        row[0]
-        for row in db.execute(
-            "SELECT id FROM queries WHERE created_at < ? AND (? IS NULL OR user = ?)",
-            (time.time() - days * DAY_S, user, user),
-        )
-    ]
-    for table in ("query_collections", "retrievals", "responses", "citations"):
-        db.executemany(f"DELETE FROM {table} WHERE query = ?", ((query,) for query in chosen))  # noqa: S608
-    db.executemany("DELETE FROM queries WHERE id = ?", ((query,) for query in chosen))
-    return len(chosen)
+    old = db.execute(
+        "SELECT id FROM queries WHERE created_at < ? AND (? IS NULL OR user = ?)",
+        (time.time() - days * DAY_S, user, user),
+    ).fetchall()
+    for column in (
+        "query_collections WHERE query",
+        "retrievals WHERE query",
+        "responses WHERE query",
+        "citations WHERE query",
+        "queries WHERE id",
+    ):
+        db.executemany(f"DELETE FROM {column} = ?", old)  # noqa: S608  our own names
+    return len(old)
