@@ -205,11 +205,11 @@ class Anabranch:
 
     async def warm(self) -> None:
         """Start to connect to the MCP servers, so that the first question finds them ready."""
-        await self._parts.servers.warm()
+        self._parts.servers.pool.warm()
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         """Use these MCP servers and these aggregation settings from now on. Running calls end as they began."""
-        await self._parts.servers.update(servers, aggregation)
+        self._parts.servers.update(servers, aggregation)
 
     def servers(self) -> tuple[ServerHealth, ...]:
         """The health of the MCP servers, in the order of their configuration."""
@@ -217,7 +217,7 @@ class Anabranch:
 
     async def servers_settled(self) -> None:
         """Wait until each MCP server has become ready, or has failed once."""
-        await self._parts.servers.settled()
+        await self._parts.servers.pool.settled()
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
         """Sources and MCP servers by the names that they have in the configuration."""

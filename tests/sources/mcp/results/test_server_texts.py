@@ -6,7 +6,7 @@ import pytest
 from mcp_types import CallToolResult, TextContent, Tool
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.errors import sanitize
+from anabranch.sources.mcp.connection import sanitize
 from anabranch.sources.mcp.results.extraction import passages
 from anabranch.sources.mcp.tool_selection import NoTool, choose
 
