@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ NOW = 1_800_000_000.0
 CLOCK = SystemClock()
 
 
-class Configured(NamedTuple):
+class Configured(msgspec.Struct):
     configured: Mapping[str, McpServer]
     aggregation: Aggregation
 

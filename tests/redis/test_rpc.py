@@ -10,8 +10,8 @@ import pytest
 
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
-from anabranch.redis.client import Redis, RedisTiming
-from anabranch.redis.rpc import MAX_BYTES, USUAL_TIMING, Handler, RpcTiming, WorkerRpc
+from anabranch.redis.client import Redis
+from anabranch.redis.rpc import MAX_BYTES, Handler, RpcTiming, WorkerRpc
 from anabranch.testing.fakes import Recorder
 from support.shared_log import WAIT_S, eventually, until
 from support.valkey_server import Valkey, running_valkey
@@ -40,9 +40,9 @@ async def echo(body: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_rpc(
-    url: str, name: str, handler: Handler = echo, timing: RpcTiming = USUAL_TIMING
+    url: str, name: str, handler: Handler = echo, timing: RpcTiming | None = None
 ) -> AsyncIterator[WorkerRpc]:
-    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), timing=RedisTiming(probe_every_s=0.02))
+    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), probe_every_s=0.02)
     post = WorkerRpc(url, redis, worker=name, clock=SystemClock(), timing=timing)
     post.start(handler)
     try:

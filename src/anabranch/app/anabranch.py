@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from anabranch.app.aggregator import Heard
+from anabranch.app.aggregator import OnReply
 from anabranch.app.query_log import LogEntry
 from anabranch.app.revocations import EVERY_S
 from anabranch.app.runs import StartedRun
@@ -186,7 +186,7 @@ class Anabranch:
         self,
         query: str | AggregatorQuery,
         context: Context | None = None,
-        heard: Heard | None = None,
+        heard: OnReply | None = None,
         *,
         servers: Sequence[str] | None = None,
         max_results: int | None = None,
@@ -201,7 +201,7 @@ class Anabranch:
 
     @property
     def aggregator_enabled(self) -> bool:
-        return self._parts.aggregator.enabled
+        return self._parts.servers.aggregation.enabled
 
     async def warm(self) -> None:
         """Start to connect to the MCP servers, so that the first question finds them ready."""

@@ -49,8 +49,7 @@ def decode(body: bytes) -> QueryReply:
 
 
 def _decode_leniently(reply: Any) -> QueryReply:
-    found = _get(reply, "references", dict)
-    documents = _get(found, "documents", list)
+    documents = _get(_get(reply, "references", dict), "documents", list)
     if documents is None:
         # No documents: raise the error that names the wrong field.
         return msgspec.convert(reply, QueryReply)
@@ -67,9 +66,12 @@ def _document(given: object) -> SpaceDocument | None:
     if not content:
         return None
     labels = _get(given, "metadata", dict) or {}
-    named = {name: _encodable(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
-    score = _get(given, "similarity_score", int | float)
-    identity = _get(given, "document_id", str | int)
+    named = {
+        name: _encodable(str(labels[name]))
+        for name in Labels.__struct_fields__
+        if isinstance(labels.get(name), str | int | float)
+    }
+    score, identity = _get(given, "similarity_score", int | float), _get(given, "document_id", str | int)
     return SpaceDocument(
         content=_encodable(content),
         document_id=None if identity is None else _encodable(str(identity)),
@@ -81,10 +83,6 @@ def _document(given: object) -> SpaceDocument | None:
 def _get(holder: object, name: str, kind: Any) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, kind) else None
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _encodable(text: str) -> str:
@@ -127,7 +125,6 @@ class SpaceSource:
     def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
         path = self._endpoint.path
         documents = (reply.references.documents if isinstance(reply.references, References) else None) or []
-        documents = documents[:MAX_DOCUMENTS]
         passages = [
             Passage(
                 source=path,
@@ -136,7 +133,7 @@ class SpaceSource:
                 score=_score(document.similarity_score),
                 document_id=None if document.document_id is None else str(document.document_id),
             )
-            for number, document in enumerate(documents, 1)
+            for number, document in enumerate(documents[:MAX_DOCUMENTS], 1)
             if document.content
         ]
         summary = _summary_text(reply.summary)
