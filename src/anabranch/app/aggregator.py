@@ -121,8 +121,7 @@ class Aggregator:
             now=now,
             reputations={name: configured[name].reputation for name in names},
         )
-        sources = tuple(endpoint_of(name) for name in names)
-        return questions.aggregate(query.query_text, sources, ranking, config.total_timeout_s)
+        return questions.aggregate(query.query_text, tuple(map(endpoint_of, names)), ranking, config.total_timeout_s)
 
     async def _answer(
         self, question: Question, context: Context, on_reply: OnReply | None
@@ -202,7 +201,16 @@ def _response(
             processing_time_ms=elapsed_ms,
             server_diversity=round(len({one.source for one in answer.passages}) / succeeded, 4) if succeeded else 0.0,
             ranking_weights=shares.rounded,
-            servers=tuple(map(_report, answer.replies)),
+            servers=tuple(
+                ServerReport(
+                    server_name=reply.path,
+                    status=reply.status,
+                    response_time_ms=reply.latency_ms,
+                    results=len(reply.passages),
+                    error=reply.error,
+                )
+                for reply in answer.replies
+            ),
         ),
     )
 
@@ -228,16 +236,6 @@ def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, re
     )
 
 
-def _report(reply: SourceReply) -> ServerReport:
-    return ServerReport(
-        server_name=reply.path,
-        status=reply.status,
-        response_time_ms=reply.latency_ms,
-        results=len(reply.passages),
-        error=reply.error,
-    )
-
-
 def _iso(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -247,8 +245,8 @@ def _encodable(text: str) -> str:
 
 
 def _invalid(query: AggregatorQuery, reason: str) -> InvalidQuery:
-    query_shown = _encodable(query.query_text[:MAX_SHOWN])
-    return InvalidQuery(f"The query is invalid: {reason}.", query=query_shown, reason=reason)
+    text = _encodable(query.query_text[:MAX_SHOWN])
+    return InvalidQuery(f"The query is invalid: {reason}.", query=text, reason=reason)
 
 
 def _misconfigured(field: str, reason: str) -> ConfigError:

@@ -97,6 +97,11 @@ MAX_TOKEN = 8_192
 # What the library raises for malformed tokens and keys.
 UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 NOT_THE_HUBS = "The token is not one that the hub has signed."
+TOKEN_ERRORS: dict[type[Exception], str] = {
+    jwt.ExpiredSignatureError: "The token has expired.",
+    jwt.ImmatureSignatureError: "The token is not valid yet: the hub's clock and ours differ.",
+    jwt.InvalidAudienceError: "The token is for another audience.",
+}
 
 
 class Bearer(Value):
@@ -136,14 +141,8 @@ class HubTokens:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "aud"]},
             )
-        except jwt.ExpiredSignatureError:
-            raise Unauthorized("The token has expired.") from None
-        except jwt.ImmatureSignatureError:
-            raise Unauthorized("The token is not valid yet: the hub's clock and ours differ.") from None
-        except jwt.InvalidAudienceError:
-            raise Unauthorized("The token is for another audience.") from None
-        except UNREADABLE:
-            raise Unauthorized(NOT_THE_HUBS) from None
+        except UNREADABLE as error:
+            raise Unauthorized(TOKEN_ERRORS.get(type(error), NOT_THE_HUBS)) from None
         return _bearer(claims, audiences)
 
     async def _key(self, identifier: str) -> jwt.PyJWK:
@@ -190,7 +189,7 @@ class HubTokens:
         except (UpstreamError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._failed = self._clock.monotonic()
             return
-        self._keys = {str(key.get("kid") or ""): made for key in published if (made := _usable(key)) is not None}
+        self._keys = {str(key.get("kid") or ""): usable for key in published if (usable := _parsed_key(key))}
         self._fetched, self._failed = self._clock.monotonic(), None
 
 
@@ -207,7 +206,7 @@ def _signer(token: str) -> str:
     return header.get("kid") or ""
 
 
-def _usable(key: dict[str, Any]) -> jwt.PyJWK | None:
+def _parsed_key(key: dict[str, Any]) -> jwt.PyJWK | None:
     if key.get("kty") != "RSA" or key.get("alg", ALGORITHM) != ALGORITHM or key.get("use", "sig") != "sig":
         return None
     try:

@@ -42,13 +42,7 @@ OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "driver_info": None,
 }
-WRONG_ADDRESS = (
-    "AGGREGATOR_REDIS_URL takes the address of a Redis: redis://[user:password@]host[:port][/database], the same with "
-    "rediss://, or unix:///path; a password is percent-encoded."
-)
 UNREACHABLE = "Redis cannot be reached."
-DENIED = "Redis refuses this user or password."
-BROKEN = "Redis closed the connection before it answered."
 LATE = "Redis did not answer in time."
 CLOSED = "The connection to Redis has been closed."
 
@@ -123,9 +117,9 @@ class Redis:
         self._flush_scheduled = False
         now = self._clock.monotonic()
         waited_s = 0.0 if self._queue_blocked_since is None else now - self._queue_blocked_since
+        budget_s = max(self._timeout_s - waited_s, self._timeout_s / QUARTERS)
         while self._queue and len(self._batches) < MAX_CONNECTIONS:
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            budget_s = max(self._timeout_s - waited_s, self._timeout_s / QUARTERS)
             task = asyncio.create_task(self._send(batch, budget_s))
             self._batches.add(task)
             task.add_done_callback(partial(self._on_batch_done, batch))
@@ -162,13 +156,14 @@ class Redis:
             task.uncancel()
             self._mark_unreachable(LATE)
         except (self._connections.error, OSError) as error:
-            failure = BROKEN if is_reused else UNREACHABLE
+            failure = "Redis closed the connection before it answered." if is_reused else UNREACHABLE
             # An error on a reused connection says little about Redis, which may have been restarted: the next command
             # tries a new connection. This one is not sent again: Redis may have run it before it died, and a rate limit
             # would count it twice.
             await self._discard_idle()
             if not is_reused:
-                self._mark_unreachable(DENIED if isinstance(error, self._connections.denial) else UNREACHABLE)
+                is_denied = isinstance(error, self._connections.denial)
+                self._mark_unreachable("Redis refuses this user or password." if is_denied else UNREACHABLE)
         finally:
             timeout.end()
             _fail([reply for _, reply in batch], failure)
@@ -275,7 +270,10 @@ class Connections:
             self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
             first = self._kind(**self._options)
         except (TypeError, ValueError, RedisError):
-            raise ConfigurationError(WRONG_ADDRESS) from None
+            raise ConfigurationError(
+                "AGGREGATOR_REDIS_URL takes the address of a Redis: redis://[user:password@]host[:port][/database], "
+                "the same with rediss://, or unix:///path; a password is percent-encoded."
+            ) from None
         # Loading the system's certificates blocks the loop for long, so all connections share them.
         self._tls = first.ssl_context if isinstance(first, SSLConnection) else None
 

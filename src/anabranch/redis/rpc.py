@@ -172,9 +172,8 @@ class WorkerRpc:
         while True:
             unsent, self._unsent = self._unsent, []
             self._to_send.clear()
-            commands = b"".join([packed(command) for command in unsent]) or PING
             async with asyncio.timeout(self._timing.silence_s):
-                await connection.send_packed_command(commands, check_health=False)
+                await connection.send_packed_command(b"".join(map(packed, unsent)) or PING, check_health=False)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.ping_every_s):
                     await self._to_send.wait()

@@ -116,8 +116,10 @@ class SpaceSource:
         except msgspec.ValidationError as error:
             return self._unusable(f"The reply does not have the expected form: {error}.")
         except (ValueError, RecursionError):
-            what = "an HTML page" if exchange.content_type == "text/html" else "something else"
-            return self._unusable(f"The reply should be JSON, but it is {what}.")
+            is_html = exchange.content_type == "text/html"
+            return self._unusable(
+                f"The reply should be JSON, but it is {'an HTML page' if is_html else 'something else'}."
+            )
         if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:
             return self._unusable("The reply has neither documents nor a summary.")
         return SourceReply(path=self._endpoint.path, status=Status.SUCCESS, passages=self._passages(reply))
@@ -138,9 +140,9 @@ class SpaceSource:
         ]
         summary = _summary_text(reply.summary)
         if summary:
-            best = max((passage.score for passage in passages), default=1.0)
             title = f"{self._endpoint.name or path}: summary"
-            passages.insert(0, Passage(source=path, title=title, text=summary, score=best))
+            score = max((passage.score for passage in passages), default=1.0)
+            passages.insert(0, Passage(source=path, title=title, text=summary, score=score))
         return tuple(passages)
 
     def _failed(self, status: Status, error: str, trouble: Trouble) -> SourceReply:

@@ -217,8 +217,11 @@ class _TappedReader(_TappedStream[ReadStream[SessionMessage | Exception]]):
             return
         identifier = coerce_request_id(message.id)
         if isinstance(message, JSONRPCResponse) and identifier in self._calls:
-            raw = RawReply(message.result)
-            message.result = {"content": [], "structuredContent": raw, "resultType": "complete"}
+            message.result = {
+                "content": [],
+                "structuredContent": RawReply(message.result),
+                "resultType": "complete",
+            }
         self._calls.discard(identifier)
 
     def __aiter__(self) -> Self:

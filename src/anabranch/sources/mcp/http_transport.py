@@ -78,14 +78,15 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
                 await self._wait_listen_gap()
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(timeout_s):
-                    call = self._outbound.request(
-                        request.method,
-                        str(request.url),
-                        headers=self._request_headers(request),
-                        body=body or None,
-                        operator=True,
+                    exchange = await stack.enter_async_context(
+                        self._outbound.request(
+                            request.method,
+                            str(request.url),
+                            headers=self._request_headers(request),
+                            body=body or None,
+                            operator=True,
+                        )
                     )
-                    exchange = await stack.enter_async_context(call)
                 if timeout_s is not None:
                     return httpx2.Response(exchange.status, headers=_reply_headers(exchange))
                 if request.method == "POST" and exchange.status >= 400:
@@ -100,8 +101,9 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
 
     def _request_headers(self, request: httpx2.Request) -> dict[str, str]:
         """Protocol headers take precedence over configured ones."""
-        given = {name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED}
-        return {**self._headers, **given}
+        return self._headers | {
+            name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED
+        }
 
     async def _wait_listen_gap(self) -> None:
         """Limits the rate of GET streams to a server that ends each of them at once."""

@@ -244,8 +244,9 @@ class ServerKeeper:
         if state in ("ready", "failed"):
             self.settled.set()
         if not self._is_retired:
-            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
-            self._services.telemetry.noted(moved)
+            self._services.telemetry.noted(
+                ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
+            )
 
     def retire(self) -> None:
         """Accept no new calls, and close after those in flight."""
@@ -377,10 +378,9 @@ class Pool:
 
     async def close(self) -> None:
         """When this returns, every child process has ended."""
-        keepers = [*self._keepers.values(), *self._closing.values()]
-        await asyncio.gather(*(keeper.close() for keeper in keepers), *self._closing)
+        closing = [keeper.close() for keeper in (*self._keepers.values(), *self._closing.values())]
+        await asyncio.gather(*closing, *self._closing)
 
 
 def _is_same(one: McpServer, other: McpServer) -> bool:
-    kept = {name: getattr(other, name) for name in IN_PLACE}
-    return msgspec.structs.replace(one, **kept) == other
+    return msgspec.structs.replace(one, **{name: getattr(other, name) for name in IN_PLACE}) == other

@@ -63,34 +63,18 @@ MAXIMUM_TEXT = re.compile(r"\b(?:max(?:imum)?|at most|up to)(?: is| of|[:=])? ?(
 
 
 class Property:
-    """One argument of a tool; `parts` are the schemas that it combines."""
+    """One argument of a tool; `parts` are the schemas that it combines. A schema that names no type accepts any."""
 
     def __init__(self, given: object, root: Mapping[str, Any]) -> None:
         self.parts = tuple(islice(_parts(given, root), MAX_PARTS))
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The JSON types that its schema names; empty means any."""
-        named = (part.get("type") for part in self.parts)
-        return frozenset(
-            kind for one in named for kind in (one if isinstance(one, list) else [one]) if isinstance(kind, str)
-        )
-
-    def _has(self, *keywords: str) -> bool:
-        return any(keyword in part for part in self.parts for keyword in keywords)
-
-    @property
-    def accepts_text(self) -> bool:
-        return not self._has("enum", "const", "format") and ("string" in self.kinds or not self.kinds)
-
-    @property
-    def accepts_count(self) -> bool:
-        return not self._has("enum", "const") and not self.kinds.isdisjoint(("integer", "number"))
-
-    @property
-    def description(self) -> str:
-        texts = (part.get(name) for part in self.parts for name in ("title", "description"))
-        return " ".join(text[:1_000] for text in texts if isinstance(text, str))
+        types = [part.get("type") for part in self.parts]
+        kinds = {kind for one in types for kind in (one if isinstance(one, list) else [one]) if isinstance(kind, str)}
+        keywords = {keyword for part in self.parts for keyword in part}
+        is_free = keywords.isdisjoint(("enum", "const"))
+        self.accepts_text = is_free and "format" not in keywords and ("string" in kinds or not kinds)
+        self.accepts_count = is_free and not kinds.isdisjoint(("integer", "number"))
+        texts = [part.get(name) for part in self.parts for name in ("title", "description")]
+        self.description = " ".join(text[:1_000] for text in texts if isinstance(text, str))
 
     def default(self) -> tuple[Any, ...]:
         """Its default or only value, as a tuple of one; empty if it has none."""
@@ -130,7 +114,6 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
 
 
 def required(schema: Mapping[str, Any]) -> list[str]:
-    """The names of required arguments, each once."""
     lists = (part.get("required") for part in islice(_parts(schema, schema, required_only=True), MAX_PARTS))
     names = (name for one in lists if isinstance(one, list) for name in one)
     return list(dict.fromkeys(name for name in names if isinstance(name, str)))
@@ -244,14 +227,10 @@ class _Candidate:
         self.missing = [name for name in needed if name not in self.defaults]
         self.refused = inputs.unlisted if inputs.is_closed else []
         self.bounds = free[self.limit].bounds() if self.limit else (None, None)
-
-    @property
-    def score(self) -> int:
-        named = words(self.tool.name)
-        described = words((self.tool.description or "")[:300])
-        score = 3 * is_read_only(self.tool) + 4 * is_search(self.tool) + (not described.isdisjoint(SEARCH_VERBS))
-        score += 3 * (normalized(self.argument) in QUESTIONS) - 2 * (not named.isdisjoint(LIST_VERBS))
-        return score - len(self.defaults) - len(self.missing) - len(self.inputs.unlisted)
+        named, described = words(tool.name), words((tool.description or "")[:300])
+        score = 3 * is_read_only(tool) + 4 * is_search(tool) + (not described.isdisjoint(SEARCH_VERBS))
+        score += 3 * (normalized(argument) in QUESTIONS) - 2 * (not named.isdisjoint(LIST_VERBS))
+        self.score = score - len(self.defaults) - len(self.missing) - len(inputs.unlisted)
 
     def choice(self, how: str) -> ToolChoice:
         wrapper, unlisted = self.inputs.wrapper, self.inputs.unlisted
@@ -261,8 +240,7 @@ class _Candidate:
         why += f"; `arguments` gives {_names(unlisted)}, which it does not list" if unlisted else ""
         if self.argument in self.inputs.configured:
             why += f"; the question goes in place of the {_short(self.argument)} in `arguments`"
-        defaults = MappingProxyType(self.defaults)
-        return ToolChoice(self.tool.name, self.argument, self.limit, why, *self.bounds, defaults, wrapper)
+        return ToolChoice(self.tool.name, self.argument, self.limit, why, *self.bounds, self.defaults, wrapper)
 
 
 def choose(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice, takewhile
@@ -85,8 +85,8 @@ def _with_relations(entity: Any, relations_of: Mapping[str, Mapping[str, None]])
     if known is None:
         return entity
     observations = entity.get("observations")
-    own = observations if isinstance(observations, list) else [observations]
-    return {**entity, "observations": [*own, *known]}
+    existing = observations if isinstance(observations, list) else [observations]
+    return {**entity, "observations": [*existing, *known]}
 
 
 # A result before its fields are read: an object or a text.
@@ -251,39 +251,38 @@ def _has_values(values: list[Any]) -> bool:
 def at_path(path: str, value: Any) -> Any:
     """The value at a path such as `data.items`, `results[0].hits` or `$.x`. A name after a list applies to each of its
     objects. Raises LookupError if there is no such value."""
-    segments = _segments(path)
-    for name, index in segments:
+    for segment in _segments(path):
         if isinstance(value, str):
             value = parse_json(value)
-        if isinstance(value, list) and name is not None:
-            value = [part[name] for part in value if isinstance(part, dict) and name in part]
-            if not value:
-                raise LookupError(name)
-        elif name is not None:
-            if not isinstance(value, dict):
-                raise LookupError(name)
-            value = value[name]
-        elif not isinstance(value, list):
-            raise LookupError(index)
-        elif index is not None:
-            value = value[index]
+        match segment, value:
+            case str(), list():
+                value = [part[segment] for part in value if isinstance(part, dict) and segment in part]
+                if not value:
+                    raise LookupError(path)
+            case (str(), dict()) | (int(), list()):
+                value = value[segment]
+            case None, list():
+                continue
+            case _:
+                raise LookupError(path)
     return value
 
 
-def _segments(path: str) -> Sequence[tuple[str | None, int | None]]:
+def _segments(path: str) -> Iterator[str | int | None]:
+    """Names and indexes; None is `[*]`, every item of a list."""
     rest = path.strip().removeprefix("$")
-    segments: list[tuple[str | None, int | None]] = []
-    while rest:
+    for _ in range(MAX_SEGMENTS):
         found = SEGMENT.match(rest)
-        if found is None or len(segments) >= MAX_SEGMENTS:
-            raise LookupError(path)
+        if found is None:
+            break
         name, bracket = found.groups()
         if bracket is None or bracket[0] in "'\"":
-            segments.append((name or bracket[1:-1], None))
+            yield name or bracket[1:-1]
         else:
-            segments.append((None, None if bracket == "*" else int(bracket)))
+            yield None if bracket == "*" else int(bracket)
         rest = rest[found.end() :]
-    return segments
+    if rest:
+        raise LookupError(path)
 
 
 def _labelled(text: str) -> list[Result]:
