@@ -1,4 +1,4 @@
-"""Spec 3's aggregator, over scripted sources: whom it asks, what it answers, and how it fails."""
+"""Spec 3's aggregator over scripted sources: server selection, responses and errors."""
 
 import asyncio
 import math

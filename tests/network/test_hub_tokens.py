@@ -1,4 +1,4 @@
-"""Tokens of the hub: which ones stand for somebody, and what the hub is asked to find that out."""
+"""Tokens that the hub issues: which are accepted, and when its keys are fetched."""
 
 import asyncio
 import base64
@@ -80,7 +80,7 @@ async def test_a_guest_token_has_no_user(hub: Hub, tokens: HubTokens, claims: di
     assert (bearer.user, bearer.groups) == (None, ())
 
 
-async def test_a_stub_hub_signs_when_it_is_told_to() -> None:
+async def test_the_stub_hub_signs_tokens_only_with_signing_enabled() -> None:
     async with Hub() as plain:
         with pytest.raises(RuntimeError, match="signing=True"):
             plain.token("alice")
@@ -150,7 +150,7 @@ async def test_other_signature_algorithms_are_refused(hub: Hub, tokens: HubToken
     assert hub.key_requests == 0
 
 
-async def test_another_key_under_the_hubs_name(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_signed_with_another_key_under_the_hubs_key_id_is_refused(hub: Hub, tokens: HubTokens) -> None:
     async with Hub(signing=True) as other:
         assert other.keys[0]["kid"] == hub.keys[0]["kid"]
         await refused(tokens, other.token("alice", sub="root"), NOT_THE_HUBS)
@@ -169,12 +169,12 @@ async def test_another_key_under_the_hubs_name(hub: Hub, tokens: HubTokens) -> N
 @pytest.mark.parametrize(
     "identifier", ["key-9", "../key-1", "KEY-1", " key-1", "key-1\x00", "' OR 1=1 --", "x" * 4_000]
 )
-async def test_a_key_that_is_not_published(hub: Hub, tokens: HubTokens, identifier: str) -> None:
+async def test_a_token_signed_with_an_unpublished_key_is_refused(hub: Hub, tokens: HubTokens, identifier: str) -> None:
     token = hub.sign({"aud": "alice", "exp": 2**33, "sub": "17"}, {"kid": identifier})
     await refused(tokens, token, NOT_PUBLISHED)
 
 
-async def test_a_token_that_names_no_key(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_without_a_key_id_is_checked_with_the_only_key(hub: Hub, tokens: HubTokens) -> None:
     """As long as there is one key, it can only be that."""
     nameless = {"aud": "alice", "exp": 2**33, "sub": "17"}
     assert (await tokens.verify(hub.sign(nameless, {"kid": ""}), ("alice",))).user == "17"
@@ -185,7 +185,7 @@ async def test_a_token_that_names_no_key(hub: Hub, tokens: HubTokens) -> None:
     await refused(tokens, hub.sign(nameless, {"kid": ""}), NOT_PUBLISHED)
 
 
-async def test_a_token_that_was_changed(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_modified_token_is_refused(hub: Hub, tokens: HubTokens) -> None:
     head, body, signature = hub.token("alice", sub="17").split(".")
     claims = json.loads(base64.urlsafe_b64decode(body + "=="))
     for changed in ({"sub": "root"}, {"exp": 2**33}, {"aud": "bob"}, {"groups": ["board"]}):
@@ -222,7 +222,7 @@ async def test_a_malformed_token_is_refused(hub: Hub, tokens: HubTokens, token: 
     await refused(tokens, token, "token is")
 
 
-async def test_a_token_that_is_too_long(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_over_the_length_limit_is_refused(hub: Hub, tokens: HubTokens) -> None:
     await refused(tokens, hub.token("alice", sub="17", padding="x" * 8_000), "too long")
     assert hub.key_requests == 0
 

@@ -1,4 +1,4 @@
-"""Children for the tests of the wires: small scripts, what they say of themselves, and whether they still live."""
+"""Child processes for tests of the stdio transport: small scripts, their output, and whether they are alive."""
 
 import asyncio
 import os

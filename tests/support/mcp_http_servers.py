@@ -1,4 +1,4 @@
-"""Servers for the tests of the wire to a URL: a real one of the old era, real ones of the new, and scripted ones."""
+"""MCP servers over HTTP for tests: real ones of both protocols, and scripted ones."""
 
 import asyncio
 import socket

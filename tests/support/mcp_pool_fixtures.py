@@ -1,4 +1,4 @@
-"""Real MCP servers to ask, and a pool that must leave nothing behind."""
+"""Real MCP servers, and a pool that must leave no task and no process."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is made of replies over HTTP that are not as they should be: cut, broken, or no messages at all."""
+"""Malformed HTTP replies of MCP servers: truncated, broken, or not MCP messages."""
 
 import json
 import time

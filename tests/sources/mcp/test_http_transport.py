@@ -1,4 +1,4 @@
-"""MCP servers at a URL, through the one way out."""
+"""The HTTP transport to MCP servers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Nothing that a child has started outlives us, however we end."""
+"""The process guard ends every process of an MCP server, whichever process dies first."""
 
 import asyncio
 import os

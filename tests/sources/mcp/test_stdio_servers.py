@@ -1,4 +1,4 @@
-"""Real MCP servers as children, of both eras, under both event loops."""
+"""Real MCP servers as child processes, with both protocols and both event loops."""
 
 import asyncio
 import os

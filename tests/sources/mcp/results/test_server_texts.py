@@ -1,4 +1,4 @@
-"""What a hostile server cannot do: repeat what it was given in confidence, control a terminal, keep us busy."""
+"""Texts of hostile servers: no secrets, no control characters, little CPU."""
 
 import time
 
