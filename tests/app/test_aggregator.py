@@ -1,9 +1,9 @@
-"""Spec 3's aggregator, over scripted sources: whom it asks, what it answers, and how it fails."""
+"""Spec 3's aggregator over scripted sources: server selection, responses and errors."""
 
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ NOW = 1_800_000_000.0
 CLOCK = SystemClock()
 
 
-class Configured(NamedTuple):
+class Configured(msgspec.Struct):
     configured: Mapping[str, McpServer]
     aggregation: Aggregation
 

@@ -1,4 +1,4 @@
-"""Which addresses count as public, and what an allowlisted block opens."""
+"""Which addresses are public, and which addresses an allow-listed block permits."""
 
 from ipaddress import ip_network
 
@@ -51,16 +51,16 @@ NO_ADDRESS = ["", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1"
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public(address: str) -> None:
+def test_public_addresses_are_permitted(address: str) -> None:
     assert AddressGuard().permits(address)
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC + NO_ADDRESS)
-def test_not_public(address: str) -> None:
+def test_private_and_special_addresses_are_refused(address: str) -> None:
     assert not AddressGuard().permits(address)
 
 
-def test_a_block_opens_itself_and_nothing_beside_it() -> None:
+def test_an_allowed_block_permits_only_its_addresses() -> None:
     guard = AddressGuard([ip_network("10.1.2.0/24"), ip_network("fd00:1::/64")])
     assert all(map(guard.permits, ["10.1.2.0", "10.1.2.255", "::ffff:10.1.2.3", "fd00:1::1", "8.8.8.8"]))
     outside = ["10.1.1.255", "10.1.3.0", "127.0.0.1", "::ffff:10.1.3.0", "64:ff9b::a01:203", "2002:a01:203::", "::1"]

@@ -1,4 +1,4 @@
-"""The client itself, with a resolver that lies."""
+"""The outbound HTTP client with a resolver that returns changing and private addresses."""
 
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
@@ -43,7 +43,7 @@ async def test_the_address_that_was_checked_is_the_one_connected_to(canary: Cana
     assert canary.accepted == 0
 
 
-async def test_a_name_that_turns_private_is_refused_at_its_next_lookup(canary: Canary) -> None:
+async def test_a_host_name_that_changes_to_a_private_address_is_refused(canary: Canary) -> None:
     names = Names({"rebind.example": [["127.0.0.2"], ["127.0.0.1"]]})
     outbound = AiohttpOutbound(guard=LOCAL_TWO, max_reply_bytes=CAP, resolver=lambda: names)
     async with Canary(host="127.0.0.2") as first:
@@ -55,7 +55,7 @@ async def test_a_name_that_turns_private_is_refused_at_its_next_lookup(canary: C
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_one_private_address_among_public_ones_spoils_the_name(canary: Canary, watch: Watch, order: int) -> None:
+async def test_a_host_name_with_one_private_address_is_refused(canary: Canary, watch: Watch, order: int) -> None:
     names = Names({"both.example": [[PUBLIC, "2606:4700::1111", "127.0.0.1"][::order]]})
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, resolver=lambda: names)
     with pytest.raises(UpstreamError, match=REFUSED):
@@ -65,7 +65,7 @@ async def test_one_private_address_among_public_ones_spoils_the_name(canary: Can
     assert canary.accepted == 0
 
 
-async def test_a_public_address_is_dialled(watch: Watch) -> None:
+async def test_a_public_address_is_connected_to(watch: Watch) -> None:
     """The proof that the tests above would see it."""
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, resolver=lambda: Names({}))
     for url in (f"http://{PUBLIC}:81/", "http://[2606:4700::1111]:82/", "http://[::ffff:8.8.8.8]:83/"):
@@ -75,7 +75,7 @@ async def test_a_public_address_is_dialled(watch: Watch) -> None:
     assert watch.dialled == [(PUBLIC, 81), ("2606:4700::1111", 82), ("::ffff:808:808", 83)]
 
 
-async def test_pools_are_never_shared(canary: Canary) -> None:
+async def test_guarded_and_operator_connections_are_not_shared(canary: Canary) -> None:
     outbound = AiohttpOutbound(
         guard=AddressGuard(),
         max_reply_bytes=CAP,
@@ -93,7 +93,7 @@ async def test_pools_are_never_shared(canary: Canary) -> None:
     assert (canary.accepted, len(canary.received)) == (2, 4)
 
 
-async def test_a_refused_address_costs_no_connect(watch: Watch, canary: Canary) -> None:
+async def test_a_refused_address_is_never_connected_to(watch: Watch, canary: Canary) -> None:
     outbound = AiohttpOutbound(guard=AddressGuard(), max_reply_bytes=CAP, resolver=lambda: Names({}))
     for host in ("127.0.0.1", "0x7f.1", "[::1]", "169.254.169.254", "0.0.0.0"):
         with pytest.raises(UpstreamError, match=REFUSED):

@@ -1,4 +1,4 @@
-"""A caller names an address that is none of theirs: nothing connects, and the rest of the question is answered."""
+"""Callers that name private addresses: no connection is made, and the rest of the question is answered."""
 
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -160,7 +160,7 @@ def assert_failed(info: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("url", LITERAL + RESOLVED)
-async def test_a_private_address_is_refused_in_every_disguise(
+async def test_a_private_address_is_refused_in_every_notation(
     guarded: Serve, canary: Canary, watch: Watch, space: Space, url: str
 ) -> None:
     async with guarded() as server:
@@ -172,9 +172,7 @@ async def test_a_private_address_is_refused_in_every_disguise(
 
 
 @pytest.mark.parametrize("url", UNPARSED)
-async def test_a_url_that_is_none_is_refused(
-    guarded: Serve, canary: Canary, watch: Watch, space: Space, url: str
-) -> None:
+async def test_an_invalid_url_is_refused(guarded: Serve, canary: Canary, watch: Watch, space: Space, url: str) -> None:
     async with guarded() as server:
         [info] = await asked(server, named(url.format(port=canary.port)))
         own = {int(address.rpartition(":")[2]) for address in (server.url, space.url)}
@@ -184,7 +182,7 @@ async def test_a_url_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("url", SLOPPY)
-async def test_a_sloppy_address_is_refused(
+async def test_a_malformed_address_is_refused(
     guarded: Serve, canary: Canary, watch: Watch, space: Space, url: str
 ) -> None:
     """By the client's library or by the guard, whichever sees it first."""
@@ -197,13 +195,13 @@ async def test_a_sloppy_address_is_refused(
     assert watch.ports() == own
 
 
-async def test_a_tunnel_is_refused_in_words(guarded: Serve) -> None:
+async def test_a_tunneling_url_is_explained(guarded: Serve) -> None:
     async with guarded() as server:
         [info] = await asked(server, named("tunneling:alice"))
     assert_failed(info, "Endpoints behind a tunnel")
 
 
-async def test_the_systems_own_resolver_is_guarded_too(serve: Serve, space: Space, canary: Canary) -> None:
+async def test_the_system_resolver_is_guarded(serve: Serve, space: Space, canary: Canary) -> None:
     own = {name: Endpoint(slug=name, url=space.url, operator=True) for name in ("docs", "scribe")}
     async with serve(endpoint_allowlist=(), sources=own, models=own) as server:
         [info] = await asked(server, named(f"http://localhost:{canary.port}"))
@@ -213,7 +211,7 @@ async def test_the_systems_own_resolver_is_guarded_too(serve: Serve, space: Spac
 
 @pytest.mark.parametrize("kind", ["space", "openai"])
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "http://localhost:{port}", "http://[::ffff:7f00:1]:{port}"])
-async def test_a_model_is_guarded_like_a_source(guarded: Serve, canary: Canary, kind: str, url: str) -> None:
+async def test_model_addresses_are_guarded_like_sources(guarded: Serve, canary: Canary, kind: str, url: str) -> None:
     model = {"url": url.format(port=canary.port), "slug": "m", "kind": kind}
     async with guarded() as server:
         status, body, _ = await server.post("/api/v1/chat", {"prompt": PROMPT, "model": model})
@@ -224,7 +222,7 @@ async def test_a_model_is_guarded_like_a_source(guarded: Serve, canary: Canary, 
     assert canary.accepted == 0
 
 
-async def test_a_refusal_says_nothing_about_what_listens(guarded: Serve, canary: Canary, watch: Watch) -> None:
+async def test_a_refusal_does_not_reveal_whether_a_port_is_open(guarded: Serve, canary: Canary, watch: Watch) -> None:
     """The same words, and no connect in either case, so that not even the time can tell."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -248,7 +246,7 @@ async def test_a_redirect_is_not_followed(guarded: Serve, canary: Canary, status
     assert canary.accepted == 0
 
 
-async def test_a_redirect_does_not_even_go_where_a_call_might(guarded: Serve, canary: Canary) -> None:
+async def test_a_redirect_to_an_allowed_address_is_not_followed(guarded: Serve, canary: Canary) -> None:
     async with (
         Canary(reply(307, b"", Location=canary.url)) as redirecting,
         guarded(endpoint_allowlist=("127.0.0.0/8",)) as server,
@@ -258,7 +256,7 @@ async def test_a_redirect_does_not_even_go_where_a_call_might(guarded: Serve, ca
     assert canary.accepted == 0
 
 
-async def test_an_allowed_block_opens_itself_only(guarded: Serve, canary: Canary) -> None:
+async def test_requests_to_an_allowed_block_reach_only_that_block(guarded: Serve, canary: Canary) -> None:
     async with Canary(host="127.0.0.2") as allowed, guarded(endpoint_allowlist=("127.0.0.2/32",)) as server:
         inside, outside, by_name = await asked(
             server, named(allowed.url), named(canary.url), named(f"http://localhost:{canary.port}")
@@ -270,7 +268,7 @@ async def test_an_allowed_block_opens_itself_only(guarded: Serve, canary: Canary
     assert canary.accepted == 0
 
 
-async def test_an_allowed_origin_opens_itself_only(guarded: Serve, canary: Canary) -> None:
+async def test_requests_to_an_allowed_origin_reach_only_that_origin(guarded: Serve, canary: Canary) -> None:
     async with Canary() as allowed, guarded(endpoint_allowlist=(allowed.url.upper(),)) as server:
         port = allowed.port
         others = [f"http://{host}:{port}" for host in ("localhost", "0x7f.1", "127.0.0.2", "[::1]")]
@@ -288,7 +286,9 @@ async def test_an_allowed_origin_opens_itself_only(guarded: Serve, canary: Canar
     assert canary.accepted == 0
 
 
-async def test_what_the_operator_may_call_a_caller_may_not(guarded: Serve, space: Space, watch: Watch) -> None:
+async def test_callers_cannot_use_addresses_of_the_operators_endpoints(
+    guarded: Serve, space: Space, watch: Watch
+) -> None:
     """Also not over the connection that the operator's own call has left open."""
     async with guarded() as server:
         await asked(server)

@@ -1,4 +1,4 @@
-"""Upstreams that mean harm: what they say may fail their own part, never cost the server its time or its secrets."""
+"""Hostile replies of upstreams fail only their own part and cost little CPU."""
 
 import io
 import time
@@ -44,7 +44,7 @@ def streamed(body: bytes) -> bytes:
     return reply(body=body).replace(b"application/json", b"text/event-stream")
 
 
-async def test_line_ends_of_every_kind_however_they_are_cut() -> None:
+async def test_sse_parser_accepts_every_line_end_in_any_chunks() -> None:
     stream = b"data: a\r\ndata: b\r\rdata: c\n\n: note\r\n\r\ndata:d\r\n\r\n"
     expected = ["a\nb", "c", "d"]
     assert await read(stream) == expected
@@ -53,23 +53,23 @@ async def test_line_ends_of_every_kind_however_they_are_cut() -> None:
         assert await read(stream[:cut], stream[cut:]) == expected
 
 
-async def test_many_carriage_returns_are_many_line_ends() -> None:
+async def test_sse_parser_counts_each_carriage_return_as_a_line_end() -> None:
     assert await read(b"data: x" + MANY_CR) == ["x"]
     assert await read(b"data: x", *(b"\r" for _ in range(2000)), b"data: y") == ["x", "y"]
 
 
-async def test_a_stream_that_ends_in_carriage_returns_is_an_answer(server: Server) -> None:
+async def test_a_model_stream_that_ends_in_carriage_returns_is_an_answer(server: Server) -> None:
     async with Canary(streamed(b'data: {"content": "Fine."}' + MANY_CR)) as upstream:
         answer = await server.chat(prompt=PROMPT, model={"url": upstream.url, "slug": "m"})
     assert answer["response"] == "Fine."
 
 
-async def test_a_long_line_in_tiny_pieces_costs_no_more_than_its_length() -> None:
+async def test_sse_parser_takes_linear_time_for_a_long_line_in_small_chunks() -> None:
     with cpu_below(0.5):
         assert await read(b"data:" + b"x" * 900_000, *(b"x" for _ in range(2000)))
 
 
-async def test_thousands_of_documents_with_one_title(server: Server, space: Space) -> None:
+async def test_thousands_of_documents_with_one_title_are_answered_quickly(server: Server, space: Space) -> None:
     document = {"content": "Words.", "metadata": {"title": "T"}, "similarity_score": 0.9}
     body = msgspec.json.encode({"references": {"documents": [document] * 5000}})
     async with Canary(reply(body=body)) as upstream:
@@ -93,13 +93,13 @@ async def test_thousands_of_documents_with_one_title(server: Server, space: Spac
     ],
     ids=["marks only", "one name many times", "many claims", "brackets", "open brackets"],
 )
-def test_an_answer_full_of_marks_is_cheap_to_cite(answer: str) -> None:
+def test_citations_of_an_answer_full_of_markers_take_little_time(answer: str) -> None:
     passages = [Passage(source="o/s", title="T", text="a. " * 10_000, score=1.0)]
     with cpu_below(2):
         cite(answer, passages)
 
 
-async def test_deep_json_fails_what_sent_it(server: Server, space: Space) -> None:
+async def test_deeply_nested_json_fails_only_its_upstream(server: Server, space: Space) -> None:
     model = ref(space, "scribe")
     async with Canary(reply(body=b'{"references":' + DEEP + b"}")) as upstream:
         sources = [{"url": upstream.url, "slug": "deep"}, ref(space, "docs")]
@@ -115,7 +115,7 @@ async def test_deep_json_fails_what_sent_it(server: Server, space: Space) -> Non
 
 
 @pytest.mark.parametrize("where", ["url", "slug"])
-async def test_an_endless_address_is_not_used_and_so_not_kept(server: Server, space: Space, where: str) -> None:
+async def test_a_url_over_the_length_limit_is_refused_and_not_cached(server: Server, space: Space, where: str) -> None:
     async with Canary() as upstream:
         source = {"url": upstream.url, "slug": "docs"}
         source[where] += "/" + "a" * 100_000
@@ -129,7 +129,7 @@ async def test_an_endless_address_is_not_used_and_so_not_kept(server: Server, sp
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_crash_is_logged_without_anybodys_tokens(form: Any) -> None:
+def test_a_crash_is_logged_without_tokens(form: Any) -> None:
     class Broken:
         def request(self, *args: object, **given: object) -> Never:
             raise KeyError("a bug")

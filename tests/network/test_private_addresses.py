@@ -1,4 +1,4 @@
-"""The private addresses on the allow-list are for the operator and for those with a key or a token."""
+"""Private addresses on the allow-list are open to the operator and to callers with a key or a token."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -87,7 +87,7 @@ async def asked(server: Server, url: str, headers: dict[str, str]) -> tuple[str,
         ({"endpoint_allowlist_public": True}, None, PAGE, True),
     ],
 )
-async def test_who_may_name_a_private_address(
+async def test_private_addresses_are_open_to_permitted_callers_only(
     serve: Serve,
     inside: Canary,
     secrets: dict[str, str],
@@ -109,7 +109,7 @@ async def test_who_may_name_a_private_address(
 
 
 @pytest.mark.parametrize("kind", ["space", "openai"])
-async def test_a_model_is_no_other_matter(serve: Serve, kind: str) -> None:
+async def test_private_model_addresses_are_open_to_permitted_callers_only(serve: Serve, kind: str) -> None:
     async with Canary(MODEL_REPLY) as inside, serve() as server:
         request = {"prompt": "?", "model": {"url": inside.url, "slug": "m", "kind": kind}}
         status, body, _ = await server.post("/api/v1/chat", request, headers=PAGE)
@@ -119,7 +119,7 @@ async def test_a_model_is_no_other_matter(serve: Serve, kind: str) -> None:
         assert inside.accepted == 1
 
 
-async def test_a_page_cannot_use_a_connection_that_others_have_opened(serve: Serve, inside: Canary) -> None:
+async def test_a_web_page_cannot_reuse_a_private_connection_of_other_callers(serve: Serve, inside: Canary) -> None:
     async with serve() as server:
         assert await asked(server, inside.url, {}) == ("success", None)
         assert await asked(server, inside.url, PAGE) == ("error", REFUSED)
@@ -132,7 +132,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watching(monkeypatch)
 
 
-async def test_it_is_the_address_that_counts_and_public_ones_are_for_everybody(
+async def test_the_resolved_address_decides_who_may_use_a_host_name(
     serve: Serve, inside: Canary, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -146,7 +146,7 @@ async def test_it_is_the_address_that_counts_and_public_ones_are_for_everybody(
     assert inside.accepted == 1
 
 
-async def test_what_others_found_out_about_a_private_address_does_not_show(serve: Serve) -> None:
+async def test_refusals_do_not_reveal_the_state_of_a_private_address(serve: Serve) -> None:
     """Its breaker is open for those who may ask it; to others it is an address like any other."""
     async with Canary(reply(500)) as failing, serve(breaker_calls=1) as server:
         await asked(server, failing.url, {})
@@ -156,7 +156,7 @@ async def test_what_others_found_out_about_a_private_address_does_not_show(serve
         assert await asked(server, failing.url, PAGE) == ("error", REFUSED)
 
 
-def test_refused_calls_leave_the_breaker_of_others_alone() -> None:
+def test_refused_addresses_do_not_open_the_circuit_breaker() -> None:
     known = Upstreams(Policy(min_calls=1), ManualClock(), Recorder())
     theirs, ours = (Endpoint(slug="docs", url="http://10.0.0.5", public_only=only) for only in (True, False))
     breaker = known.of(theirs).breaker
@@ -165,7 +165,7 @@ def test_refused_calls_leave_the_breaker_of_others_alone() -> None:
     assert known.of(ours).breaker.state == "closed"
 
 
-async def test_who_hands_over_a_step_with_a_key_may_name_a_subagent_inside(
+async def test_planner_steps_with_a_key_may_use_a_private_subagent_address(
     serve: Serve, secrets: dict[str, str]
 ) -> None:
     answer = json.dumps({"status": "success", "payload": {"found": "inside"}}).encode()

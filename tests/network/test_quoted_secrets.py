@@ -1,4 +1,4 @@
-"""Upstreams that quote keys and tokens in what they say: nobody else reads them, on any surface or in the log."""
+"""Keys and tokens that upstreams quote in their replies reach no other reader and not the log."""
 
 import asyncio
 import json
@@ -152,7 +152,7 @@ STREAMED = {"Accept": "text/event-stream"}
 @pytest.mark.parametrize(
     ("path", "headers"), [("/v1/query", {}), ("/v1/query", STREAMED), ("/rag/stream", {})], ids=["query", "sse", "rag"]
 )
-async def test_a_sources_error_has_no_configured_key(
+async def test_source_errors_contain_no_configured_key(
     shelf: Library, path: str, headers: dict[str, str], source: str
 ) -> None:
     said = await said_by(shelf, "POST", path, {"query": QUESTION, "sources": [source]}, **headers)
@@ -163,7 +163,7 @@ async def test_a_sources_error_has_no_configured_key(
 @pytest.mark.parametrize(
     ("path", "headers"), [("/v1/query", {}), ("/v1/query", STREAMED), ("/rag/stream", {})], ids=["query", "sse", "rag"]
 )
-async def test_a_models_error_has_no_configured_key(shelf: Library, path: str, headers: dict[str, str]) -> None:
+async def test_model_errors_contain_no_configured_key(shelf: Library, path: str, headers: dict[str, str]) -> None:
     said = await said_by(shelf, "POST", path, {"query": QUESTION, "threshold": 0}, **headers)
     assert "It asks for a valid token (401)" in said
     assert not leaks(KEY, said)
@@ -171,7 +171,7 @@ async def test_a_models_error_has_no_configured_key(shelf: Library, path: str, h
 
 @pytest.mark.parametrize("path", ["/api/v1/chat", "/api/v1/chat/stream"])
 @pytest.mark.parametrize("model", ["refuses", "stumbles", "ends", "tells"])
-async def test_chat_with_the_operators_endpoints_shows_no_key(shelf: Library, path: str, model: str) -> None:
+async def test_chat_responses_contain_no_key_of_configured_endpoints(shelf: Library, path: str, model: str) -> None:
     sources = [{"url": "", "slug": slug} for slug in ("refuses", "tells")]
     body = {"prompt": QUESTION, "model": {"url": "", "slug": model}, "data_sources": sources}
     said = await said_by(shelf, "POST", path, body)
@@ -181,13 +181,13 @@ async def test_chat_with_the_operators_endpoints_shows_no_key(shelf: Library, pa
 
 @pytest.mark.parametrize("slug", ["refuses", "stumbles", "ends", "tells"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_published_model_shows_no_key(shelf: Library, slug: str, stream: bool) -> None:
+async def test_published_model_responses_contain_no_key(shelf: Library, slug: str, stream: bool) -> None:
     said = await said_by(shelf, "POST", f"/api/v1/endpoints/{slug}/query", {"messages": QUESTION, "stream": stream})
     assert "Refunds" in said or "Model generation failed" in said
     assert not leaks(KEY, said)
 
 
-async def test_mcp_ask_and_aggregate_show_no_key(shelf: Library) -> None:
+async def test_mcp_ask_and_aggregate_responses_contain_no_key(shelf: Library) -> None:
     async with (
         httpx2.AsyncClient(timeout=30) as client,
         Client(streamable_http_client(f"{shelf.server.url}/mcp", http_client=client)) as tools,
@@ -212,7 +212,7 @@ async def events(shelf: Library, session: str, subagent: dict[str, Any]) -> str:
         return await response.text()
 
 
-async def test_the_events_of_a_planner_step_show_no_key(shelf: Library, parrot: Parrot) -> None:
+async def test_planner_events_contain_no_key(shelf: Library, parrot: Parrot) -> None:
     said = await events(shelf, "in-process", {"key": "documentation", "input": {"question": QUESTION}})
     parrot.adds = KEY
     said += await events(shelf, "elsewhere", {"key": "lookup", "url": f"{parrot.url}/work/on"})
@@ -220,7 +220,7 @@ async def test_the_events_of_a_planner_step_show_no_key(shelf: Library, parrot: 
     assert not leaks(KEY, said)
 
 
-async def test_a_subagents_result_shows_no_key(shelf: Library) -> None:
+async def test_subagent_results_contain_no_key(shelf: Library) -> None:
     async def reply(_request: web.BaseRequest) -> web.StreamResponse:
         return web.json_response({"status": "error", "payload": {"error": f"bad key {KEY}", "trace": [KEY]}})
 
@@ -234,7 +234,7 @@ async def test_a_subagents_result_shows_no_key(shelf: Library) -> None:
     assert not leaks(KEY, said)
 
 
-async def test_an_embedders_error_has_no_key(
+async def test_embedder_errors_contain_no_key(
     tmp_path: Path, models_dir: Path, parrot: Parrot, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What the indexer, a process of its own, writes down of a document that it could not embed."""
@@ -247,7 +247,7 @@ async def test_an_embedders_error_has_no_key(
     assert not leaks(KEY, said + capfd.readouterr().err)
 
 
-async def test_the_log_shows_no_key_whatever_its_form(
+async def test_the_log_contains_no_key_in_any_encoding(
     serve: Serve, parrot: Parrot, capfd: pytest.CaptureFixture[str]
 ) -> None:
     named = {"m": Endpoint(slug="refuses", url=parrot.url, kind="openai", operator=True, token=KEY)}
@@ -270,7 +270,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-async def test_a_traceback_shows_no_key(
+async def test_logged_tracebacks_contain_no_key(
     serve: Serve,
     parrot: Parrot,
     monkeypatch: pytest.MonkeyPatch,
@@ -306,7 +306,7 @@ def body_of(parrot: Parrot, model: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", ["/api/v1/chat", "/api/v1/chat/stream"])
 @pytest.mark.parametrize("model", ["refuses", "stumbles", "ends", "tells"])
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_callers_own_tokens_do_not_come_back(
+async def test_responses_contain_no_caller_tokens(
     serve: Serve, parrot: Parrot, capfd: pytest.CaptureFixture[str], path: str, model: str, streaming: bool
 ) -> None:
     parrot.adds = f"{BEARER} sat-of-nobody"
@@ -320,7 +320,7 @@ async def test_a_callers_own_tokens_do_not_come_back(
         assert not leaks(token, said + log), token
 
 
-async def test_tokens_of_the_library_do_not_come_back_either(parrot: Parrot, tmp_path: Path) -> None:
+async def test_library_answers_contain_no_caller_tokens(parrot: Parrot, tmp_path: Path) -> None:
     settings = Settings(endpoint_allowlist=LOCAL, data_dir=str(tmp_path), model_retries=0)
     source = Endpoint(slug="refuses", url=parrot.url, owner="mia")
     async with Anabranch.open(settings=settings) as opened:
@@ -334,7 +334,7 @@ async def test_tokens_of_the_library_do_not_come_back_either(parrot: Parrot, tmp
         assert not leaks(KEY, reply.error)
 
 
-async def test_a_word_that_serves_as_a_key_stays_in_answers_and_documents(serve: Serve, parrot: Parrot) -> None:
+async def test_a_common_word_used_as_a_key_stays_in_answers_and_documents(serve: Serve, parrot: Parrot) -> None:
     model = Endpoint(slug="tells", url=parrot.url, operator=True, token="ollama")
     async with serve(models={"m": model}, sources={"m": model}) as server:
         body = {"prompt": QUESTION, "model": {"url": "", "slug": "m"}, "data_sources": [{"url": "", "slug": "m"}]}

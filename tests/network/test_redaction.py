@@ -1,4 +1,4 @@
-"""In which forms a secret is removed from a text, what counts as one, and for how long."""
+"""Redaction: which encodings of a secret are removed, what counts as a secret, and for how long."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def written(key: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("key", [KEY, TOKEN, LONG, "pässwört", "p@ss wörd/+%", "two\nlines", "sixsix"])
-def test_every_form_of_a_key_is_found(key: str) -> None:
+def test_redaction_finds_a_key_in_every_encoding(key: str) -> None:
     own = Secrets([key])
     for said in written(key):
         assert removed(f"Bearer {said}, try again", own) == f"Bearer {REMOVED}, try again"
@@ -41,25 +41,25 @@ def test_every_form_of_a_key_is_found(key: str) -> None:
 @pytest.mark.parametrize("key", [KEY, TOKEN, LONG, "pässwört", "sixsix"])
 @pytest.mark.parametrize("user", ["", "u", "us", "user"])
 @pytest.mark.parametrize("coded", [b64encode, urlsafe_b64encode])
-def test_a_key_inside_base64_is_found(key: str, user: str, coded: Callable[[bytes], bytes]) -> None:
+def test_redaction_finds_a_key_inside_base64(key: str, user: str, coded: Callable[[bytes], bytes]) -> None:
     said = removed(f"Basic {coded(f'{user}:{key}'.encode()).decode()}", Secrets([key]))
     assert REMOVED in said
     assert len(said) <= len(f"Basic {REMOVED}") + 2 * len(user) + 6
 
 
-def test_short_ones_are_left_where_they_are() -> None:
+def test_redaction_ignores_short_secrets() -> None:
     assert removed("the model is EMPTY, and a.b", Secrets(["EMPTY", "a", ""])) == "the model is EMPTY, and a.b"
 
 
 @given(before=st.integers(0, 1_400), key=st.sampled_from([KEY, LONG, TOKEN]), gap=st.sampled_from(["x", " "]))
-def test_a_key_that_is_cut_off_does_not_show_its_beginning(before: int, key: str, gap: str) -> None:
+def test_redaction_removes_the_start_of_a_truncated_key(before: int, key: str, gap: str) -> None:
     said = quoted(gap * before + key + gap * 2_000, Secrets([key]))
     assert key[:6] not in said
     assert len(said) <= 300
 
 
 @pytest.mark.parametrize("name", SECRET)
-def test_each_secret_setting_is_known(name: str) -> None:
+def test_redaction_knows_every_secret_setting(name: str) -> None:
     values = {
         "redis_url": f"redis://me:{TOKEN}@localhost:6379/0",
         "otlp_headers": f"a=b,authorization=Bearer%20{TOKEN}",
@@ -71,7 +71,7 @@ def test_each_secret_setting_is_known(name: str) -> None:
     )
 
 
-def test_of_mcp_servers_everybodys_texts_lose_only_what_is_called_a_secret() -> None:
+def test_texts_of_other_upstreams_lose_only_named_secrets_of_mcp_servers() -> None:
     basic = b64encode(f"me:{TOKEN}".encode()).decode()
     env = {"GITHUB_TOKEN": "ghp_0123456789", "FOLDER": "/srv/handbook", "DB": "pg://me:hunter22@db.example/x"}
     docs = McpServer(name="docs", command="x", args=("--api-key", "args-key-1", "--root", "/srv/books"), env=env)
@@ -85,7 +85,7 @@ def test_of_mcp_servers_everybodys_texts_lose_only_what_is_called_a_secret() -> 
     )
 
 
-async def test_secrets_are_forgotten_with_their_owner(tmp_path: Path) -> None:
+async def test_redaction_forgets_secrets_when_their_owner_closes(tmp_path: Path) -> None:
     server = McpServer(name="docs", command="x", env={"API_KEY": KEY})
     settings = Settings(data_dir=str(tmp_path), model_url="http://127.0.0.1:9", model_api_key=TOKEN)
     async with Anabranch.open(settings=settings) as opened:

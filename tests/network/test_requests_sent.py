@@ -1,4 +1,4 @@
-"""What goes out with a call, and what never does."""
+"""Headers, URLs and bodies of outbound requests."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -28,7 +28,7 @@ def asking(space: Space, *sources: dict[str, Any], **more: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"])
-async def test_proxies_of_the_environment_are_ignored(
+async def test_outbound_requests_ignore_proxy_variables(
     serve: Serve, space: Space, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):
@@ -41,7 +41,7 @@ async def test_proxies_of_the_environment_are_ignored(
     assert answer["retrieval_info"][0]["status"] == "success"
 
 
-async def test_a_netrc_file_is_ignored(
+async def test_outbound_requests_ignore_netrc(
     serve: Serve, space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -52,7 +52,7 @@ async def test_a_netrc_file_is_ignored(
     assert not [sent for sent in space.requests if "Authorization" in sent.headers]
 
 
-async def test_cookies_are_never_kept(server: Server, space: Space) -> None:
+async def test_outbound_requests_keep_no_cookies(server: Server, space: Space) -> None:
     async with Canary(reply(Set_Cookie="session=1; Path=/")) as setting, Canary() as other:
         sources = [{"url": upstream.url, "slug": "docs"} for upstream in (setting, other)]
         for _ in range(2):
@@ -64,7 +64,7 @@ async def test_cookies_are_never_kept(server: Server, space: Space) -> None:
 
 @pytest.mark.parametrize("value", UNSENDABLE)
 @pytest.mark.parametrize("part", ["token", "tenant"])
-async def test_what_cannot_be_a_header_fails_its_source_alone(
+async def test_a_token_or_tenant_with_invalid_header_characters_fails_only_its_source(
     server: Server, space: Space, part: str, value: str
 ) -> None:
     async with Canary() as upstream:
@@ -82,7 +82,7 @@ async def test_what_cannot_be_a_header_fails_its_source_alone(
 
 
 @pytest.mark.parametrize("kind", ["space", "openai"])
-async def test_a_token_that_cannot_be_a_header_fails_the_model_in_words(server: Server, kind: str) -> None:
+async def test_a_model_token_with_invalid_header_characters_is_explained(server: Server, kind: str) -> None:
     async with Canary() as upstream:
         model = {"url": upstream.url, "slug": "m", "owner_username": "bob", "kind": kind}
         body = {"prompt": PROMPT, "model": model, "endpoint_tokens": {"bob": "s3cret\r\nX-Evil: 1"}}
@@ -107,7 +107,7 @@ async def test_a_token_that_cannot_be_a_header_fails_the_model_in_words(server: 
         {"slug": "x", "prompt": "a\r\n\r\nGET / HTTP/1.1\r\nX-Evil: 1\r\n\r\n"},
     ],
 )
-async def test_nothing_that_a_caller_says_becomes_a_header_or_a_second_request(
+async def test_caller_input_cannot_inject_headers_or_requests(
     server: Server, space: Space, given: dict[str, str]
 ) -> None:
     async with Canary() as upstream:
@@ -126,7 +126,7 @@ async def test_nothing_that_a_caller_says_becomes_a_header_or_a_second_request(
 
 
 @pytest.mark.parametrize("slug", ["..", ".", "../..", "%2e%2e", "a/../../x", "..%2f..", "\\..\\x", "?x=", "#"])
-async def test_a_slug_stays_in_its_place_in_the_path(server: Server, space: Space, slug: str) -> None:
+async def test_a_slug_is_escaped_in_the_url_path(server: Server, space: Space, slug: str) -> None:
     async with Canary() as upstream:
         answer = await server.chat(**asking(space, {"url": f"{upstream.url}/base", "slug": slug}))
         paths = [request.split(b" ")[1] for request in upstream.received]
@@ -138,7 +138,7 @@ async def test_a_slug_stays_in_its_place_in_the_path(server: Server, space: Spac
 
 
 @pytest.mark.parametrize("tail", ["/admin/delete?x=", "/admin/delete#", "/admin/delete#/v1", "?x=/chat/completions"])
-async def test_a_models_url_cannot_cut_off_what_is_appended_to_it(server: Server, tail: str) -> None:
+async def test_a_model_url_with_a_query_or_fragment_is_refused(server: Server, tail: str) -> None:
     async with Canary() as upstream:
         model = {"url": upstream.url + tail, "slug": "m", "kind": "openai"}
         status, said, _ = await server.post("/api/v1/chat", {"prompt": PROMPT, "model": model})

@@ -1,4 +1,4 @@
-"""The one way to Redis, on a real server that is killed, frozen, restarted and lied about."""
+"""The Redis client with a real server that is killed, frozen, restarted and imitated."""
 
 import asyncio
 import random
@@ -75,7 +75,7 @@ async def timed(redis: Redis, *command: str) -> tuple[float, Reply | RedisGone]:
     return time.monotonic() - began, reply
 
 
-async def test_replies_are_as_redis_sends_them(valkey: Valkey, connect: Open) -> None:
+async def test_redis_replies_are_returned_unchanged(valkey: Valkey, connect: Open) -> None:
     redis = connect(valkey.url)
     assert await redis.execute("SET", b"\x00key", b"\xff\x00") == b"OK"
     assert await redis.execute("GET", b"\x00key") == b"\xff\x00"
@@ -86,7 +86,7 @@ async def test_replies_are_as_redis_sends_them(valkey: Valkey, connect: Open) ->
     assert await redis.execute("ECHO", "half a pair: \ud83d") == b"half a pair: \xed\xa0\xbd"
 
 
-async def test_what_a_turn_collects_is_one_write_on_one_connection(valkey: Valkey, connect: Open) -> None:
+async def test_redis_commands_of_one_loop_turn_are_sent_together(valkey: Valkey, connect: Open) -> None:
     redis = connect(valkey.url)
     before = valkey.info("stats")
     idle = valkey.info("stats")
@@ -101,7 +101,7 @@ async def test_what_a_turn_collects_is_one_write_on_one_connection(valkey: Valke
         assert int(after[name]) - int(idle[name]) - looking == 1, name
 
 
-async def test_a_refused_command_is_nobody_elses_affair(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
+async def test_a_refused_redis_command_fails_alone(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
     redis = connect(valkey.url)
     first, wrong, last = await asyncio.gather(
         redis.execute("SET", "text", "x"),
@@ -118,7 +118,7 @@ async def test_a_refused_command_is_nobody_elses_affair(valkey: Valkey, connect:
     assert recorder.signals == [RedisSaidNo(why="WRONGTYPE")]
 
 
-async def test_whoever_stops_waiting_takes_nobody_elses_reply(
+async def test_a_cancelled_redis_command_does_not_shift_replies(
     valkey: Valkey, connect: Open, recorder: Recorder
 ) -> None:
     """redis-py once handed the reply of a cancelled command to the next caller (CVE-2023-28858, CVE-2023-28859)."""
@@ -145,7 +145,9 @@ async def test_whoever_stops_waiting_takes_nobody_elses_reply(
     assert recorder.signals == []
 
 
-async def test_a_restart_between_two_commands_goes_unnoticed(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
+async def test_a_redis_restart_between_two_commands_is_not_an_error(
+    valkey: Valkey, connect: Open, recorder: Recorder
+) -> None:
     redis = connect(valkey.url, LONG_S)
     await asyncio.gather(*(redis.execute("INCR", "n") for _ in range(3)))
     valkey.kill()
@@ -154,7 +156,7 @@ async def test_a_restart_between_two_commands_goes_unnoticed(valkey: Valkey, con
     assert recorder.signals == []
 
 
-async def test_killed_under_load_costs_nobody_the_time_out_twice(
+async def test_commands_fail_within_one_timeout_when_redis_is_killed(
     valkey: Valkey, connect: Open, recorder: Recorder
 ) -> None:
     redis = connect(valkey.url)
@@ -184,7 +186,7 @@ async def test_killed_under_load_costs_nobody_the_time_out_twice(
     assert gone_and_back(recorder)
 
 
-async def test_a_frozen_one_costs_one_time_out_and_its_late_replies_reach_nobody(
+async def test_a_frozen_redis_costs_one_timeout_and_late_replies_are_dropped(
     valkey: Valkey, connect: Open, recorder: Recorder
 ) -> None:
     redis = connect(valkey.url)
@@ -209,7 +211,7 @@ async def test_a_frozen_one_costs_one_time_out_and_its_late_replies_reach_nobody
     assert gone_and_back(recorder)
 
 
-async def test_one_callers_patience_is_not_held_against_redis(
+async def test_wait_s_of_one_command_does_not_mark_redis_unreachable(
     valkey: Valkey, connect: Open, recorder: Recorder
 ) -> None:
     redis = connect(valkey.url, LONG_S)
@@ -226,7 +228,7 @@ async def test_one_callers_patience_is_not_held_against_redis(
     assert recorder.signals == []
 
 
-async def test_a_loop_that_is_busy_itself_blames_nobody(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
+async def test_a_blocked_event_loop_is_not_a_redis_timeout(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
     redis = connect(valkey.url, 0.1)
     for before in range(6):  # The loop is held up before the command is written, after, and while connecting.
         asked = asyncio.create_task(redis.execute("ECHO", before))
@@ -237,9 +239,7 @@ async def test_a_loop_that_is_busy_itself_blames_nobody(valkey: Valkey, connect:
     assert recorder.signals == []
 
 
-async def test_a_loop_that_is_busy_in_every_turn_blames_nobody(
-    valkey: Valkey, connect: Open, recorder: Recorder
-) -> None:
+async def test_a_slow_event_loop_is_not_a_redis_timeout(valkey: Valkey, connect: Open, recorder: Recorder) -> None:
     # To connect takes several exchanges here, and each of them several turns.
     redis = connect(f"{valkey.url}/3?client_name=busy", 0.02)
     loop = asyncio.get_running_loop()
@@ -255,9 +255,7 @@ async def test_a_loop_that_is_busy_in_every_turn_blames_nobody(
     assert recorder.signals == []
 
 
-async def test_a_connection_that_breaks_is_no_verdict_and_its_command_is_not_sent_again(
-    connect: Open, recorder: Recorder
-) -> None:
+async def test_a_broken_connection_fails_its_command_without_a_resend(connect: Open, recorder: Recorder) -> None:
     """Redis may have run it and died before it could say so."""
     heard: list[bytes] = []
 
@@ -281,7 +279,7 @@ async def test_a_connection_that_breaks_is_no_verdict_and_its_command_is_not_sen
     assert recorder.signals == []
 
 
-async def test_when_one_batch_finds_it_gone_the_others_are_told_at_once(valkey: Valkey, connect: Open) -> None:
+async def test_all_batches_fail_at_once_when_redis_is_unreachable(valkey: Valkey, connect: Open) -> None:
     redis = connect(valkey.url)
     await redis.execute("PING")
     valkey.freeze()
@@ -296,7 +294,7 @@ async def test_when_one_batch_finds_it_gone_the_others_are_told_at_once(valkey: 
         await later
 
 
-async def test_when_all_connections_are_busy_commands_wait_together(
+async def test_redis_commands_wait_in_one_batch_while_all_connections_are_busy(
     valkey: Valkey, connect: Open, recorder: Recorder
 ) -> None:
     redis = connect(valkey.url, LONG_S)
@@ -315,9 +313,7 @@ async def test_when_all_connections_are_busy_commands_wait_together(
     assert recorder.signals == []
 
 
-async def test_nothing_connects_before_the_first_command_and_nothing_after_the_end(
-    valkey: Valkey, connect: Open
-) -> None:
+async def test_redis_connects_with_the_first_command_and_not_after_close(valkey: Valkey, connect: Open) -> None:
     received = int(valkey.info("stats")["total_connections_received"])
     redis = connect(valkey.url, LONG_S)
     await turns(5)
@@ -336,7 +332,7 @@ async def test_nothing_connects_before_the_first_command_and_nothing_after_the_e
     await redis.close()
 
 
-async def test_wherever_a_command_is_when_it_ends_its_caller_is_told(valkey: Valkey, connect: Open) -> None:
+async def test_closing_the_redis_client_fails_pending_commands(valkey: Valkey, connect: Open) -> None:
     valkey.freeze()
     for way in range(8):
         redis = connect(valkey.url, LONG_S)
@@ -348,7 +344,7 @@ async def test_wherever_a_command_is_when_it_ends_its_caller_is_told(valkey: Val
                 await asked
 
 
-async def test_closing_while_it_is_gone_ends_the_looking(valkey: Valkey, connect: Open) -> None:
+async def test_closing_the_redis_client_stops_probing(valkey: Valkey, connect: Open) -> None:
     redis = connect(valkey.url)
     valkey.kill()
     with pytest.raises(RedisGone):
@@ -358,7 +354,7 @@ async def test_closing_while_it_is_gone_ends_the_looking(valkey: Valkey, connect
     assert len(asyncio.all_tasks()) == before - 1
 
 
-async def test_unix_sockets_databases_and_options_of_the_address(tmp_path: Path, connect: Open) -> None:
+async def test_redis_url_supports_unix_sockets_databases_and_options(tmp_path: Path, connect: Open) -> None:
     with tempfile.TemporaryDirectory() as short, running_valkey(tmp_path, "--unixsocket", f"{short}/s") as valkey:
         third = connect(f"unix://{short}/s?db=3")
         same = connect(f"{valkey.url}/3?decode_responses=true&socket_timeout=0.000001&protocol=3")
@@ -368,7 +364,7 @@ async def test_unix_sockets_databases_and_options_of_the_address(tmp_path: Path,
         assert await other.execute("GET", "key") is None
 
 
-async def test_over_tls_the_certificate_must_be_trusted(tmp_path: Path, connect: Open) -> None:
+async def test_redis_over_tls_needs_a_trusted_certificate(tmp_path: Path, connect: Open) -> None:
     """The server at hand cannot do TLS, so this one stands in for it; it says OK to everything."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -394,7 +390,7 @@ def said(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
-async def test_a_password_is_used_and_never_shown(tmp_path: Path, connect: Open) -> None:
+async def test_the_redis_password_is_used_and_never_shown(tmp_path: Path, connect: Open) -> None:
     with running_valkey(tmp_path, "--requirepass", "hunter2") as valkey:
         known = connect(f"redis://:hunter2@127.0.0.1:{valkey.port}")
         assert await known.execute("PING") == b"PONG"
@@ -416,7 +412,7 @@ async def test_a_password_is_used_and_never_shown(tmp_path: Path, connect: Open)
         "http://:swordfish@host",
     ],
 )
-def test_a_wrong_address_is_a_sentence_without_the_address(url: str, recorder: Recorder) -> None:
+def test_an_invalid_redis_url_is_explained_without_showing_it(url: str, recorder: Recorder) -> None:
     with pytest.raises(ConfigurationError, match="AGGREGATOR_REDIS_URL takes the address") as failed:
         Redis(url, timeout_s=TIMEOUT_S, clock=SystemClock(), telemetry=recorder)
     assert "fish" not in str(failed.value)
@@ -434,7 +430,7 @@ def test_a_wrong_address_is_a_sentence_without_the_address(url: str, recorder: R
         b"",
     ],
 )
-async def test_a_server_that_is_no_redis_is_gone(reply: bytes, connect: Open) -> None:
+async def test_a_server_that_is_not_redis_is_unreachable(reply: bytes, connect: Open) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)
         writer.write(reply)
@@ -449,7 +445,7 @@ async def test_a_server_that_is_no_redis_is_gone(reply: bytes, connect: Open) ->
         assert not redis.reachable
 
 
-def test_whoever_has_no_redis_does_not_load_its_driver() -> None:
+def test_the_redis_driver_is_loaded_only_if_configured() -> None:
     code = "import sys, anabranch.policies.rate_limits, anabranch.policies.cache; print('redis.asyncio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -2,24 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import Conflict, InvalidQuestion, StreamUnavailable
-from anabranch.redis.client import Redis, RedisTiming
-from anabranch.redis.rpc import MAX_BYTES, USUAL_TIMING, Handler, RpcTiming, WorkerRpc
+from anabranch.redis.client import Redis
+from anabranch.redis.rpc import MAX_BYTES, Handler, RpcTiming, WorkerRpc
 from anabranch.testing.fakes import Recorder
 from support.shared_log import WAIT_S, eventually, until
 from support.valkey_server import Valkey, running_valkey
 
 NOISE_S = 0.8
 QUICK = RpcTiming(ping_every_s=0.05, silence_s=0.3, reconnect_s=0.02)
-
-Posts = Callable[..., AbstractAsyncContextManager[WorkerRpc]]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Valkey]:
+def own_server(tmp_path: Path) -> Iterator[Valkey]:
     with running_valkey(tmp_path) as started:
         yield started
 
@@ -40,30 +38,30 @@ async def echo(body: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_rpc(
-    url: str, name: str, handler: Handler = echo, timing: RpcTiming = USUAL_TIMING
+    url: str, name: str, handler: Handler = echo, timing: RpcTiming | None = None
 ) -> AsyncIterator[WorkerRpc]:
-    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), timing=RedisTiming(probe_every_s=0.02))
-    post = WorkerRpc(url, redis, worker=name, clock=SystemClock(), timing=timing)
-    post.start(handler)
+    redis = Redis(url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder(), probe_every_s=0.02)
+    rpc = WorkerRpc(url, redis, worker=name, clock=SystemClock(), timing=timing)
+    rpc.start(handler)
     try:
-        await until(lambda: post.up)
-        yield post
+        await until(lambda: rpc.up)
+        yield rpc
     finally:
-        await post.close()
+        await rpc.close()
         await redis.close()
 
 
 async def test_each_request_gets_its_own_reply(server: Valkey) -> None:
     async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b") as b:
         questions = [str(number).encode() for number in range(100)]
-        asked = [post.ask(worker, body) for body in questions for post, worker in ((a, "b"), (b, "a"))]
+        asked = [rpc.ask(worker, body) for body in questions for rpc, worker in ((a, "b"), (b, "a"))]
         answers = await asyncio.gather(*asked)
         assert answers == [b"heard " + body for body in questions for _ in range(2)]
         assert await a.ask("a", b"\x00\xff") == b"heard \x00\xff"
         assert await a.ask("b", bytes(MAX_BYTES - 10)) == b"heard " + bytes(MAX_BYTES - 10)
 
 
-async def test_where_nobody_is_nobody_waits(server: Valkey) -> None:
+async def test_a_request_to_a_missing_worker_fails_at_once(server: Valkey) -> None:
     async with open_rpc(server.url, "a") as a:
         began = time.monotonic()
         with pytest.raises(StreamUnavailable):
@@ -73,10 +71,10 @@ async def test_where_nobody_is_nobody_waits(server: Valkey) -> None:
         assert time.monotonic() - began < NOISE_S
 
 
-async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
+async def test_a_late_or_failed_reply_is_stream_unavailable(server: Valkey) -> None:
     never = asyncio.Event()
 
-    async def moody(body: bytes) -> bytes:
+    async def unreliable(body: bytes) -> bytes:
         if body == b"sleep":
             await never.wait()
         if body == b"too much":
@@ -85,7 +83,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
             raise Conflict("no")
         return body
 
-    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b", moody):
+    async with open_rpc(server.url, "a") as a, open_rpc(server.url, "b", unreliable):
         for body in (b"fail", b"too much"):
             began = time.monotonic()
             with pytest.raises(StreamUnavailable):
@@ -96,7 +94,7 @@ async def test_an_answer_that_is_late_or_fails_is_none(server: Valkey) -> None:
         assert await a.ask("b", b"awake") == b"awake"
 
 
-async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
+async def test_rpc_ignores_foreign_messages(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
     async with open_rpc(server.url, "a") as a:
         for body in (b"", b"\xff\xff", b"{}", b"\x94\xa1x\xc0\xc0\xc0", b"\x91\xa1x"):
@@ -105,43 +103,43 @@ async def test_what_is_no_letter_of_ours_is_passed_over(server: Valkey) -> None:
     await redis.close()
 
 
-async def test_a_chime_rings_for_its_channel_and_when_something_may_be_missed(server: Valkey) -> None:
+async def test_a_channel_watch_is_notified_of_messages_and_interruptions(server: Valkey) -> None:
     redis = Redis(server.url, timeout_s=2.0, clock=SystemClock(), telemetry=Recorder())
     async with open_rpc(server.url, "a") as a:
         with a.listen("news") as one, a.listen("news") as two, a.listen("other") as other:
-            for chime in (one, two, other):
-                assert await chime.wait(WAIT_S)  # it really listens now
+            for watch in (one, two, other):
+                assert await watch.wait(WAIT_S)  # it really listens now
             assert not await one.wait(0)
             assert await redis.execute("PUBLISH", "news", "") == 1
             assert await one.wait(WAIT_S)
             assert await two.wait(WAIT_S)
             assert not await other.wait(0.02)
             await redis.execute("CLIENT", "KILL", "TYPE", "pubsub")
-            for chime in (one, two, other):
-                assert await chime.wait(WAIT_S)
-        await eventually(lambda: _silent(redis, "news"))
+            for watch in (one, two, other):
+                assert await watch.wait(WAIT_S)
+        await eventually(lambda: _has_no_subscriber(redis, "news"))
         with a.listen("news") as again:
             assert await again.wait(WAIT_S)
     await redis.close()
 
 
-async def _silent(redis: Redis, channel: str) -> bool:
+async def _has_no_subscriber(redis: Redis, channel: str) -> bool:
     return await redis.execute("PUBLISH", channel, "") == 0
 
 
-async def test_rpc_reconnects_after_redis_was_killed(mortal: Valkey) -> None:
-    async with open_rpc(mortal.url, "a", timing=QUICK) as a, open_rpc(mortal.url, "b", timing=QUICK):
-        with a.listen("news") as chime:
-            assert await chime.wait(WAIT_S)
-            mortal.kill()
+async def test_rpc_reconnects_after_redis_was_killed(own_server: Valkey) -> None:
+    async with open_rpc(own_server.url, "a", timing=QUICK) as a, open_rpc(own_server.url, "b", timing=QUICK):
+        with a.listen("news") as watch:
+            assert await watch.wait(WAIT_S)
+            own_server.kill()
             await until(lambda: not a.up)
             began = time.monotonic()
             with pytest.raises(StreamUnavailable):
                 await a.ask("b", b"hello", wait_s=WAIT_S)
             assert time.monotonic() - began < NOISE_S
-            mortal.start()
+            own_server.start()
             await until(lambda: a.up)
-            assert await chime.wait(WAIT_S)
+            assert await watch.wait(WAIT_S)
 
             async def heard() -> bool:
                 return await a.ask("b", b"back") == b"heard back"
@@ -149,12 +147,12 @@ async def test_rpc_reconnects_after_redis_was_killed(mortal: Valkey) -> None:
             await eventually(heard)
 
 
-async def test_rpc_detects_a_frozen_redis(mortal: Valkey) -> None:
-    async with open_rpc(mortal.url, "a", timing=QUICK) as a:
+async def test_rpc_detects_a_frozen_redis(own_server: Valkey) -> None:
+    async with open_rpc(own_server.url, "a", timing=QUICK) as a:
         interrupted_at = a.interrupted_at
-        mortal.freeze()
+        own_server.freeze()
         await until(lambda: not a.up)
         assert a.interrupted_at > interrupted_at
-        mortal.thaw()
+        own_server.thaw()
         await until(lambda: a.up)
         await eventually(lambda: a.ask("a", b"back"))

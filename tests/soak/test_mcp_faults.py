@@ -20,7 +20,8 @@ import anabranch.testing.mcp
 from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorError, AggregatorQuery, McpServer
-from anabranch.sources.mcp import pool, process_guard
+from anabranch.sources.mcp import process_guard
+from anabranch.sources.mcp.services import McpTiming, PoolServices
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -157,8 +158,8 @@ def descriptors() -> int:
 
 async def test_servers_that_die_stop_and_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # They come back at once, however often they die: what is looked for here is what that leaves behind.
-    timing = pool.McpTiming(stable_s=0.5)
-    monkeypatch.setattr(pool, "PoolServices", partial(pool.PoolServices, timing=timing))
+    services = partial(PoolServices, timing=McpTiming(stable_s=0.5))
+    monkeypatch.setattr("anabranch.app.mcp_servers.PoolServices", services)
     settings = Settings(
         data_dir=str(tmp_path / "data"),
         mcp_servers=servers(tmp_path),

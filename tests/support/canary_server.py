@@ -1,4 +1,4 @@
-"""What the tests of outgoing calls listen with: a canary that must hear nothing, and a watch on every connect."""
+"""A listener that must receive nothing, and a record of every outbound connection."""
 
 import asyncio
 import socket

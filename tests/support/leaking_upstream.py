@@ -1,4 +1,4 @@
-"""An MCP server over standard input and output that tells everybody its key: `leaking_upstream.py error|found`."""
+"""An MCP server over stdio that quotes its key: `leaking_upstream.py error|found`."""
 
 import json
 import os

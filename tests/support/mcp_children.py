@@ -1,4 +1,4 @@
-"""Children for the tests of the wires: small scripts, what they say of themselves, and whether they still live."""
+"""Child processes for tests of the stdio transport: small scripts, their output, and whether they are alive."""
 
 import asyncio
 import os
@@ -90,7 +90,7 @@ async def child(
     started = Child()
     server = scripted(TELLS_PID + code) if isinstance(code, str) else code
     lines = started.lines.append
-    async with stdio_transport(server, max_line=max_line, on_output=lines, timing=timing) as streams:
+    async with stdio_transport(server, max_line=max_line, on_output=lines, timing=timing or McpTiming()) as streams:
         started.read, started.write = streams
         yield started
 

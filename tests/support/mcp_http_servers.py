@@ -1,4 +1,4 @@
-"""Servers for the tests of the wire to a URL: a real one of the old era, real ones of the new, and scripted ones."""
+"""MCP servers over HTTP for tests: real ones of both protocols, and scripted ones."""
 
 import asyncio
 import socket
@@ -23,6 +23,7 @@ from conftest import EndsAtOnce
 from support.mcp_children import ENV, NODE_BIN
 
 MAX_REPLY = 100_000
+MAX_EVENT = 16 * 1024 * 1024
 Plain = Callable[[aiohttp_web.Request], Awaitable[aiohttp_web.StreamResponse]]
 Handler = Callable[[aiohttp_web.Request, Any], Awaitable[aiohttp_web.StreamResponse]]
 
@@ -66,13 +67,15 @@ async def client(
     **given: Any,
 ) -> AsyncIterator[Client]:
     server = McpServer(name="w", url=url, headers=headers or {})
-    async with Client(http_transport(server, way_out, timing=timing), mode="auto", **given) as connected:
+    async with Client(
+        http_transport(server, way_out, max_event=MAX_EVENT, timing=timing or McpTiming()), mode="auto", **given
+    ) as connected:
         yield connected
 
 
 @asynccontextmanager
 async def everything() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """The reference server of the old era, on the leash: Node is a grandchild here."""
+    """The reference server of the old era, under the process guard: Node is a grandchild here."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

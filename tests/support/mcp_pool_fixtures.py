@@ -1,4 +1,4 @@
-"""Real MCP servers to ask, and a pool that must leave nothing behind."""
+"""Real MCP servers, and a pool that must leave no task and no process."""
 
 import asyncio
 import json
@@ -16,7 +16,8 @@ from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Context, Query, SourceReply
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
-from anabranch.sources.mcp.pool import Pool, PoolServices
+from anabranch.sources.mcp.pool import Pool
+from anabranch.sources.mcp.services import PoolServices
 from anabranch.testing import Recorder
 
 # By its file, without all that the package brings along: it is started often.

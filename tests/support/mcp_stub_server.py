@@ -1,4 +1,4 @@
-"""A small MCP server over standard input and output, for those who ask it: `stubserver.py NAME SECONDS`."""
+"""A small MCP server over stdio: `mcp_stub_server.py NAME SECONDS`."""
 
 import json
 import sys

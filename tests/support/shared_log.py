@@ -13,7 +13,7 @@ from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.signals import Signal
 from anabranch.eventlog.redis.log import USUAL_TIMING, RedisLog
 from anabranch.eventlog.redis.store import RedisLogTiming
-from anabranch.redis.client import Redis, RedisTiming, Reply
+from anabranch.redis.client import Redis, Reply
 from anabranch.redis.rpc import WorkerRpc
 from anabranch.testing.fakes import Recorder
 
@@ -59,8 +59,7 @@ async def worker(
 ) -> AsyncIterator[Worker]:
     clock = clock or SystemClock()
     recorder = Recorder()
-    probing = RedisTiming(probe_every_s=probe_every_s)
-    redis = Redis(url, timeout_s=timeout_s, clock=SystemClock(), telemetry=recorder, timing=probing)
+    redis = Redis(url, timeout_s=timeout_s, clock=SystemClock(), telemetry=recorder, probe_every_s=probe_every_s)
     post = WorkerRpc(url, redis, worker=name, clock=clock)
     bounds = LogLimits(**{"ttl_s": 60.0, "lease_s": 5.0, **limits})
     log = RedisLog(redis, post, worker=name, clock=clock, limits=bounds, timing=timing)

@@ -1,4 +1,4 @@
-"""A real server of Redis' kind: started on a free port, killed, frozen, restarted, and never left behind."""
+"""A real Valkey server on a free port that tests can kill, freeze and restart."""
 
 import asyncio
 import os

@@ -36,45 +36,42 @@ from anabranch.domain.model import Answer, Context, Passage, Question, SourceRep
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
 
 # Called for each server's reply, with how many have replied, and of how many.
-Heard = Callable[[SourceReply, int, int], Awaitable[None]]
+OnReply = Callable[[SourceReply, int, int], Awaitable[None]]
 
 DAY_S = 86_400.0
 # Servers have the total time-out; ranking comes after it.
 RANKING_S = 5.0
-SHOWN = 200
+MAX_SHOWN = 200
 MAX_REQUEST_ID = 200
-NOTHING = Breakdown(keyword_match=0.0, freshness=0.0, server_reputation=0.0, length_penalty=0.0)
+NO_BREAKDOWN = Breakdown(keyword_match=0.0, freshness=0.0, server_reputation=0.0, length_penalty=0.0)
+NO_REPLY = "None of the servers answered within {:.3g} s."
+RANKING_TOO_SLOW = "The results could not be ranked within {:.3g} s: the aggregator is overloaded."
 
 
 class Configured(Protocol):
     """The current configuration, which a reload replaces."""
 
-    @property
-    def configured(self) -> Mapping[str, McpServer]: ...
-
-    @property
-    def aggregation(self) -> Aggregation: ...
-
-
-class Begin(Protocol):
-    """Starts a Run that counts against its caller's rate limit."""
-
-    async def __call__(self, question: Question, context: Context) -> StartedRun: ...
+    configured: Mapping[str, McpServer]
+    aggregation: Aggregation
 
 
 class Aggregator:
-    def __init__(self, servers: Configured, begin: Begin, clock: Clock, now: Callable[[], float] = time.time) -> None:
+    """`begin` starts a Run that counts against its caller's rate limit."""
+
+    def __init__(
+        self,
+        servers: Configured,
+        begin: Callable[[Question, Context], Awaitable[StartedRun]],
+        clock: Clock,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._servers = servers
         self._begin = begin
         self._clock = clock
         self._now = now
 
-    @property
-    def enabled(self) -> bool:
-        return self._servers.aggregation.enabled
-
     async def aggregate(
-        self, query: AggregatorQuery, context: Context, heard: Heard | None = None
+        self, query: AggregatorQuery, context: Context, on_reply: OnReply | None = None
     ) -> AggregatedResponse:
         """Raises one of spec 3's errors: before any server is asked if the query or the configuration is invalid, after
         it if no server answered."""
@@ -82,17 +79,15 @@ class Aggregator:
         if not config.enabled:
             raise _misconfigured("aggregator.enabled", "the aggregator is switched off")
         _check(query)
-        names = self._chosen(query)
         began, asked_at = self._clock.monotonic(), self._now()
-        question = self._question(query, names, config, asked_at)
-        ends = began + config.total_timeout_s + RANKING_S
-        own = msgspec.structs.replace(context, deadline=min(ends, context.deadline))
-        answer, replied_at = await self._answered(question, own, heard)
+        question = self._question(query, self._selected(query), config, asked_at)
+        deadline = min(began + config.total_timeout_s + RANKING_S, context.deadline)
+        answer, replied_at = await self._answer(question, msgspec.structs.replace(context, deadline=deadline), on_reply)
         elapsed_ms = round((self._clock.monotonic() - began) * 1000)
         _check_replies(answer.replies, elapsed_ms, config)
         return _response(answer, query, config, replied_at, context.correlation_id, asked_at, elapsed_ms)
 
-    def _chosen(self, query: AggregatorQuery) -> Sequence[str]:
+    def _selected(self, query: AggregatorQuery) -> Sequence[str]:
         """The servers that the query names, else those of the first matching rule, else all. Disabled servers are left
         out; naming one is an error."""
         configured = self._servers.configured
@@ -102,7 +97,7 @@ class Aggregator:
         if query.servers:
             for name in query.servers:
                 if name not in configured:
-                    raise _invalid(query, f"servers names {name[:SHOWN]!r}; there are: {', '.join(on)}")
+                    raise _invalid(query, f"servers names {name[:MAX_SHOWN]!r}; there are: {', '.join(on)}")
                 if name not in on:
                     raise _invalid(query, f"the server {name!r} is switched off; there are: {', '.join(on)}")
             return list(dict.fromkeys(query.servers))
@@ -110,11 +105,11 @@ class Aggregator:
         rule = matching(rules, query.query_text) if query.servers is None else None
         if rule is None:
             return on
-        chosen = [name for name in rule.servers if name in on]
-        if not chosen:
+        selected = [name for name in rule.servers if name in on]
+        if not selected:
             field = f"aggregator.serverRules[{rules.index(rule)}].servers"
             raise _misconfigured(field, "the rule matches, but all of its servers are switched off")
-        return list(dict.fromkeys(chosen))
+        return list(dict.fromkeys(selected))
 
     def _question(self, query: AggregatorQuery, names: Sequence[str], config: Aggregation, now: float) -> Question:
         configured = self._servers.configured
@@ -126,44 +121,43 @@ class Aggregator:
             now=now,
             reputations={name: configured[name].reputation for name in names},
         )
-        sources = tuple(endpoint_of(name) for name in names)
-        return questions.aggregate(query.query_text, sources, ranking, config.total_timeout_s)
+        return questions.aggregate(query.query_text, tuple(map(endpoint_of, names)), ranking, config.total_timeout_s)
 
-    async def _answered(
-        self, question: Question, context: Context, heard: Heard | None
+    async def _answer(
+        self, question: Question, context: Context, on_reply: OnReply | None
     ) -> tuple[Answer, Mapping[str, float]]:
         """The answer, and when each server replied."""
         began = self._clock.monotonic()
         replied_at: dict[str, float] = {}
-        total = len(question.sources)
         run, _ = await self._begin(question, context)
         try:
             async with run.listen() as listener:
                 async for event in listener:
                     if isinstance(event, SourceReplied):
                         replied_at[event.reply.path] = self._now()
-                        if heard is not None:
-                            await heard(event.reply, len(replied_at), total)
+                        if on_reply is not None:
+                            await on_reply(event.reply, len(replied_at), len(question.sources))
                 return await run.value(), replied_at
         except DeadlineExceeded:
-            elapsed_s, limit_s = self._clock.monotonic() - began, context.deadline - began
-            raise (_no_reply_in_time if not replied_at else _ranking_too_slow)(elapsed_s, limit_s) from None
+            message = RANKING_TOO_SLOW if replied_at else NO_REPLY
+            raise _timed_out(message, self._clock.monotonic() - began, context.deadline - began) from None
 
 
 def _check(query: AggregatorQuery) -> None:
-    text = query.query_text
-    if not text.strip():
-        raise _invalid(query, "query_text is empty")
-    if len(text) > MAX_QUERY:
-        raise _invalid(query, f"query_text has {len(text):,} characters; it may have {MAX_QUERY:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _invalid(query, "query_text is not valid UTF-8") from None
-    if query.max_results is not None and not FEWEST <= query.max_results <= MOST:
-        raise _invalid(query, f"max_results is {query.max_results}; it must be from {FEWEST} to {MOST}")
-    if query.request_id is not None and len(query.request_id) > MAX_REQUEST_ID:
-        raise _invalid(query, f"request_id may have {MAX_REQUEST_ID} characters")
+    text, count = query.query_text, query.max_results
+    checks = (
+        (not text.strip(), "query_text is empty"),
+        (len(text) > MAX_QUERY, f"query_text has {len(text):,} characters; it may have {MAX_QUERY:,}"),
+        (_encodable(text) != text, "query_text is not valid UTF-8"),
+        (
+            count is not None and not FEWEST <= count <= MOST,
+            f"max_results is {count}; it must be from {FEWEST} to {MOST}",
+        ),
+        (len(query.request_id or "") > MAX_REQUEST_ID, f"request_id may have {MAX_REQUEST_ID} characters"),
+    )
+    for is_wrong, reason in checks:
+        if is_wrong:
+            raise _invalid(query, reason)
 
 
 def _check_replies(replies: Sequence[SourceReply], elapsed_ms: int, config: Aggregation) -> None:
@@ -171,11 +165,11 @@ def _check_replies(replies: Sequence[SourceReply], elapsed_ms: int, config: Aggr
     if any(reply.status is Status.SUCCESS for reply in replies):
         return
     if all(reply.status is Status.TIMEOUT for reply in replies):
-        raise _no_reply_in_time(elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
+        raise _timed_out(NO_REPLY, elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
     errors = [reply.error or reply.status.value for reply in replies]
     tried = ", ".join(f"{reply.path} ({error})" for reply, error in zip(replies, errors, strict=True))
-    attempted = [reply.path for reply in replies]
-    raise AllServersFailed(f"None of the servers gave an answer: {tried}", attempted=attempted, errors=errors)
+    message = f"None of the servers gave an answer: {tried}"
+    raise AllServersFailed(message, attempted=[reply.path for reply in replies], errors=errors)
 
 
 def _response(
@@ -207,13 +201,22 @@ def _response(
             processing_time_ms=elapsed_ms,
             server_diversity=round(len({one.source for one in answer.passages}) / succeeded, 4) if succeeded else 0.0,
             ranking_weights=shares.rounded,
-            servers=tuple(map(_report, answer.replies)),
+            servers=tuple(
+                ServerReport(
+                    server_name=reply.path,
+                    status=reply.status,
+                    response_time_ms=reply.latency_ms,
+                    results=len(reply.passages),
+                    error=reply.error,
+                )
+                for reply in answer.replies
+            ),
         ),
     )
 
 
 def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, replied_at: float) -> RankedResult:
-    breakdown = passage.breakdown or NOTHING
+    breakdown = passage.breakdown or NO_BREAKDOWN
     return RankedResult(
         rank=rank,
         relevance_score=passage.score,
@@ -233,37 +236,22 @@ def _result(rank: int, passage: Passage, shares: Weights, reply: SourceReply, re
     )
 
 
-def _report(reply: SourceReply) -> ServerReport:
-    return ServerReport(
-        server_name=reply.path,
-        status=reply.status,
-        response_time_ms=reply.latency_ms,
-        results=len(reply.passages),
-        error=reply.error,
-    )
-
-
 def _iso(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
 def _invalid(query: AggregatorQuery, reason: str) -> InvalidQuery:
-    shown = query.query_text[:SHOWN].encode(errors="replace").decode()
-    return InvalidQuery(f"The query cannot be taken: {reason}.", query=shown, reason=reason)
+    text = _encodable(query.query_text[:MAX_SHOWN])
+    return InvalidQuery(f"The query is invalid: {reason}.", query=text, reason=reason)
 
 
 def _misconfigured(field: str, reason: str) -> ConfigError:
     return ConfigError(f"{field}: {reason}.", field=field, reason=reason)
 
 
-def _no_reply_in_time(elapsed_s: float, limit_s: float) -> TimedOut:
-    return _timed_out(f"None of the servers answered within {limit_s:.3g} s.", elapsed_s, limit_s)
-
-
-def _ranking_too_slow(elapsed_s: float, limit_s: float) -> TimedOut:
-    why = "there is too much to do here at the moment"
-    return _timed_out(f"The results could not be put in order within {limit_s:.3g} s: {why}.", elapsed_s, limit_s)
-
-
 def _timed_out(message: str, elapsed_s: float, limit_s: float) -> TimedOut:
-    return TimedOut(message, elapsed_ms=round(elapsed_s * 1000), limit_ms=round(limit_s * 1000))
+    return TimedOut(message.format(limit_s), elapsed_ms=round(elapsed_s * 1000), limit_ms=round(limit_s * 1000))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from anabranch.app.aggregator import Heard
+from anabranch.app.aggregator import OnReply
 from anabranch.app.query_log import LogEntry
 from anabranch.app.revocations import EVERY_S
 from anabranch.app.runs import StartedRun
@@ -186,7 +186,7 @@ class Anabranch:
         self,
         query: str | AggregatorQuery,
         context: Context | None = None,
-        heard: Heard | None = None,
+        heard: OnReply | None = None,
         *,
         servers: Sequence[str] | None = None,
         max_results: int | None = None,
@@ -201,15 +201,15 @@ class Anabranch:
 
     @property
     def aggregator_enabled(self) -> bool:
-        return self._parts.aggregator.enabled
+        return self._parts.servers.aggregation.enabled
 
     async def warm(self) -> None:
         """Start to connect to the MCP servers, so that the first question finds them ready."""
-        await self._parts.servers.warm()
+        self._parts.servers.pool.warm()
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
         """Use these MCP servers and these aggregation settings from now on. Running calls end as they began."""
-        await self._parts.servers.update(servers, aggregation)
+        self._parts.servers.update(servers, aggregation)
 
     def servers(self) -> tuple[ServerHealth, ...]:
         """The health of the MCP servers, in the order of their configuration."""
@@ -217,7 +217,7 @@ class Anabranch:
 
     async def servers_settled(self) -> None:
         """Wait until each MCP server has become ready, or has failed once."""
-        await self._parts.servers.settled()
+        await self._parts.servers.pool.settled()
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
         """Sources and MCP servers by the names that they have in the configuration."""

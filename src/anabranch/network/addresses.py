@@ -11,15 +11,12 @@ from anabranch.domain.errors import UpstreamError
 MAX_URL = 4096
 
 
+# It does not cache exceptions, so it keeps no URL that is too long.
+@lru_cache(maxsize=1024)
 def parse(url: str) -> tuple[URL, str]:
     """The URL and its origin. Raises UpstreamError if no request can be sent to it."""
     if len(url) > MAX_URL:
         raise UpstreamError("The endpoint's URL is not usable: it is too long.")
-    return _parsed(url)
-
-
-@lru_cache(maxsize=1024)
-def _parsed(url: str) -> tuple[URL, str]:
     if url.startswith("tunneling:"):
         raise UpstreamError("Endpoints behind a tunnel (tunneling:) are not supported.")
     try:
@@ -34,9 +31,8 @@ def _parsed(url: str) -> tuple[URL, str]:
     return parsed, str(parsed.origin())
 
 
-LOOPBACK = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
+LOOPBACK = IPv4Address("127.0.0.1")
 
-Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 # Global by the registries, but not the public internet: relays, cloud control planes, translation prefixes.
@@ -57,7 +53,7 @@ NEVER_PUBLIC: tuple[Network, ...] = tuple(
 )
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address is on the public internet; IPv4-mapped ones are unwrapped."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -71,18 +67,16 @@ class AddressGuard:
     `localhost` has both."""
 
     def __init__(self, allowed: Iterable[Network] = ()) -> None:
-        named = tuple(allowed)
-        loopback = any(block.version == 4 and LOOPBACK[0] in block for block in named)
-        self._allowed = (*named, ip_network(LOOPBACK[1])) if loopback else named
+        self._allowed = tuple(allowed)
+        if any(block.version == 4 and LOOPBACK in block for block in self._allowed):
+            self._allowed += (ip_network("::1"),)
 
     def permits(self, text: str) -> bool:
         try:
             address = ip_address(text)
         except ValueError:
             return False
-        if is_public(address):
-            return True
-        forms = [address]
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            forms.append(address.ipv4_mapped)
-        return any(form.version == block.version and form in block for form in forms for block in self._allowed)
+        forms = (address, getattr(address, "ipv4_mapped", None) or address)
+        return is_public(address) or any(
+            form.version == block.version and form in block for form in forms for block in self._allowed
+        )

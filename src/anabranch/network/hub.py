@@ -91,13 +91,17 @@ LEEWAY_S = 30
 # An unknown key may be new, so the JWKS is fetched again, but not more often than this.
 REFRESHES = 5
 REFRESH_WINDOW_S = 60.0
-# The time-out of a fetch, and the pause after one that failed.
-FETCH_S = 3.0
+# The pause after a fetch that failed.
 RETRY_S = 10.0
 MAX_TOKEN = 8_192
 # What the library raises for malformed tokens and keys.
 UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 NOT_THE_HUBS = "The token is not one that the hub has signed."
+TOKEN_ERRORS: dict[type[Exception], str] = {
+    jwt.ExpiredSignatureError: "The token has expired.",
+    jwt.ImmatureSignatureError: "The token is not valid yet: the hub's clock and ours differ.",
+    jwt.InvalidAudienceError: "The token is for another audience.",
+}
 
 
 class Bearer(Value):
@@ -113,11 +117,12 @@ class KeySet(Value):
 
 
 class HubTokens:
-    def __init__(self, url: str, outbound: Outbound, clock: Clock, ttl_s: float) -> None:
+    def __init__(self, url: str, outbound: Outbound, clock: Clock, ttl_s: float, fetch_timeout_s: float = 3.0) -> None:
         self._address = f"{url.rstrip('/')}/.well-known/jwks.json"
         self._outbound = outbound
         self._clock = clock
         self._ttl_s = ttl_s
+        self._fetch_timeout_s = fetch_timeout_s
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetched: float | None = None
         self._failed: float | None = None
@@ -136,14 +141,8 @@ class HubTokens:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "aud"]},
             )
-        except jwt.ExpiredSignatureError:
-            raise Unauthorized("The token has expired.") from None
-        except jwt.ImmatureSignatureError:
-            raise Unauthorized("The token is not valid yet: the hub's clock and ours differ.") from None
-        except jwt.InvalidAudienceError:
-            raise Unauthorized("The token is meant for somebody else.") from None
-        except UNREADABLE:
-            raise Unauthorized(NOT_THE_HUBS) from None
+        except UNREADABLE as error:
+            raise Unauthorized(TOKEN_ERRORS.get(type(error), NOT_THE_HUBS)) from None
         return _bearer(claims, audiences)
 
     async def _key(self, identifier: str) -> jwt.PyJWK:
@@ -154,7 +153,7 @@ class HubTokens:
         if (key := self._known(identifier)) is not None:
             return key
         if self._failed is not None:
-            raise Unauthorized("The hub's keys cannot be had now, so the token cannot be checked.")
+            raise Unauthorized("The hub's keys cannot be fetched now, so the token cannot be checked.")
         raise Unauthorized("The token is signed with a key that the hub does not publish.")
 
     def _known(self, identifier: str) -> jwt.PyJWK | None:
@@ -168,13 +167,11 @@ class HubTokens:
 
     def _may_fetch(self, identifier: str) -> bool:
         now = self._clock.monotonic()
-        if self._failed is not None and now - self._failed < RETRY_S:
-            return False
-        if self._is_stale():
-            return True
-        if self._known(identifier) is not None:
-            return False
-        if len(self._refreshes) == REFRESHES and now - self._refreshes[0] < REFRESH_WINDOW_S:
+        is_paused = self._failed is not None and now - self._failed < RETRY_S
+        if is_paused or self._is_stale():
+            return not is_paused
+        is_limited = len(self._refreshes) == REFRESHES and now - self._refreshes[0] < REFRESH_WINDOW_S
+        if is_limited or self._known(identifier) is not None:
             return False
         self._refreshes.append(now)
         return True
@@ -183,7 +180,7 @@ class HubTokens:
         """Fetch the JWKS. If the hub is unreachable, the old keys stay valid."""
         try:
             async with (
-                asyncio.timeout(FETCH_S),
+                asyncio.timeout(self._fetch_timeout_s),
                 self._outbound.request("GET", self._address, headers={}, operator=True) as reply,
             ):
                 if reply.status != 200:
@@ -192,7 +189,7 @@ class HubTokens:
         except (UpstreamError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._failed = self._clock.monotonic()
             return
-        self._keys = {str(key.get("kid") or ""): made for key in published if (made := _usable(key)) is not None}
+        self._keys = {str(key.get("kid") or ""): usable for key in published if (usable := _parsed_key(key))}
         self._fetched, self._failed = self._clock.monotonic(), None
 
 
@@ -209,7 +206,7 @@ def _signer(token: str) -> str:
     return header.get("kid") or ""
 
 
-def _usable(key: dict[str, Any]) -> jwt.PyJWK | None:
+def _parsed_key(key: dict[str, Any]) -> jwt.PyJWK | None:
     if key.get("kty") != "RSA" or key.get("alg", ALGORITHM) != ALGORITHM or key.get("use", "sig") != "sig":
         return None
     try:

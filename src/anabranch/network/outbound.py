@@ -16,10 +16,7 @@ from aiohttp.connector import Connection
 from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
 from anabranch.network.addresses import AddressGuard, parse
 
-ResolverFactory = Callable[[], AbstractResolver]
-AddrInfo = tuple[int, int, int, str, tuple[object, ...]]
-
-# The same for an address that others may reach: what is on the allow-list is not for everybody to find out.
+# The message is the same for an address that other callers may use: callers must not learn what is on the allow-list.
 REFUSED = (
     "This address is not open to requests: it is not on the public internet, and the operator has not allowed it to "
     "this caller."
@@ -44,9 +41,6 @@ on_used_connection: ContextVar[bool] = ContextVar("on_used_connection", default=
 class AddressRefused(OSError):
     """Raised inside the connector, before any packet is sent."""
 
-    def __init__(self) -> None:
-        super().__init__(REFUSED)
-
 
 class GuardedResolver(AbstractResolver):
     """Refuses a name if any of its addresses is not permitted."""
@@ -68,8 +62,8 @@ class GuardedResolver(AbstractResolver):
 
 
 class AiohttpOutbound:
-    """Outbound over aiohttp. A pool for origins that the operator named, and two that are guarded: one with the private
-    addresses on the allow-list, and one without. So nobody can use a connection that they could not have opened."""
+    """Outbound over aiohttp. One pool for origins that the operator named, and two that are guarded: with and without
+    the private addresses on the allow-list. So no caller can use a connection that it could not have opened."""
 
     def __init__(
         self,
@@ -77,7 +71,7 @@ class AiohttpOutbound:
         guard: AddressGuard,
         allowed_origins: Iterable[str] = (),
         max_reply_bytes: int,
-        resolver: ResolverFactory = aiohttp.AsyncResolver,
+        resolver: Callable[[], AbstractResolver] = aiohttp.AsyncResolver,
     ) -> None:
         self._allowed_origins = frozenset(allowed_origins)
         self._max_reply_bytes = max_reply_bytes
@@ -127,10 +121,10 @@ class Connector(aiohttp.TCPConnector):
 class PendingRequest:
     """One request: entering it waits for the reply's headers, leaving it closes what was not read."""
 
-    __slots__ = ("_ask", "_max_bytes", "_response")
+    __slots__ = ("_max_bytes", "_response", "_send")
 
-    def __init__(self, ask: Callable[[], Awaitable[aiohttp.ClientResponse]], max_bytes: int) -> None:
-        self._ask = ask
+    def __init__(self, send: Callable[[], Awaitable[aiohttp.ClientResponse]], max_bytes: int) -> None:
+        self._send = send
         self._max_bytes = max_bytes
 
     async def __aenter__(self) -> "AiohttpExchange":
@@ -139,7 +133,7 @@ class PendingRequest:
         for left in reversed(range(RESENDS + 1)):
             on_used_connection.set(False)
             try:
-                self._response = await self._ask()
+                self._response = await self._send()
                 break
             except EXPECTED as error:
                 if not (left and on_used_connection.get() and isinstance(error, DROPPED)):
@@ -195,7 +189,7 @@ class AiohttpExchange:
 
 
 def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
-    def checked(info: AddrInfo) -> socket.socket:
+    def checked(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
         """Checks the address itself before the connection, for names and literal addresses alike."""
         family, kind, protocol, _, address = info
         if not guard.permits(str(address[0])):
@@ -224,9 +218,9 @@ def _translated(error: Exception) -> UpstreamError:
         case aiohttp.ClientConnectorDNSError():
             return UpstreamError("The host name could not be resolved.", Trouble.DOWN)
         case aiohttp.ClientConnectorCertificateError():
-            return UpstreamError(
-                f"The certificate could not be verified{_certificate_reason(cause)}.", Trouble.UNUSABLE
-            )
+            reason = getattr(cause, "verify_message", "")
+            shown = f" ({reason})" if reason else ""
+            return UpstreamError(f"The certificate could not be verified{shown}.", Trouble.UNUSABLE)
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
             return UpstreamError("A secure connection could not be made (TLS failed).", Trouble.UNUSABLE)
         case TimeoutError():
@@ -247,8 +241,3 @@ def _translated(error: Exception) -> UpstreamError:
             return UpstreamError(
                 "The request could not be sent: the URL or a header holds characters that HTTP forbids."
             )
-
-
-def _certificate_reason(cause: Exception) -> str:
-    reason = getattr(cause, "verify_message", "")
-    return f" ({reason})" if reason else ""

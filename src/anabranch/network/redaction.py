@@ -76,19 +76,15 @@ def asked(question: Question, context: Context) -> None:
 
 def removed(text: str, own: Secrets = NONE) -> str:
     """The text without secrets, among them those that only its writer was given."""
-    for secrets in (own, *_known()):
-        text = _without(text, secrets.forms)
-    return text
+    return _without(text, _known_forms(own))
 
 
 def quoted(text: str, own: Secrets = NONE, most: int = MAX_QUOTED) -> str:
     """An upstream's own words, as they can be shown: one line, not too long, without secrets."""
-    start = text[: 4 * most]
-    said = removed(start, own)
-    if len(start) < len(text):
-        for secrets in (own, *_known()):
-            said = _without_end(said, secrets.forms)
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in said).split())
+    clean = removed(text[: 4 * most], own)
+    if len(text) > 4 * most:
+        clean = _without_end(clean, _known_forms(own))
+    line = " ".join("".join(character if character.isprintable() else " " for character in clean).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
@@ -143,6 +139,10 @@ def _known() -> tuple[Secrets, ...]:
     return (_callers.get(), *_configured.values())
 
 
+def _known_forms(own: Secrets) -> Iterator[str]:
+    return (form for secrets in (own, *_known()) for form in secrets.forms)
+
+
 def _options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """`--name=value`, `--token value`, and what looks like an address with a password."""
     for before, arg in zip(("", *args), args, strict=False):
@@ -181,14 +181,14 @@ def _forms(text: str) -> Iterator[str]:
         yield from (coded, coded.translate(URL_SAFE))
 
 
-def _without(text: str, forms: tuple[str, ...]) -> str:
+def _without(text: str, forms: Iterable[str]) -> str:
     for form in forms:
         if form in text:
             text = text.replace(form, REMOVED)
     return text
 
 
-def _without_end(text: str, forms: tuple[str, ...]) -> str:
+def _without_end(text: str, forms: Iterable[str]) -> str:
     """The text was cut off, perhaps in the middle of a secret."""
     for form in forms:
         at = text.find(form[:SHORTEST], max(0, len(text) - len(form)))

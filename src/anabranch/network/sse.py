@@ -23,7 +23,7 @@ class FrameParser:
     def __init__(self, max_event_bytes: int) -> None:
         self.retry_ms: int | None = None
         self._max_bytes = max_event_bytes
-        self._head: bytes | None = b""
+        self._is_first_line = True
         self._pending = bytearray()
         self._after_return = False
         self._event = ""
@@ -32,8 +32,6 @@ class FrameParser:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        if self._head is not None:
-            chunk = self._without_bom(self._head + chunk)
         if not chunk:
             return []
         # A carriage return ends a line at once. A line feed at the start of the next chunk belongs to it.
@@ -44,6 +42,8 @@ class FrameParser:
         for end in ends:
             line = bytes(self._pending) + end if self._pending else end
             self._pending.clear()
+            if self._is_first_line:
+                line, self._is_first_line = line.removeprefix(BOM), False
             if line:
                 self._field(line)
                 continue
@@ -54,12 +54,6 @@ class FrameParser:
         self._pending += rest
         self._check_size()
         return frames
-
-    def _without_bom(self, head: bytes) -> bytes:
-        """The start of the stream, once it is clear whether that is a byte order mark."""
-        is_undecided = len(head) < len(BOM) and BOM.startswith(head)
-        self._head = head if is_undecided else None
-        return b"" if is_undecided else head.removeprefix(BOM)
 
     def _field(self, line: bytes) -> None:
         field, _, value = line.partition(b":")

@@ -1,6 +1,6 @@
 """The SyftAI-Space protocol: URLs, headers with tokens, and the meaning of error replies."""
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -100,16 +100,12 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
         return Status.ERROR, "It answered with a redirect, which is not followed."
     body: object = None
     if exchange.content_type == "application/json" or exchange.content_type.endswith("+json"):
-        try:
+        # The status counts without the body: a 401 whose body breaks off is still a 401.
+        with suppress(UpstreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             body = msgspec.json.decode(await exchange.read())
-        except (UpstreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            # The status counts without the body: a 401 whose body breaks off is still a 401.
-            body = None
     status, sentence = REFUSALS.get(exchange.status, (Status.ERROR, f"It answered with an error ({exchange.status})"))
-    outcome = OUTCOMES.get(
-        str(_field(_field(body, "policy_metadata") or _field(_field(body, "detail"), "policy_metadata"), "outcome"))
-    )
-    if outcome is not None:
+    policy = _field(body, "policy_metadata") or _field(_field(body, "detail"), "policy_metadata")
+    if outcome := OUTCOMES.get(str(_field(policy, "outcome"))):
         status, sentence = outcome, SENTENCES[outcome]
     why = reason(body)
     return status, f"{sentence}: {why}" if why else f"{sentence}."

@@ -4,7 +4,8 @@ while Redis is unreachable every command fails at once.
 It uses connections of redis-py directly: 6 µs of CPU per command against 40 with its client."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -13,7 +14,6 @@ from hiredis import pack_command
 
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.domain.model import Value
 from anabranch.domain.signals import RedisMoved, RedisSaidNo
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 Argument = str | bytes | int | float
 Reply: TypeAlias = bytes | int | list["Reply"] | None
-Sent = tuple[bytes, "asyncio.Future[Reply]"]
+# A packed command and its reply.
+Queued = tuple[bytes, "asyncio.Future[Reply]"]
 
 MAX_CONNECTIONS = 16
 MAX_BATCH = 512
 QUARTERS = 4
 TURNS = 10
-MAX_ERROR_NAME = 20
 PING: bytes = pack_command(("PING",))
 
 # Options that the URL may not set: time-outs are enforced here, replies stay bytes, and a new connection sends nothing
@@ -42,13 +42,7 @@ OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "driver_info": None,
 }
-WRONG_ADDRESS = (
-    "AGGREGATOR_REDIS_URL takes the address of a Redis: redis://[user:password@]host[:port][/database], the same with "
-    "rediss://, or unix:///path; a password is percent-encoded."
-)
 UNREACHABLE = "Redis cannot be reached."
-DENIED = "Redis refuses this user or password."
-BROKEN = "Redis closed the connection before it answered."
 LATE = "Redis did not answer in time."
 CLOSED = "The connection to Redis has been closed."
 
@@ -62,34 +56,26 @@ class RedisRefused(RedisGone):
     """Redis answered this command with an error."""
 
 
-class RedisTiming(Value):
-    """`probe_every_s`: how often an unreachable Redis is tried again."""
-
-    probe_every_s: float = 0.5
-
-
-USUAL_TIMING = RedisTiming()
-
-
 class Redis:
-    """Connects with the first command. Replies are as Redis sends them: bytes, numbers, None and lists."""
+    """Connects with the first command. Replies are as Redis sends them: bytes, numbers, None and lists.
+    `probe_every_s`: how often an unreachable Redis is tried."""
 
     def __init__(
-        self, url: str, *, timeout_s: float, clock: Clock, telemetry: Telemetry, timing: RedisTiming = USUAL_TIMING
+        self, url: str, *, timeout_s: float, clock: Clock, telemetry: Telemetry, probe_every_s: float = 0.5
     ) -> None:
         self._connections = Connections(url)
         self._timeout_s = timeout_s
-        self._timing = timing
+        self._probe_every_s = probe_every_s
         self._clock = clock
         self._telemetry = telemetry
         self._reachable = True
         self._closed = False
-        self._collected: list[Sent] = []
-        self._flushing = False
-        self._held_since: float | None = None
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._queue: list[Queued] = []
+        self._queue_blocked_since: float | None = None
+        self._flush_scheduled = False
+        self._batches: set[asyncio.Task[None]] = set()
         self._idle: list[AbstractConnection] = []
-        self._probing: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
 
     @property
     def reachable(self) -> bool:
@@ -103,11 +89,11 @@ class Redis:
             raise RedisGone(CLOSED if self._closed else UNREACHABLE)
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
-        self._collected.append((_packed(command), reply))
-        self._flush_soon(loop)
+        self._queue.append((packed(command), reply))
+        self._schedule_flush(loop)
         if wait_s is None:
             return await reply
-        timeout = ReplyTimeout(wait_s, lambda: _fail(reply, RedisGone(LATE)))
+        timeout = ReplyTimeout(wait_s, lambda: _fail([reply], LATE))
         try:
             return await reply
         finally:
@@ -115,54 +101,48 @@ class Redis:
 
     async def close(self) -> None:
         self._closed = True
-        _fail_all(self._collected, CLOSED)
-        self._collected = []
-        tasks = [*self._carrying, *([self._probing] if self._probing else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._fail_queue(CLOSED)
+        await cancel_all([*self._batches, *filter(None, [self._probe])])
         await self._discard_idle()
         await asyncio.sleep(0)  # The sockets themselves are closed in the loop's next turn.
 
-    def _flush_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._flushing:
-            self._flushing = True
+    def _schedule_flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send the commands of this turn, or collect more while every connection is busy. The time that a batch has
         waited counts against its time-out, but each batch gets at least a quarter of it."""
-        self._flushing = False
-        while self._collected and len(self._carrying) < MAX_CONNECTIONS:
-            batch, self._collected = self._collected[:MAX_BATCH], self._collected[MAX_BATCH:]
-            held_s = 0.0 if self._held_since is None else self._clock.monotonic() - self._held_since
-            budget_s = max(self._timeout_s - held_s, self._timeout_s / QUARTERS)
-            task = asyncio.create_task(self._carry(batch, budget_s))
-            self._carrying.add(task)
-            task.add_done_callback(partial(self._carried, batch))
-        if not self._collected:
-            self._held_since = None
-        elif self._held_since is None:
-            self._held_since = self._clock.monotonic()
+        self._flush_scheduled = False
+        now = self._clock.monotonic()
+        waited_s = 0.0 if self._queue_blocked_since is None else now - self._queue_blocked_since
+        budget_s = max(self._timeout_s - waited_s, self._timeout_s / QUARTERS)
+        while self._queue and len(self._batches) < MAX_CONNECTIONS:
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+            task = asyncio.create_task(self._send(batch, budget_s))
+            self._batches.add(task)
+            task.add_done_callback(partial(self._on_batch_done, batch))
+        self._queue_blocked_since = now - waited_s if self._queue else None
 
-    def _carried(self, batch: list[Sent], task: asyncio.Task[None]) -> None:
-        """Fail what is left of a batch: a task that is cancelled before its first step has not run at all."""
-        self._carrying.discard(task)
-        _fail_all(batch, CLOSED if self._closed else UNREACHABLE)
-        if self._collected:
-            self._flush_soon(task.get_loop())
+    def _on_batch_done(self, batch: list[Queued], task: asyncio.Task[None]) -> None:
+        """Fail the commands without a reply: a task that is cancelled before its first step has not run at all."""
+        self._batches.discard(task)
+        _fail([reply for _, reply in batch], CLOSED if self._closed else UNREACHABLE)
+        if self._queue:
+            self._schedule_flush(task.get_loop())
 
-    async def _carry(self, batch: list[Sent], budget_s: float) -> None:
+    async def _send(self, batch: list[Queued], budget_s: float) -> None:
         """Send one batch with one write, in a task that no caller can cancel. A connection with any error is closed, so
         that no reply can reach the caller of another command."""
         task = asyncio.current_task()
         assert task is not None
         timeout = ReplyTimeout(budget_s, task.cancel)
         connection: AbstractConnection | None = None
-        used, failure = False, LATE
+        is_reused, failure = False, LATE
         try:
-            connection = await self._unused()
-            used = connection is not None
+            connection = await self._idle_connection()
+            is_reused = connection is not None
             if connection is None:
                 connection = self._connections.new()
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -174,46 +154,45 @@ class Redis:
                 failure = CLOSED if self._closed else UNREACHABLE
                 raise
             task.uncancel()
-            self._lost(LATE)
+            self._mark_unreachable(LATE)
         except (self._connections.error, OSError) as error:
-            failure = BROKEN if used else UNREACHABLE
-            # An error on a used connection says little about Redis, which may have been restarted: the next command
+            failure = "Redis closed the connection before it answered." if is_reused else UNREACHABLE
+            # An error on a reused connection says little about Redis, which may have been restarted: the next command
             # tries a new connection. This one is not sent again: Redis may have run it before it died, and a rate limit
             # would count it twice.
             await self._discard_idle()
-            if not used:
-                self._lost(DENIED if isinstance(error, self._connections.denial) else UNREACHABLE)
+            if not is_reused:
+                is_denied = isinstance(error, self._connections.denial)
+                self._mark_unreachable("Redis refuses this user or password." if is_denied else UNREACHABLE)
         finally:
             timeout.end()
-            _fail_all(batch, failure)
+            _fail([reply for _, reply in batch], failure)
             if connection is not None:
                 await connection.disconnect(nowait=True)
 
-    async def _exchange(self, connection: "AbstractConnection", batch: list[Sent]) -> None:
+    async def _exchange(self, connection: "AbstractConnection", batch: list[Queued]) -> None:
         """Every reply must be read, also those without a caller."""
-        waited_for = [sent for sent in batch if not sent[1].done()]
-        await connection.send_packed_command(b"".join([packed for packed, _ in waited_for]), check_health=False)
-        for _, reply in waited_for:
+        awaited = [queued for queued in batch if not queued[1].done()]
+        await connection.send_packed_command(b"".join([command for command, _ in awaited]), check_health=False)
+        for _, reply in awaited:
             try:
                 value = await connection.read_response(disable_decoding=True)
             except self._connections.refusal as error:
-                self._telemetry.noted(RedisSaidNo(why=_why(error)))
-                _fail(reply, RedisRefused(f"Redis refused a command: {str(error)[:200]}"))
+                self._telemetry.noted(RedisSaidNo(why=_error_name(error)))
+                _fail([reply], f"Redis refused a command: {str(error)[:200]}", RedisRefused)
             else:
                 if not reply.done():
                     reply.set_result(value)
 
-    async def _unused(self) -> "AbstractConnection | None":
+    async def _idle_connection(self) -> "AbstractConnection | None":
         """An idle connection that Redis has not closed. Writing nothing detects a reset; by the time this task runs,
         the loop has seen every close that came before the command."""
         while self._idle:
             connection = self._idle.pop()
-            try:
+            with suppress(self._connections.error, OSError):
                 await connection.send_packed_command([], check_health=False)
                 if not await connection.can_read():
                     return connection
-            except (self._connections.error, OSError):
-                pass
             await connection.disconnect(nowait=True)
         return None
 
@@ -221,27 +200,29 @@ class Redis:
         while self._idle:
             await self._idle.pop().disconnect(nowait=True)
 
-    def _lost(self, reason: str) -> None:
-        """Mark Redis as unreachable: all waiting and new commands fail at once."""
+    def _fail_queue(self, why: str) -> None:
+        queue, self._queue = self._queue, []
+        _fail([reply for _, reply in queue], why)
+
+    def _mark_unreachable(self, reason: str) -> None:
+        """All waiting and new commands fail at once, until a probe succeeds."""
         if not self.reachable:
             return
         self._reachable = False
-        _fail_all(self._collected, UNREACHABLE)
-        self._collected = []
-        for task in self._carrying - {asyncio.current_task()}:
+        self._fail_queue(UNREACHABLE)
+        for task in self._batches - {asyncio.current_task()}:
             task.cancel()
-        self._probing = asyncio.create_task(self._until_back())
+        self._probe = asyncio.create_task(self._probe_until_reachable())
         self._telemetry.noted(RedisMoved(reachable=False, reason=reason))
 
-    async def _until_back(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _probe_until_reachable(self) -> None:
         await self._discard_idle()
         while not self._reachable and not self._closed:
-            await asyncio.sleep(self._timing.probe_every_s)
-            pong: asyncio.Future[Reply] = loop.create_future()
-            await self._carry([(PING, pong)], self._timeout_s)
-            refused = isinstance(pong.exception(), RedisRefused)
-            self._reachable = refused or (pong.exception() is None and pong.result() == b"PONG")
+            await asyncio.sleep(self._probe_every_s)
+            pong: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            await self._send([(PING, pong)], self._timeout_s)
+            error = pong.exception()
+            self._reachable = isinstance(error, RedisRefused) or (error is None and pong.result() == b"PONG")
         if self._reachable:
             self._telemetry.noted(RedisMoved(reachable=True))
 
@@ -289,7 +270,10 @@ class Connections:
             self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
             first = self._kind(**self._options)
         except (TypeError, ValueError, RedisError):
-            raise ConfigurationError(WRONG_ADDRESS) from None
+            raise ConfigurationError(
+                "AGGREGATOR_REDIS_URL takes the address of a Redis: redis://[user:password@]host[:port][/database], "
+                "the same with rediss://, or unix:///path; a password is percent-encoded."
+            ) from None
         # Loading the system's certificates blocks the loop for long, so all connections share them.
         self._tls = first.ssl_context if isinstance(first, SSLConnection) else None
 
@@ -300,33 +284,34 @@ class Connections:
         return cast("AbstractConnection", connection)
 
 
-def _why(error: Exception) -> str:
+def _error_name(error: Exception) -> str:
     """The name of a Redis error, such as READONLY or OOM; the rest of its text may be anything."""
     name = str(error).partition(" ")[0]
-    known = name if name.isascii() and name.isupper() and len(name) <= MAX_ERROR_NAME else ""
-    return known or type(error).__name__
+    return name if name.isascii() and name.isupper() and len(name) <= 20 else type(error).__name__
 
 
-def _packed(command: tuple[Argument, ...]) -> bytes:
+def packed(command: tuple[Argument, ...]) -> bytes:
     """A caller's name may contain half a surrogate pair, which UTF-8 cannot encode."""
     try:
-        packed: bytes = pack_command(command)  # type: ignore[arg-type]
+        return cast("bytes", pack_command(command))  # type: ignore[arg-type]
     except UnicodeEncodeError:
-        parts = (part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in command)
-        packed = pack_command(tuple(parts))  # type: ignore[arg-type]
-    return packed
+        return packed(
+            tuple(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in command)
+        )
 
 
-def _fail_all(batch: list[Sent], why: str) -> None:
-    for _, reply in batch:
+def _fail(replies: Iterable["asyncio.Future[Reply]"], why: str, kind: type[RedisGone] = RedisGone) -> None:
+    for reply in replies:
         if not reply.done():
-            _fail(reply, RedisGone(why))
+            reply.set_exception(kind(why))
+            reply.exception()  # The caller may have been cancelled: avoid the warning that nobody retrieved it.
 
 
-def _fail(reply: "asyncio.Future[Reply]", error: RedisGone) -> None:
-    if not reply.done():
-        reply.set_exception(error)
-        reply.exception()  # The caller may have been cancelled: avoid the warning about an exception never retrieved.
+async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel the tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @cache

@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
-from hiredis import pack_command
 
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import AnabranchError, InvalidQuestion, StreamUnavailable
 from anabranch.domain.model import Value
-from anabranch.redis.client import Connections, Redis, RedisGone, Reply
+from anabranch.redis.client import PING, Connections, Redis, RedisGone, Reply, cancel_all, packed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -23,7 +22,6 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_REPLYING = 1_000
 
 OWNER_UNREACHABLE = "The worker that holds this stream cannot be reached."
-TOO_LARGE = f"A command to another worker has at most {MAX_BYTES:,} bytes."
 
 
 class RpcTiming(Value):
@@ -33,9 +31,6 @@ class RpcTiming(Value):
     ping_every_s: float = 1.0
     silence_s: float = 3.0
     reconnect_s: float = 0.2
-
-
-USUAL_TIMING = RpcTiming()
 
 
 class RpcMessage(Value, array_like=True):
@@ -56,9 +51,7 @@ class ChannelWatch:
 
     def __init__(self) -> None:
         self._notified = asyncio.Event()
-
-    def notify(self) -> None:
-        self._notified.set()
+        self.notify = self._notified.set
 
     async def wait(self, wait_s: float) -> bool:
         """Whether it was notified since the last call, or is within that time."""
@@ -75,11 +68,11 @@ class WorkerRpc:
     `since` is when the connection was made, or None. `interrupted_at` is when it was last lost or came back: Redis may
     hold other data since then."""
 
-    def __init__(self, url: str, redis: Redis, *, worker: str, clock: Clock, timing: RpcTiming = USUAL_TIMING) -> None:
+    def __init__(self, url: str, redis: Redis, *, worker: str, clock: Clock, timing: RpcTiming | None = None) -> None:
         self._connections = Connections(url)
         self._redis = redis
         self._clock = clock
-        self._timing = timing
+        self._timing = timing or RpcTiming()
         self._address = _address(worker)
         self._worker = worker
         self._handler: Handler | None = None
@@ -105,32 +98,26 @@ class WorkerRpc:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        tasks = [*self._replying, *([self._task] if self._task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([*self._replying, *filter(None, [self._task])])
 
     async def ask(self, worker: str, body: bytes, wait_s: float = 2.0) -> bytes:
         """The reply of that worker's handler. StreamUnavailable if it cannot be reached or is late; then it is not
         known whether it has handled the request."""
         if len(body) > MAX_BYTES:
-            raise InvalidQuestion(TOO_LARGE)
-        if not self.up:
-            raise StreamUnavailable(OWNER_UNREACHABLE)
+            raise InvalidQuestion(f"A command to another worker has at most {MAX_BYTES:,} bytes.")
         number = secrets.token_hex(8)
         answer: asyncio.Future[RpcMessage] = asyncio.get_running_loop().create_future()
         self._requests[number] = answer
+        request = RpcMessage(number=number, sender=self._worker, body=body)
         try:
             async with asyncio.timeout(wait_s):
-                request = RpcMessage(number=number, sender=self._worker, body=body)
-                if not await self._redis.execute("PUBLISH", _address(worker), _pack(request)):
-                    raise StreamUnavailable(OWNER_UNREACHABLE)
-                reply = await answer
+                receivers = self.up and await self._redis.execute("PUBLISH", _address(worker), _pack(request))
+                reply = await answer if receivers else None
         except (TimeoutError, RedisGone) as error:
             raise StreamUnavailable(OWNER_UNREACHABLE) from error
         finally:
             del self._requests[number]
-        if reply.failed:
+        if reply is None or reply.failed:
             raise StreamUnavailable(OWNER_UNREACHABLE)
         return reply.body
 
@@ -160,41 +147,33 @@ class WorkerRpc:
         while True:
             connection = self._connections.new()
             try:
-                await self._listening(connection)
-            except (self._connections.error, OSError, TimeoutError):
+                await self._serve(connection)
+            except* (self._connections.error, OSError, TimeoutError):
                 pass
             finally:
-                self._lost()
+                self._mark_interrupted()
                 await connection.disconnect(nowait=True)
             for watch in [watch for watches in self._watches.values() for watch in watches]:
                 watch.notify()
             await asyncio.sleep(self._timing.reconnect_s)
 
-    async def _listening(self, connection: "AbstractConnection") -> None:
+    async def _serve(self, connection: "AbstractConnection") -> None:
         """Until an error. One task reads and one writes; if one fails, the other is cancelled."""
         async with asyncio.timeout(self._timing.silence_s):
             await connection.connect()  # type: ignore[no-untyped-call]
         self._received_at = asyncio.get_running_loop().time()
         self._unsent = [("SUBSCRIBE", channel) for channel in (self._address, *self._watches)]
         self._connected = True
-        sending = asyncio.create_task(self._send_loop(connection))
-        receiving = asyncio.create_task(self._receive_loop(connection))
-        try:
-            done, _ = await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (sending, receiving):
-                task.cancel()
-            await asyncio.gather(sending, receiving, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_loop(connection))
+            group.create_task(self._receive_loop(connection))
 
     async def _send_loop(self, connection: "AbstractConnection") -> None:
         while True:
             unsent, self._unsent = self._unsent, []
             self._to_send.clear()
-            packed = b"".join([_packed(command) for command in unsent]) or _packed(("PING",))
             async with asyncio.timeout(self._timing.silence_s):
-                await connection.send_packed_command(packed, check_health=False)
+                await connection.send_packed_command(b"".join(map(packed, unsent)) or PING, check_health=False)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.ping_every_s):
                     await self._to_send.wait()
@@ -206,30 +185,29 @@ class WorkerRpc:
             try:
                 message: Reply = await connection.read_response(disable_decoding=True)
             except (self._connections.error, OSError):
-                self._lost()  # At once, before any command reaches the next Redis.
+                self._mark_interrupted()  # At once, before any command reaches the next Redis.
                 raise
             self._received_at = asyncio.get_running_loop().time()
             if self.since is None:
                 self.since = self._clock.monotonic()
                 if self.interrupted_at > float("-inf"):
                     self.interrupted_at = self.since
-            match message:
-                case [b"message" | b"subscribe" as kind, bytes(channel), body]:
-                    self._receive(kind == b"message", channel.decode("utf-8", "surrogatepass"), body)
+            self._receive(message)
 
-    def _lost(self) -> None:
+    def _mark_interrupted(self) -> None:
         self._connected = False
         if self.since is not None:
             self.since = None
             self.interrupted_at = self._clock.monotonic()
 
-    def _receive(self, published: bool, channel: str, body: Reply) -> None:
-        if channel != self._address:
-            for watch in self._watches.get(channel, ()):
-                watch.notify()
-        elif published and isinstance(body, bytes):
-            with suppress(msgspec.MsgspecError):  # Not a message of ours.
-                self._handle(_unpack(body))
+    def _receive(self, message: Reply) -> None:
+        match message:
+            case [b"message", bytes(channel), bytes(body)] if channel == self._address.encode("utf-8", "surrogatepass"):
+                with suppress(msgspec.MsgspecError):  # Not a message of ours.
+                    self._handle(_unpack(body))
+            case [b"message" | b"subscribe", bytes(channel), _]:
+                for watch in self._watches.get(channel.decode("utf-8", "surrogatepass"), ()):
+                    watch.notify()
 
     def _handle(self, message: RpcMessage) -> None:
         if not message.sender:
@@ -258,8 +236,3 @@ class WorkerRpc:
 
 def _address(worker: str) -> str:
     return f"anabranch:post:{worker}"
-
-
-def _packed(command: tuple[str, ...]) -> bytes:
-    packed: bytes = pack_command(tuple(part.encode("utf-8", "surrogatepass") for part in command))  # type: ignore[arg-type]
-    return packed

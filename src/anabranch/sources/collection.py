@@ -20,14 +20,12 @@ class CollectionSource:
 
     async def search(self, query: Query, context: Context) -> SourceReply:
         """A caller without permission gets the same reply as for an empty collection."""
-        path = self._endpoint.path
+        path, source = self._endpoint.path, None
+        if self._endpoint.slug != EVERYTHING:
+            filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
+            query, source = msgspec.structs.replace(query, filters=filters), path
         try:
-            knowledge = await self._knowledge()
-            if self._endpoint.slug != EVERYTHING:
-                filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
-                query = msgspec.structs.replace(query, filters=filters)
-            source = None if self._endpoint.slug == EVERYTHING else path
-            found = await knowledge.find(query, Caller.of(context), source)
+            found = await (await self._knowledge()).find(query, Caller.of(context), source)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
         return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(found.passages), seen=found.seen)

@@ -49,8 +49,7 @@ def decode(body: bytes) -> QueryReply:
 
 
 def _decode_leniently(reply: Any) -> QueryReply:
-    found = _get(reply, "references", dict)
-    documents = _get(found, "documents", list)
+    documents = _get(_get(reply, "references", dict), "documents", list)
     if documents is None:
         # No documents: raise the error that names the wrong field.
         return msgspec.convert(reply, QueryReply)
@@ -67,9 +66,12 @@ def _document(given: object) -> SpaceDocument | None:
     if not content:
         return None
     labels = _get(given, "metadata", dict) or {}
-    named = {name: _encodable(str(labels[name])) for name in Labels.__struct_fields__ if _is_label(labels.get(name))}
-    score = _get(given, "similarity_score", int | float)
-    identity = _get(given, "document_id", str | int)
+    named = {
+        name: _encodable(str(labels[name]))
+        for name in Labels.__struct_fields__
+        if isinstance(labels.get(name), str | int | float)
+    }
+    score, identity = _get(given, "similarity_score", int | float), _get(given, "document_id", str | int)
     return SpaceDocument(
         content=_encodable(content),
         document_id=None if identity is None else _encodable(str(identity)),
@@ -81,10 +83,6 @@ def _document(given: object) -> SpaceDocument | None:
 def _get(holder: object, name: str, kind: Any) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, kind) else None
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _encodable(text: str) -> str:
@@ -118,8 +116,10 @@ class SpaceSource:
         except msgspec.ValidationError as error:
             return self._unusable(f"The reply does not have the expected form: {error}.")
         except (ValueError, RecursionError):
-            what = "an HTML page" if exchange.content_type == "text/html" else "something else"
-            return self._unusable(f"The reply should be JSON, but it is {what}.")
+            is_html = exchange.content_type == "text/html"
+            return self._unusable(
+                f"The reply should be JSON, but it is {'an HTML page' if is_html else 'something else'}."
+            )
         if reply.references is msgspec.UNSET and reply.summary is msgspec.UNSET:
             return self._unusable("The reply has neither documents nor a summary.")
         return SourceReply(path=self._endpoint.path, status=Status.SUCCESS, passages=self._passages(reply))
@@ -127,7 +127,6 @@ class SpaceSource:
     def _passages(self, reply: QueryReply) -> tuple[Passage, ...]:
         path = self._endpoint.path
         documents = (reply.references.documents if isinstance(reply.references, References) else None) or []
-        documents = documents[:MAX_DOCUMENTS]
         passages = [
             Passage(
                 source=path,
@@ -136,14 +135,14 @@ class SpaceSource:
                 score=_score(document.similarity_score),
                 document_id=None if document.document_id is None else str(document.document_id),
             )
-            for number, document in enumerate(documents, 1)
+            for number, document in enumerate(documents[:MAX_DOCUMENTS], 1)
             if document.content
         ]
         summary = _summary_text(reply.summary)
         if summary:
-            best = max((passage.score for passage in passages), default=1.0)
             title = f"{self._endpoint.name or path}: summary"
-            passages.insert(0, Passage(source=path, title=title, text=summary, score=best))
+            score = max((passage.score for passage in passages), default=1.0)
+            passages.insert(0, Passage(source=path, title=title, text=summary, score=score))
         return tuple(passages)
 
     def _failed(self, status: Status, error: str, trouble: Trouble) -> SourceReply:

@@ -457,7 +457,7 @@ async def test_a_hub_that_is_away_is_a_sentence(seeded: Seeded) -> None:
         url, token = gone.url, gone.token("alice")
     async with node(seeded.settings(syfthub_url=url)) as there:
         reply = await there.ask("canteen", token=token)
-        assert (reply.status, "cannot be had now" in reply.body["detail"]) == (401, True)
+        assert (reply.status, "cannot be fetched now" in reply.body["detail"]) == (401, True)
         assert (await there.ask("canteen", token=seeded.secrets["bob"])).status == 200
 
 

@@ -1,4 +1,4 @@
-"""What is made of replies over HTTP that are not as they should be: cut, broken, or no messages at all."""
+"""Malformed HTTP replies of MCP servers: truncated, broken, or not MCP messages."""
 
 import json
 import time
@@ -11,14 +11,17 @@ from aiohttp import web as aiohttp_web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Context, Passage, Query, SourceReply
-from anabranch.sources.mcp import errors
+from anabranch.sources.mcp import connection as mcp_connection
 from anabranch.sources.mcp.connection import McpConnection, connected
 from anabranch.sources.mcp.framing import SurrogateRepair, repair_surrogates
 from anabranch.sources.mcp.results.extraction import passages
+from anabranch.sources.mcp.services import PoolServices
 from anabranch.sources.mcp.tool_selection import NoTool
+from anabranch.testing import Recorder
 from support.mcp_http_servers import answer, listening, outbound
 
 Reply = Callable[[Any], aiohttp_web.StreamResponse]
@@ -67,13 +70,14 @@ async def asked(reply: Reply, *, era: str = "old", greeting: Reply | None = None
 
     async with listening({"/mcp": respond}) as origin, outbound() as way_out:
         server = McpServer(name="s", url=f"{origin}/mcp")
-        async with connected(server, way_out, mode="auto", max_reply_bytes=100_000, on_output=print) as connection:
+        services = PoolServices(outbound=way_out, clock=SystemClock(), telemetry=Recorder(), max_reply_bytes=100_000)
+        async with connected(server, services, "auto", print) as connection:
             yield connection
 
 
 async def found(connection: McpConnection) -> tuple[Passage, ...]:
     context = Context(correlation_id="test", deadline=time.monotonic() + 60)
-    return passages(await connection.ask(SERVER, QUERY, context), SERVER)
+    return passages(await connection.call(QUERY, context), SERVER)
 
 
 SERVER = McpServer(name="s", url="http://s.example/mcp")
@@ -115,9 +119,11 @@ async def test_replies_that_violate_the_protocol_are_read_as_far_as_possible(era
 
 async def failure(reply: Reply) -> SourceReply:
     async with asked(reply) as connection:
-        with pytest.raises(Exception) as failed:  # noqa: PT011  failing.py knows them all
+        with pytest.raises(Exception) as failed:  # noqa: PT011
             await found(connection)
-        return errors.call_error(failed.value, SERVER, "")
+        reply_of_failure = connection.call_failed(failed.value)
+    assert reply_of_failure is not None
+    return reply_of_failure
 
 
 NO_JSON = "The server's reply is not JSON, or not an MCP message: check `url`."
@@ -159,15 +165,15 @@ async def test_a_handshake_reply_that_is_not_mcp_is_explained() -> None:
     with pytest.raises(Exception) as failed:  # noqa: PT011
         async with asked(page, greeting=page):
             pass
-    sentence = errors.connection_error(failed.value, SERVER, 30.0)
+    sentence = mcp_connection.connection_error(failed.value, SERVER, 30.0)
     assert sentence == "The server's reply is of type text/html, which is not an MCP message: check `url`."
 
 
 def test_only_tool_selection_errors_count_as_misconfiguration() -> None:
     """For such failures nobody looks for reasons in what the server's process has written."""
-    assert errors.is_misconfigured(ExceptionGroup("tasks", [NoTool("None of its tools takes a question.")]))
-    assert not errors.is_misconfigured(ExceptionGroup("tasks", [UpstreamError("The server's process ended.")]))
-    assert not errors.is_misconfigured(TimeoutError())
+    assert mcp_connection.is_misconfigured(ExceptionGroup("tasks", [NoTool("None of its tools takes a question.")]))
+    assert not mcp_connection.is_misconfigured(ExceptionGroup("tasks", [UpstreamError("The server's process ended.")]))
+    assert not mcp_connection.is_misconfigured(TimeoutError())
 
 
 @given(st.text(), st.integers(1, 9))

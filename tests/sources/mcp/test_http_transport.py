@@ -1,4 +1,4 @@
-"""MCP servers at a URL, through the one way out."""
+"""The HTTP transport to MCP servers."""
 
 import asyncio
 import json
@@ -15,9 +15,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, TextContent
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.http_transport import MAX_EVENT, OutboundTransport
+from anabranch.sources.mcp.http_transport import OutboundTransport
 from anabranch.sources.mcp.services import McpTiming
 from support.mcp_http_servers import (
+    MAX_EVENT,
     MAX_REPLY,
     Recording,
     answer,

@@ -1,4 +1,4 @@
-"""Calls to real MCP servers through the pool: what they find, how they fail, and what that costs the others."""
+"""Calls to real MCP servers through the pool: results, failures, and their effect on other calls."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""What changes while the pool is at work: the configuration, a server's tools, a session, and who is told of it."""
+"""Changes while the pool runs: the configuration, a server's tools, and its session."""
 
 import asyncio
 import json

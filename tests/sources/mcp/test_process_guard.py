@@ -1,4 +1,4 @@
-"""Nothing that a child has started outlives us, however we end."""
+"""The process guard ends every process of an MCP server, whichever process dies first."""
 
 import asyncio
 import os
@@ -15,12 +15,14 @@ from support.mcp_children import DAEMON, TELLS_PID, child, lives, until
 FAMILY = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DAEMON + "time.sleep(600)\n"
 # One of us: holds the family's connection open until it is killed.
 HOLDER = """
-import asyncio, sys
+import asyncio, functools, sys
 from anabranch.domain.mcp import McpServer
+from anabranch.sources.mcp.services import McpTiming
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 async def main():
     server = McpServer(name="family", command=sys.executable, args=("-c", sys.argv[1]))
-    async with stdio_transport(server, max_line=1000, on_output=lambda line: print(line, flush=True)):
+    heard = functools.partial(print, flush=True)
+    async with stdio_transport(server, max_line=1000, on_output=heard, timing=McpTiming()):
         await asyncio.Event().wait()
 asyncio.run(main())
 """

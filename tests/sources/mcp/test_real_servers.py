@@ -1,4 +1,4 @@
-"""Real MCP servers side by side, from npm and PyPI: what they answer, and what it costs when one dies and one hangs."""
+"""Real MCP servers from npm and PyPI side by side, with one killed and one hanging."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Children that misbehave: what they write, what they do not read, and how they will not go."""
+"""Misbehaving child processes: their output, unread input, and ignored signals."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Real MCP servers as children, of both eras, under both event loops."""
+"""Real MCP servers as child processes, with both protocols and both event loops."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ from mcp_types import CONNECTION_CLOSED, TextContent
 
 from anabranch.domain.errors import Trouble, UpstreamError
 from anabranch.domain.mcp import McpServer
+from anabranch.sources.mcp.services import McpTiming
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 from support.mcp_children import ENV, MINI, TELLS_PID, child, lives, scripted, until
 
@@ -29,7 +30,9 @@ def run(loop: Loop, test: Coroutine[Any, Any, None]) -> None:
 
 
 def connected(server: McpServer, heard: Callable[[str], None] = lambda _: None, **given: Any) -> Client:
-    return Client(stdio_transport(server, max_line=1_000_000, on_output=heard), mode="auto", **given)
+    return Client(
+        stdio_transport(server, max_line=1_000_000, on_output=heard, timing=McpTiming()), mode="auto", **given
+    )
 
 
 @LOOPS

@@ -1,4 +1,4 @@
-"""Which tool of a server is asked, and with what."""
+"""The choice of a server's tool and its arguments."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,8 @@
-"""A connection to an MCP server: protocol handshake, choice of the tool, calls, and notifications of changed tools."""
+"""A connection to an MCP server: protocol handshake, choice of the tool, calls, notifications of changed tools, and
+messages for its failures. It imports the SDK, so it is loaded late."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
@@ -11,38 +13,64 @@ from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    CONNECTION_CLOSED,
     HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    URL_ELICITATION_REQUIRED,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
     Implementation,
     RequestParamsMeta,
+    TextContent,
     Tool,
     ToolListChangedNotification,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
-from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import AnabranchError, Elsewhere, Trouble, UpstreamError
 from anabranch.domain.mcp import HOPS, McpServer
-from anabranch.domain.model import Context, Query
-from anabranch.sources.mcp.framing import RawReply, TappedTransport
+from anabranch.domain.model import Context, Query, SourceReply, Status
+from anabranch.network.redaction import Secrets, of_server, quoted
+from anabranch.sources.mcp.framing import RawReply, tapped
 from anabranch.sources.mcp.http_transport import http_transport
-from anabranch.sources.mcp.results.extraction import tool_result
-from anabranch.sources.mcp.services import McpTiming, cancel_until_done
+from anabranch.sources.mcp.results.extraction import extract, tool_result
+from anabranch.sources.mcp.services import EXPIRED, McpTiming, PoolServices, cancel_until_done
 from anabranch.sources.mcp.stdio_transport import stdio_transport
-from anabranch.sources.mcp.tool_selection import ToolChoice, arguments, choose
+from anabranch.sources.mcp.tool_selection import NoTool, ToolChoice, arguments, choose
 from anabranch.telemetry.log import label
 
 MAX_PAGES = 20
 MAX_TOOLS = 500
+LOST = "The connection to the server was lost."
+# Codes that concern the request, not the state of the server.
+REQUEST_ERRORS = frozenset(
+    {
+        INVALID_PARAMS,
+        INVALID_REQUEST,
+        METHOD_NOT_FOUND,
+        MISSING_REQUIRED_CLIENT_CAPABILITY,
+        URL_ELICITATION_REQUIRED,
+    }
+)
+UNREACHABLE = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
+# Messages of the SDK.
+SDK_EXPIRED, SDK_CLOSED = "Session terminated", "Connection closed"
+PARSE_FAILED = re.compile(r"Failed to parse (?:JSON response|SSE message): (.*)")
+WRONG_CONTENT_TYPE = re.compile(r"Unexpected content type: ([\w.+/-]{0,100})")
 
 
 class McpConnection:
     """A connected server. `ended` is set when the connection is lost or given up, and `reason` says why. `unanswered`
     counts the calls in a row that timed out while the server sent nothing at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: McpServer, timing: McpTiming) -> None:
         self.client: Client
         self.choice: ToolChoice
         self.ended = asyncio.Event()
@@ -52,11 +80,8 @@ class McpConnection:
         self.implementation: str | None = None
         self.tools_changed = False
         self.unanswered = 0
-
-    def read_server_info(self) -> None:
-        self.protocol = self.client.protocol_version
-        info = self.client.server_info
-        self.implementation = label(f"{info.name} {info.version}".strip()) if info else None
+        self._server = server
+        self._timing = timing
 
     def end(self, reason: str) -> None:
         if not self.ended.is_set():
@@ -76,15 +101,24 @@ class McpConnection:
         self.wakeup.set()
 
     @property
+    def is_silent(self) -> bool:
+        return self.unanswered >= self._timing.silent_calls
+
+    def count_unanswered(self) -> None:
+        self.unanswered += 1
+        if self.is_silent:
+            self.wakeup.set()
+
+    @property
     def mode(self) -> str:
         """The handshake to begin the next connection with."""
         return "auto" if self.protocol in MODERN_PROTOCOL_VERSIONS else "legacy"
 
-    async def find_tool(self, server: McpServer) -> None:
+    async def find_tool(self) -> None:
         """Choose the tool from the server's current list."""
         self.tools_changed = False
         # In a thread: a server's schemas may take long to read.
-        self.choice = await asyncio.to_thread(choose, server, await self._tools())
+        self.choice = await asyncio.to_thread(choose, self._server, await self._tools())
 
     async def _tools(self) -> list[Tool]:
         tools: list[Tool] = []
@@ -102,12 +136,16 @@ class McpConnection:
         with suppress(MCPError):
             await self.client.list_tools()
 
-    async def ask(self, server: McpServer, query: Query, context: Context) -> CallToolResult:
+    async def call(self, query: Query, context: Context) -> CallToolResult:
         """Call the tool. A reply that violates the tool's output schema or MCP's is still used."""
         text = query.text.encode(errors="replace").decode()
-        given = arguments(self.choice, server, text, query.limit)
+        meta = {"traceparent": context.traceparent, "tracestate": context.tracestate, HOPS: context.hops + 1}
         request = CallToolRequest(
-            params=CallToolRequestParams(name=self.choice.tool, arguments=given, _meta=_request_meta(context))
+            params=CallToolRequestParams(
+                name=self.choice.tool,
+                arguments=arguments(self.choice, self._server, text, query.limit),
+                _meta=cast("RequestParamsMeta", {name: value for name, value in meta.items() if value}),
+            )
         )
         try:
             answer = await self.client.session.send_request(request, CallToolResult)
@@ -115,11 +153,25 @@ class McpConnection:
             if error.code != HEADER_MISMATCH or self.protocol not in MODERN_PROTOCOL_VERSIONS:
                 raise
             # The tool's schema, and with it the required headers, have changed since it was listed.
-            await self.find_tool(server)
+            await self.find_tool()
             answer = await self.client.session.send_request(request, CallToolResult)
         raw = answer.structured_content
         assert isinstance(raw, RawReply), "the tap wraps every reply to a call"
         return tool_result(raw.reply)
+
+    def call_failed(self, error: Exception) -> SourceReply | None:
+        """The reply for a failed call. None if the session has expired: the server has not processed the call."""
+        is_http = self._server.url is not None
+        code, message = (error.code, error.message) if isinstance(error, MCPError) else (0, "")
+        if is_http and code == INVALID_REQUEST and message == SDK_EXPIRED:
+            self.end(EXPIRED)
+        if self.reason == EXPIRED:
+            return None
+        if is_http and code in UNREACHABLE:
+            self.count_unanswered()
+        elif not is_http and message == SDK_CLOSED:
+            self.end(LOST)
+        return call_error(error, self._server, self.reason)
 
     async def subscribe(self) -> None:
         """Servers of the modern protocol send notifications of changed tools only to subscribers."""
@@ -134,35 +186,31 @@ class McpConnection:
 
 @asynccontextmanager
 async def connected(
-    server: McpServer,
-    outbound: Outbound,
-    *,
-    mode: str,
-    max_reply_bytes: int,
-    on_output: Callable[[str], None],
-    timing: McpTiming | None = None,
+    server: McpServer, services: PoolServices, mode: str, on_output: Callable[[str], None]
 ) -> AsyncIterator[McpConnection]:
     """A server after the handshake and the choice of its tool. One task must enter and leave it. `mode` is the
     handshake: of either protocol (`auto`) or only of the one before 2026 (`legacy`)."""
-    timing = timing or McpTiming()
-    connection = McpConnection()
-    lost = "The server's process ended." if server.url is None else "The connection to the server was lost."
-    transport = (
-        stdio_transport(server, max_line=max_reply_bytes, on_output=on_output, timing=timing)
-        if server.url is None
-        else http_transport(server, outbound, max_event=max_reply_bytes, timing=timing)
-    )
+    timing, max_bytes = services.timing, services.max_reply_bytes
+    connection = McpConnection(server, timing)
+    if server.url is None:
+        lost = "The server's process ended."
+        transport = stdio_transport(server, max_line=max_bytes, on_output=on_output, timing=timing)
+    else:
+        lost = LOST
+        transport = http_transport(server, services.outbound, max_event=max_bytes, timing=timing)
     connection.client = Client(
-        TappedTransport(transport, connection.on_message, lambda why: connection.end(why or lost)),
+        tapped(transport, connection.on_message, lambda why: connection.end(why or lost)),
         client_info=Implementation(name="anabranch", version=version("anabranch")),
         message_handler=connection.on_notification,
         mode=mode,
         cache=None,
     )
     try:
-        async with connection.client:
-            connection.read_server_info()
-            await connection.find_tool(server)
+        async with connection.client as client:
+            connection.protocol = client.protocol_version
+            if info := client.server_info:
+                connection.implementation = label(f"{info.name} {info.version}".strip())
+            await connection.find_tool()
             subscription = asyncio.create_task(connection.subscribe())
             try:
                 yield connection
@@ -174,6 +222,91 @@ async def connected(
         raise
 
 
-def _request_meta(context: Context) -> RequestParamsMeta:
-    fields = {"traceparent": context.traceparent, "tracestate": context.tracestate, HOPS: context.hops + 1}
-    return cast("RequestParamsMeta", {name: value for name, value in fields.items() if value})
+def connection_error(error: BaseException, server: McpServer, within_s: float) -> str:
+    """Why a connection failed."""
+    match _root(error):
+        case AnabranchError() as ours:
+            return ours.message
+        case TimeoutError():
+            return f"The server was not ready within {within_s:.3g} seconds."
+        case FileNotFoundError():
+            return "The server's command was not found: check `command` and `cwd`."
+        case PermissionError():
+            return "The server's command cannot be executed: check its permissions."
+        case MCPError() as theirs if theirs.code == CONNECTION_CLOSED and server.url is None:
+            return "The server's process ended before it was ready."
+        case MCPError() as theirs if theirs.code in UNREACHABLE:
+            return f"The server could not be reached: {sanitize(theirs.message, server)}"
+        case MCPError() as theirs if message := _unreadable_message(theirs, server):
+            return message
+        case MCPError() as theirs:
+            return f"The server refused the connection: {sanitize(theirs.message, server)}"
+        case ValidationError():
+            return "The server's handshake or list of tools does not follow the MCP specification."
+        case other:
+            return f"The connection failed: {type(other).__name__}."
+
+
+async def source_reply(answer: CallToolResult, server: McpServer, within_s: float) -> SourceReply:
+    """The passages in a tool's answer, or the error that it reports. TimeoutError if they take too long to read."""
+    if answer.is_error:
+        text = " ".join(part.text for part in answer.content if isinstance(part, TextContent))
+        return _failed(server, f"The server's tool reports an error: {sanitize(text, server)}", fault=False)
+    try:
+        passages = await extract(answer, server, within_s)
+    except AnabranchError as error:
+        return _failed(server, error.message, fault=False)
+    return SourceReply(path=server.name, status=Status.SUCCESS, passages=passages)
+
+
+def call_error(error: BaseException, server: McpServer, lost: str) -> SourceReply:
+    """The reply for a failed call; `lost` says why the connection ended, if it has."""
+    match _root(error):
+        case MCPError() as theirs if theirs.code in UNREACHABLE:
+            # Servers also use these codes for their own failures.
+            return _failed(server, lost or f"The call failed: {sanitize(theirs.message, server)}")
+        case MCPError() as theirs if message := _unreadable_message(theirs, server):
+            return _failed(server, message)
+        case MCPError() as theirs:
+            message = f"The server refused the call: {sanitize(theirs.message, server)}"
+            return _failed(server, message, fault=theirs.code not in REQUEST_ERRORS)
+        case ValidationError():
+            return _failed(server, "The server's reply does not follow the MCP specification.")
+        case AnabranchError() as ours:
+            return _failed(server, ours.message, fault=not isinstance(ours, Elsewhere) or ours.trouble.fault)
+        case other:
+            return _failed(server, lost or f"The call failed: {type(other).__name__}.")
+
+
+def _failed(server: McpServer, message: str, *, fault: bool = True) -> SourceReply:
+    return SourceReply(path=server.name, status=Status.ERROR, error=message, fault=fault)
+
+
+def is_misconfigured(error: BaseException) -> bool:
+    """Whether the operator must change the configuration. The output of the server's process is then unrelated."""
+    return isinstance(_root(error), NoTool)
+
+
+def _unreadable_message(error: MCPError, server: McpServer) -> str:
+    """The message for an HTTP reply that is not an MCP message. The SDK's message is many lines of parser output."""
+    if server.url is not None and error.code == PARSE_ERROR and (found := PARSE_FAILED.match(error.message)):
+        if "validation error" in found[1]:
+            return "The server's reply is not JSON, or not an MCP message: check `url`."
+        return f"The server's reply cannot be read: {sanitize(found[1], server)}"
+    if server.url is not None and error.code == INVALID_REQUEST and (found := WRONG_CONTENT_TYPE.match(error.message)):
+        kind = f"of type {found[1]}" if found[1] else "of unknown type"
+        return f"The server's reply is {kind}, which is not an MCP message: check `url`."
+    return ""
+
+
+def sanitize(text: str, server: McpServer) -> str:
+    """Text of a server as one short line without secrets of its configuration."""
+    line = quoted(text, Secrets(of_server(server)))
+    return line if line.endswith((".", "!", "?", "\u2026")) else f"{line or 'no message'}."
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first exception in nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

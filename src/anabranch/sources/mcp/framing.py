@@ -2,9 +2,9 @@
 
 import re
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 from mcp.client._transport import ReadStream, TransportStreams, WriteStream
@@ -15,6 +15,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     REQUEST_TIMEOUT,
     JSONRPCError,
+    JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
@@ -23,19 +24,20 @@ from mcp_types import (
 
 from anabranch.domain.errors import UpstreamError
 
+S = TypeVar("S", ReadStream[SessionMessage | Exception], WriteStream[SessionMessage])
+
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # Matches whole escapes, so that an escaped backslash does not start one.
 ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
-REPLACEMENT = rb"\ufffd"
 
 
 def repair_surrogates(text: bytes) -> bytes:
     """The text with U+FFFD in place of each lone surrogate."""
     if SURROGATE.search(text) is None:
         return text
-    return ESCAPES.sub(lambda found: REPLACEMENT if found[1] else found[0], text)
+    return ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
 
 
 class SurrogateRepair:
@@ -56,8 +58,7 @@ class SurrogateRepair:
         return repair_surrogates(whole) if end else whole
 
     def rest(self) -> bytes:
-        held, self._held = bytes(self._held), bytearray()
-        return repair_surrogates(held)
+        return repair_surrogates(bytes(self._held))
 
 
 MAX_OUTPUT_LINE = 2_000
@@ -140,39 +141,27 @@ class RawReply(dict[str, Any]):
         self.reply = reply
 
 
-class TappedTransport:
+@asynccontextmanager
+async def tapped(
+    transport: AbstractAsyncContextManager[TransportStreams],
+    on_message: Callable[[], None],
+    on_end: Callable[[str], None],
+) -> AsyncIterator[TransportStreams]:
     """Calls `on_message` for every received message, and `on_end` at the end, with the reason if it is known."""
-
-    def __init__(
-        self,
-        transport: AbstractAsyncContextManager[TransportStreams],
-        on_message: Callable[[], None],
-        on_end: Callable[[str], None],
-    ) -> None:
-        self._transport = transport
-        self._on_message = on_message
-        self._on_end = on_end
-
-    async def __aenter__(self) -> TransportStreams:
-        read, write = await self._transport.__aenter__()
-        calls: set[RequestId] = set()
-        return _TappedReader(read, calls, self._on_message, self._on_end), _TappedWriter(write, calls)
-
-    async def __aexit__(self, *why: Any) -> bool | None:
-        return await self._transport.__aexit__(*why)
+    calls: set[RequestId] = set()
+    async with transport as (read, write):
+        yield _TappedReader(read, calls, on_message, on_end), _TappedWriter(write, calls)
 
 
-class _TappedStream:
+class _TappedStream(Generic[S]):
     """A stream of the transport; `calls` are the ids of the tool calls that wait for a reply."""
 
-    def __init__(
-        self, stream: ReadStream[SessionMessage | Exception] | WriteStream[SessionMessage], calls: set[RequestId]
-    ) -> None:
-        self._closed_stream = stream
+    def __init__(self, stream: S, calls: set[RequestId]) -> None:
+        self._stream: S = stream
         self._calls = calls
 
     async def aclose(self) -> None:
-        await self._closed_stream.aclose()
+        await self._stream.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -181,11 +170,7 @@ class _TappedStream:
         await self.aclose()
 
 
-class _TappedWriter(_TappedStream):
-    def __init__(self, stream: WriteStream[SessionMessage], calls: set[RequestId]) -> None:
-        super().__init__(stream, calls)
-        self._stream = stream
-
+class _TappedWriter(_TappedStream[WriteStream[SessionMessage]]):
     async def send(self, item: SessionMessage, /) -> None:
         match item.message:
             case JSONRPCRequest(method="tools/call") as request:
@@ -193,12 +178,10 @@ class _TappedWriter(_TappedStream):
             case JSONRPCNotification(method="notifications/cancelled") as notice:
                 if (cancelled := cancelled_request_id_from_params(notice.params)) is not None:
                     self._calls.discard(coerce_request_id(cancelled))
-            case _:
-                pass
         await self._stream.send(item)
 
 
-class _TappedReader(_TappedStream):
+class _TappedReader(_TappedStream[ReadStream[SessionMessage | Exception]]):
     def __init__(
         self,
         stream: ReadStream[SessionMessage | Exception],
@@ -207,7 +190,6 @@ class _TappedReader(_TappedStream):
         on_end: Callable[[str], None],
     ) -> None:
         super().__init__(stream, calls)
-        self._stream = stream
         self._on_message = on_message
         self._on_end = on_end
 
@@ -222,23 +204,25 @@ class _TappedReader(_TappedStream):
             self._on_end("")
             raise
         if isinstance(item, SessionMessage):
-            if not _is_local_error(item):
-                self._on_message()
-            self._wrap_reply(item)
+            self._tap(item.message)
         elif isinstance(item, UpstreamError):
             self._on_end(item.message)
         return item
 
-    def _wrap_reply(self, item: SessionMessage) -> None:
-        message = item.message
+    def _tap(self, message: JSONRPCMessage) -> None:
+        # Errors with these codes come from our HTTP transport, for a request that failed.
+        if not isinstance(message, JSONRPCError) or message.error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+            self._on_message()
         if not isinstance(message, JSONRPCResponse | JSONRPCError) or message.id is None:
             return
         identifier = coerce_request_id(message.id)
-        if identifier in self._calls:
-            self._calls.discard(identifier)
-            if isinstance(message, JSONRPCResponse):
-                raw = RawReply(message.result)
-                message.result = {"content": [], "structuredContent": raw, "resultType": "complete"}
+        if isinstance(message, JSONRPCResponse) and identifier in self._calls:
+            message.result = {
+                "content": [],
+                "structuredContent": RawReply(message.result),
+                "resultType": "complete",
+            }
+        self._calls.discard(identifier)
 
     def __aiter__(self) -> Self:
         return self
@@ -248,9 +232,3 @@ class _TappedReader(_TappedStream):
             return await self.receive()
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
-
-
-def _is_local_error(item: SessionMessage) -> bool:
-    """Whether our HTTP transport made it, for a request that failed."""
-    message = item.message
-    return isinstance(message, JSONRPCError) and message.error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)

@@ -19,15 +19,20 @@ from anabranch.network.redaction import MAX_QUOTED
 from anabranch.sources.mcp.framing import SurrogateRepair, UnsolicitedLimit
 from anabranch.sources.mcp.services import McpTiming
 
-MAX_EVENT = 16 * 1024 * 1024
 THROTTLE_S = 0.1
 FRAMING = frozenset({"accept-encoding", "connection", "content-length", "transfer-encoding"})
 # Set by the outbound client.
 NOT_FORWARDED = FRAMING | {"host", "user-agent"}
 REPLY_HEADERS = ("content-type", "location", MCP_SESSION_ID, "retry-after", "www-authenticate")
 SSE = "text/event-stream"
-LISTEN = "subscriptions/listen"
 JSON = {"content-type": "application/json"}
+REJECTED = "The server rejected the request ({}); check the configured headers"
+STATUS_MESSAGES = {
+    401: REJECTED,
+    403: REJECTED,
+    404: "There is no MCP server at this URL ({})",
+    429: "The server's rate limit is exceeded ({})",
+}
 
 
 class _MessageHead(msgspec.Struct):
@@ -35,24 +40,15 @@ class _MessageHead(msgspec.Struct):
     method: str = ""
 
 
-class _ErrorDetail(msgspec.Struct):
-    code: int
-    message: str
-
-
-class _ErrorReply(msgspec.Struct):
-    error: _ErrorDetail
-
-
 @asynccontextmanager
 async def http_transport(
-    server: McpServer, outbound: Outbound, *, max_event: int = MAX_EVENT, timing: McpTiming | None = None
+    server: McpServer, outbound: Outbound, *, max_event: int, timing: McpTiming
 ) -> AsyncIterator[TransportStreams]:
     """Connects to the server's URL while the context is open. The outbound client limits the size of a reply;
     `max_event` limits each event of a GET stream. An expired session is an MCPError with the code INVALID_REQUEST and
     the message `Session terminated`, whatever the server's own message is."""
     assert server.url is not None
-    transport = OutboundTransport(server, outbound, max_event, timing or McpTiming())
+    transport = OutboundTransport(server, outbound, max_event, timing)
     async with (
         httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False) as client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=max_event) as streams,
@@ -82,14 +78,15 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
                 await self._wait_listen_gap()
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(timeout_s):
-                    call = self._outbound.request(
-                        request.method,
-                        str(request.url),
-                        headers=self._request_headers(request),
-                        body=body or None,
-                        operator=True,
+                    exchange = await stack.enter_async_context(
+                        self._outbound.request(
+                            request.method,
+                            str(request.url),
+                            headers=self._request_headers(request),
+                            body=body or None,
+                            operator=True,
+                        )
                     )
-                    exchange = await stack.enter_async_context(call)
                 if timeout_s is not None:
                     return httpx2.Response(exchange.status, headers=_reply_headers(exchange))
                 if request.method == "POST" and exchange.status >= 400:
@@ -104,8 +101,9 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
 
     def _request_headers(self, request: httpx2.Request) -> dict[str, str]:
         """Protocol headers take precedence over configured ones."""
-        given = {name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED}
-        return {**self._headers, **given}
+        return self._headers | {
+            name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED
+        }
 
     async def _wait_listen_gap(self) -> None:
         """Limits the rate of GET streams to a server that ends each of them at once."""
@@ -125,12 +123,13 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
         return None if head.id and head.method else self._timing.notification_s
 
     def _stream(self, request: httpx2.Request, exchange: Exchange, stack: AsyncExitStack) -> httpx2.Response:
-        listens = request.method == "GET"
+        is_listening = request.method == "GET"
+        can_be_endless = is_listening or request.headers.get(MCP_METHOD_HEADER) == "subscriptions/listen"
         body = _Body(
             exchange,
             stack,
-            listens=listens,
-            endless=exchange.content_type == SSE and (listens or request.headers.get(MCP_METHOD_HEADER) == LISTEN),
+            is_listening=is_listening,
+            is_endless=can_be_endless and exchange.content_type == SSE,
             max_event=self._max_event,
             last_bytes_s=self._timing.last_bytes_s,
         )
@@ -145,17 +144,17 @@ class _Body(httpx2.AsyncByteStream):
         exchange: Exchange,
         stack: AsyncExitStack,
         *,
-        listens: bool,
-        endless: bool,
+        is_listening: bool,
+        is_endless: bool,
         max_event: int,
         last_bytes_s: float,
     ) -> None:
         self._repair = SurrogateRepair(max_event)
         self._last_bytes_s = last_bytes_s
-        self._chunks = exchange.chunks(endless=endless)
+        self._chunks = exchange.chunks(endless=is_endless)
         self._is_sse = exchange.content_type == SSE
-        self._listens = listens
-        self._endless = endless
+        self._is_listening = is_listening
+        self._is_endless = is_endless
         self._unsolicited = UnsolicitedLimit()
         self._stack = stack
 
@@ -167,12 +166,12 @@ class _Body(httpx2.AsyncByteStream):
             async for chunk in self._chunks:
                 has_data = True
                 yield self._repair.feed(chunk)
-                if self._endless and self._unsolicited.is_exceeded_by(len(chunk)):
+                if self._is_endless and self._unsolicited.is_exceeded_by(len(chunk)):
                     # Slows down this server only.
                     await asyncio.sleep(THROTTLE_S)
             yield self._repair.rest()
         except UpstreamError as error:
-            if self._listens and has_data:
+            if self._is_listening and has_data:
                 return
             if not self._is_sse:
                 raise httpx2.StreamError(error.message) from error
@@ -183,7 +182,7 @@ class _Body(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         """A stream that was read to its end leaves its connection for the next call."""
         async with self._stack:
-            if self._is_sse and not self._endless:
+            if self._is_sse and not self._is_endless:
                 with suppress(TimeoutError, UpstreamError):
                     async with asyncio.timeout(self._last_bytes_s):
                         async for _ in self._chunks:
@@ -207,29 +206,17 @@ async def _error_reply(request: httpx2.Request, exchange: Exchange) -> httpx2.Re
         body = b""
     if MCP_SESSION_ID in request.headers and (status == 404 or (status == 400 and b"session" in body.lower())):
         return httpx2.Response(404)
+    decoded: object = None
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        msgspec.json.decode(body, type=_ErrorReply)
-        return httpx2.Response(status, headers=JSON, content=body)
-    match status:
-        case 401 | 403:
-            sentence = f"The server rejected the request ({status}); check the configured headers"
-        case 404:
-            sentence = "There is no MCP server at this URL (404)"
-        case 429:
-            sentence = "The server's rate limit is exceeded (429)"
-        case _:
-            sentence = f"The server answered with an error ({status})"
+        decoded = msgspec.json.decode(body)
+    match decoded:
+        case {"error": {"code": int(), "message": str()}}:
+            return httpx2.Response(status, headers=JSON, content=body)
+    sentence = STATUS_MESSAGES.get(status, "The server answered with an error ({})").format(status)
     # Shortened where the secrets of the server are removed: the first part of one would not be recognised there.
-    why = syft_wire.reason(_decoded(body), most=4 * MAX_QUOTED)
-    return _failed(
-        status, METHOD_NOT_FOUND if status == 404 else INTERNAL_ERROR, f"{sentence}: {why}" if why else f"{sentence}."
-    )
-
-
-def _decoded(body: bytes) -> object:
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(body)
-    return None
+    why = syft_wire.reason(decoded, most=4 * MAX_QUOTED)
+    code = METHOD_NOT_FOUND if status == 404 else INTERNAL_ERROR
+    return _failed(status, code, f"{sentence}: {why}" if why else f"{sentence}.")
 
 
 def _failed(status: int, code: int, message: str) -> httpx2.Response:

@@ -1,40 +1,34 @@
 """The pool of MCP servers: one keeper for each server connects, restarts and calls it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from anabranch.domain.errors import AnabranchError
 from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth, ServerState
 from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import ServerMoved
-from anabranch.sources.mcp.services import BoundedTasks, McpTiming, PoolServices, cancel_until_done
+from anabranch.sources.mcp.services import EXPIRED, PoolServices, TrackedTasks, cancel_until_done
 from anabranch.text.support import MAX_READ, Wording, share
 
 if TYPE_CHECKING:
     from anabranch.sources.mcp.connection import McpConnection
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-LOST = "The connection to the server was lost."
-EXPIRED = "The server's session expired."
+# Changes of these fields need no new connection.
+IN_PLACE = ("result_path", "reputation", "description")
 
 
-class ReconnectDelays:
-    """Reconnect backoff: no delay at first, then exponentially longer ones."""
-
-    def __init__(self, random: Callable[[], float]) -> None:
-        self._random = random
-        self._delay_s = 0.0
-
-    def next_s(self) -> float:
-        """Jitter of a quarter either way: servers that failed together should not be retried together."""
-        wait_s = self._delay_s * (0.75 + self._random() / 2)
-        self._delay_s = min(LONGEST_DELAY_S, self._delay_s * 2 or FIRST_DELAY_S)
-        return wait_s
+def reconnect_delays(random: Callable[[], float]) -> Iterator[float]:
+    """Reconnect backoff: no delay at first, then exponentially longer ones. Jitter of a quarter either way: servers
+    that failed together should not be retried together."""
+    delay_s = 0.0
+    while True:
+        yield delay_s * (0.75 + random() / 2)
+        delay_s = min(LONGEST_DELAY_S, delay_s * 2 or FIRST_DELAY_S)
 
 
 class ServerKeeper:
@@ -46,7 +40,7 @@ class ServerKeeper:
         self.settled = asyncio.Event()
         self._services = services
         self._timing = services.timing
-        self._state: ServerState = "idle" if server.enabled else "disabled"
+        self.state: ServerState = "idle" if server.enabled else "disabled"
         self._state_changed = asyncio.Event()
         self._error: str | None = None
         self._last_output = ""
@@ -55,7 +49,7 @@ class ServerKeeper:
         self._last_connection: McpConnection | None = None
         self._is_retired = False
         self._calls_in_flight = 0
-        self._tasks = BoundedTasks()
+        self._tasks = TrackedTasks()
         self._mode = "auto"
         self._calls = self._failures = self._connects = 0
         self._latency_ms: int | None = None
@@ -74,18 +68,13 @@ class ServerKeeper:
     def accepts_calls(self) -> bool:
         return self.server.enabled and not self._is_retired
 
-    @property
-    def has_failed(self) -> bool:
-        return self._state == "failed"
-
     def health(self) -> ServerHealth:
-        known = self._last_connection
-        error = self._error
-        if error and self._last_output and self._state == "failed":
+        known, error = self._last_connection, self._error
+        if error and self._last_output and self.state == "failed":
             error = f"{error} Its last output: {self._last_output}"
         return ServerHealth(
             name=self.server.name,
-            state=self._state,
+            state=self.state,
             transport="stdio" if self.server.url is None else "http",
             protocol=known.protocol if known else None,
             implementation=known.implementation if known else None,
@@ -117,56 +106,37 @@ class ServerKeeper:
             reply = self._failed("The server's sessions expire as soon as they are created.")
         self._latency_ms = round((clock.monotonic() - began) * 1000)
         self._failures += reply.status is not Status.SUCCESS
-        if self._state == "ready":
+        if self.state == "ready":
             self._error = reply.error
         return reply
 
     async def _call(self, query: Query, context: Context, ends: float) -> SourceReply | None:
         """One call; None if the session has expired."""
-        server, clock = self.server, self._services.clock
-        budget_s = ends - clock.monotonic()
+        now = self._services.clock.monotonic
+        within = f"within {ends - now():.3g} seconds."
         try:
             connection = await self._wait_ready(ends)
         except TimeoutError:
-            return self._timed_out("was not ready", budget_s)
+            return self._failed(f"The server was not ready {within}", Status.TIMEOUT)
         if connection is None:
             return self._failed(self._error or "The server is not connected.")
-        from anabranch.sources.mcp import errors  # noqa: PLC0415  they import the SDK, which `_run` has loaded
-        from anabranch.sources.mcp.results import extraction  # noqa: PLC0415
+        from anabranch.sources.mcp.connection import source_reply  # noqa: PLC0415  the SDK, which `_run` has loaded
 
         try:
-            answer = await self._tasks.run_within(ends - clock.monotonic(), connection.ask(server, query, context))
+            answer = await self._tasks.run_within(ends - now(), connection.call(query, context))
         except TimeoutError:
-            self._count_silence(connection)
-            return self._timed_out("did not answer", budget_s)
+            connection.count_unanswered()
+            return self._failed(f"The server did not answer {within}", Status.TIMEOUT)
         except asyncio.CancelledError:
-            if clock.monotonic() >= ends - self._timing.deadline_tolerance_s:
-                self._count_silence(connection)
+            if now() >= ends - self._timing.deadline_tolerance_s:
+                connection.count_unanswered()
             raise
         except Exception as error:  # noqa: BLE001  any exception of the SDK is a failure of the server
-            return self._call_failed(error, connection)
-        if answer.is_error:
-            return errors.tool_error(answer, server)
+            return connection.call_failed(error)
         try:
-            passages = await extraction.extract(answer, server, ends - clock.monotonic())
+            return await source_reply(answer, self.server, ends - now())
         except TimeoutError:
-            return self._timed_out("sent a reply that took too long to read", budget_s)
-        except AnabranchError as error:
-            return SourceReply(path=server.name, status=Status.ERROR, error=error.message)
-        return SourceReply(path=server.name, status=Status.SUCCESS, passages=passages)
-
-    def _call_failed(self, error: Exception, connection: "McpConnection") -> SourceReply | None:
-        from anabranch.sources.mcp import errors  # noqa: PLC0415
-
-        if errors.is_expired(error, self.server):
-            connection.end(EXPIRED)
-        if connection.reason == EXPIRED:
-            return None
-        if errors.is_closed(error, self.server):
-            connection.end(LOST)
-        elif errors.is_unreachable(error, self.server):
-            self._count_silence(connection)
-        return errors.call_error(error, self.server, connection.reason)
+            return self._failed(f"The server sent a reply that took too long to read {within}", Status.TIMEOUT)
 
     async def _wait_ready(self, ends: float) -> "McpConnection | None":
         """Wait for the connection; None if it could not be made."""
@@ -174,25 +144,16 @@ class ServerKeeper:
             connection = self._connection
             if connection is not None and not connection.ended.is_set():
                 return connection
-            if self._state in ("failed", "idle", "disabled"):
+            if self.state in ("failed", "idle", "disabled"):
                 return None
             async with asyncio.timeout(max(0.0, ends - self._services.clock.monotonic())):
                 await self._state_changed.wait()
 
-    def _count_silence(self, connection: "McpConnection") -> None:
-        connection.unanswered += 1
-        if connection.unanswered >= self._timing.silent_calls:
-            connection.wakeup.set()
-
-    def _timed_out(self, what: str, budget_s: float) -> SourceReply:
-        message = f"The server {what} within {budget_s:.3g} seconds."
-        return SourceReply(path=self.server.name, status=Status.TIMEOUT, error=message, fault=True)
-
-    def _failed(self, message: str) -> SourceReply:
-        return SourceReply(path=self.server.name, status=Status.ERROR, error=message, fault=True)
+    def _failed(self, message: str, status: Status = Status.ERROR) -> SourceReply:
+        return SourceReply(path=self.server.name, status=status, error=message, fault=True)
 
     async def _run(self) -> None:
-        clock, delays = self._services.clock, ReconnectDelays(self._services.random)
+        clock, delays = self._services.clock, reconnect_delays(self._services.random)
         try:
             # Takes a second, so it runs in a thread. The SDK comes first, as a whole: importing parts of it from two
             # threads at once breaks it.
@@ -206,8 +167,8 @@ class ServerKeeper:
                 was_long = clock.monotonic() - began >= self._timing.stable_s
                 # A call noticed that the session has expired, and waits for the new one.
                 if was_ready and (was_long or reason == EXPIRED):
-                    delays = ReconnectDelays(self._services.random)
-                wait_s = delays.next_s()
+                    delays = reconnect_delays(self._services.random)
+                wait_s = next(delays)
                 self._error = reason
                 # An immediate retry, perhaps with the legacy protocol, comes before the state `failed`.
                 if wait_s or (was_long and not was_ready):
@@ -223,22 +184,18 @@ class ServerKeeper:
 
     async def _connect(self) -> str:
         """Make one connection and keep it until it ends. Returns why it ended."""
-        from anabranch.sources.mcp import connection, errors  # noqa: PLC0415
+        from anabranch.sources.mcp import connection as sdk  # noqa: PLC0415
 
-        services, loop = self._services, asyncio.get_running_loop()
+        def record_output(line: str) -> None:
+            if line.strip():
+                self._last_output = sdk.sanitize(line, self.server)
+
         self._last_output = ""
         ready: McpConnection | None = None
         try:
             async with (
                 asyncio.timeout(self._timing.connect_s) as limit,
-                connection.connected(
-                    self.server,
-                    services.outbound,
-                    mode=self._mode,
-                    max_reply_bytes=services.max_reply_bytes,
-                    on_output=self._record_output,
-                    timing=self._timing,
-                ) as ready,
+                sdk.connected(self.server, self._services, self._mode, record_output) as ready,
             ):
                 limit.reschedule(None)
                 self._connection = self._last_connection = ready
@@ -251,16 +208,16 @@ class ServerKeeper:
                     await self._watch(ready)
                 finally:
                     self._connection = None
-                    limit.reschedule(loop.time() + self._timing.disconnect_s)
+                    limit.reschedule(asyncio.get_running_loop().time() + self._timing.disconnect_s)
         except Exception as error:  # noqa: BLE001  the task's boundary: it is reported, and retried
-            if errors.is_misconfigured(error):
+            if sdk.is_misconfigured(error):
                 # The output of its process is unrelated.
                 self._last_output = ""
             if ready is None:
                 # Some servers of the legacy protocol exit at the first message of the modern one.
                 self._mode = "legacy" if self._mode == "auto" else "auto"
             if ready is None or not ready.reason:
-                return errors.connection_error(error, self.server, self._timing.connect_s)
+                return sdk.connection_error(error, self.server, self._timing.connect_s)
         return ready.reason
 
     async def _watch(self, connection: "McpConnection") -> None:
@@ -268,35 +225,28 @@ class ServerKeeper:
             await connection.wakeup.wait()
             connection.wakeup.clear()
             if connection.tools_changed:
-                await self._tasks.run_within(self._timing.connect_s, connection.find_tool(self.server))
+                await self._tasks.run_within(self._timing.connect_s, connection.find_tool())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._timing.relist_s):
                         await connection.ended.wait()
-            if connection.unanswered >= self._timing.silent_calls and not await self._responds(connection):
-                connection.end("The server stopped answering.")
-
-    async def _responds(self, connection: "McpConnection") -> bool:
-        with suppress(TimeoutError):
-            await self._tasks.run_within(self._timing.probe_s, connection.probe())
-        return connection.unanswered < self._timing.silent_calls
-
-    def _record_output(self, line: str) -> None:
-        from anabranch.sources.mcp.errors import sanitize  # noqa: PLC0415
-
-        if line.strip():
-            self._last_output = sanitize(line, self.server)
+            if connection.is_silent:
+                with suppress(TimeoutError):
+                    await self._tasks.run_within(self._timing.probe_s, connection.probe())
+                if connection.is_silent:
+                    connection.end("The server stopped answering.")
 
     def _set_state(self, state: ServerState, reason: str = "", last_output: str = "") -> None:
-        if state == self._state:
+        if state == self.state:
             return
-        self._state = state
+        self.state = state
         self._state_changed.set()
         self._state_changed = asyncio.Event()
         if state in ("ready", "failed"):
             self.settled.set()
         if not self._is_retired:
-            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
-            self._services.telemetry.noted(moved)
+            self._services.telemetry.noted(
+                ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
+            )
 
     def retire(self) -> None:
         """Accept no new calls, and close after those in flight."""
@@ -311,7 +261,7 @@ class ServerKeeper:
         """Wait until no task of it is left."""
         if self._task is not None:
             await asyncio.wait({self._task})
-        await self._tasks.wait_done()
+        await self._tasks.cancel_all()
 
     async def close(self) -> None:
         """Close now, even with calls in flight."""
@@ -319,7 +269,7 @@ class ServerKeeper:
         if self._task is not None:
             await cancel_until_done(self._task)
         await self.wait_closed()
-        if self._state != "disabled":
+        if self.state != "disabled":
             self._set_state("idle")
 
 
@@ -327,12 +277,6 @@ def _raise_if_cancelled() -> None:
     """The SDK swallows a cancellation that arrives together with the end of a connection."""
     if (task := asyncio.current_task()) is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-__all__ = ["McpSource", "McpTiming", "Pool", "PoolServices"]
-
-# Changes of these fields need no new connection.
-IN_PLACE = ("result_path", "reputation", "description")
 
 
 class McpSource:
@@ -344,21 +288,23 @@ class McpSource:
 
     async def search(self, query: Query, context: Context) -> SourceReply:
         keeper = self._find(self._name)
-        error = None
         if keeper is None:
-            error = "There is no MCP server with this name."
-        elif not keeper.accepts_calls:
-            error = "This MCP server is disabled."
-        elif context.hops > MAX_HOPS:
-            error = "The question has passed through too many aggregators: some of them ask each other in a circle."
-        if keeper is None or error:
-            return SourceReply(path=self._name, status=Status.ERROR, error=error)
+            return self._failed("There is no MCP server with this name.")
+        if not keeper.accepts_calls:
+            return self._failed("This MCP server is disabled.")
+        if context.hops > MAX_HOPS:
+            return self._failed(
+                "The question has passed through too many aggregators: some of them ask each other in a circle."
+            )
         reply = await keeper.search(query, context)
         if query.raw or not reply.passages:
             return reply
         wording = Wording(query.text)
         passages = tuple(_scored(passage, wording) for passage in reply.passages[: query.limit])
         return msgspec.structs.replace(reply, passages=passages)
+
+    def _failed(self, error: str) -> SourceReply:
+        return SourceReply(path=self._name, status=Status.ERROR, error=error)
 
 
 def _scored(passage: Passage, wording: Wording) -> Passage:
@@ -380,7 +326,7 @@ class Pool:
         self._is_warm = False
 
     def warm(self) -> None:
-        """Start to connect to every enabled server."""
+        """Start to connect to every enabled server, and to those that are configured later."""
         self._is_warm = True
         for keeper in self._keepers.values():
             keeper.start()
@@ -391,7 +337,7 @@ class Pool:
         before, self._keepers = self._keepers, {}
         for name, server in servers.items():
             kept = before.get(name)
-            if kept is not None and not kept.has_failed and _is_same(kept.server, server):
+            if kept is not None and kept.state != "failed" and _is_same(kept.server, server):
                 del before[name]
                 kept.server, kept.timeout_s = server, call_timeout_s
                 self._keepers[name] = kept
@@ -432,10 +378,9 @@ class Pool:
 
     async def close(self) -> None:
         """When this returns, every child process has ended."""
-        keepers = [*self._keepers.values(), *self._closing.values()]
-        await asyncio.gather(*(keeper.close() for keeper in keepers), *self._closing)
+        closing = [keeper.close() for keeper in (*self._keepers.values(), *self._closing.values())]
+        await asyncio.gather(*closing, *self._closing)
 
 
 def _is_same(one: McpServer, other: McpServer) -> bool:
-    kept = {name: getattr(other, name) for name in IN_PLACE}
-    return msgspec.structs.replace(one, **kept) == other
+    return msgspec.structs.replace(one, **{name: getattr(other, name) for name in IN_PLACE}) == other

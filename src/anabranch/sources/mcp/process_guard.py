@@ -35,8 +35,7 @@ def main(socket_fd: int, command: list[str]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
-    status = None if error else _watch(child, socket_fd, wakeup_reader)
-    return _kill_all(child, status)
+    return _kill_all(child, None if error else _watch(child, socket_fd, wakeup_reader))
 
 
 def _close_inherited(socket_fd: int) -> None:
@@ -83,8 +82,7 @@ def _watch(child: int, socket_fd: int, wakeup_reader: int) -> int | None:
             _signal_group(child, signal.SIGTERM)
             term_at, kill_at = NEVER, min(kill_at, now + TERM_S)
         until = min(term_at, kill_at)
-        ready = polled.poll(None if until == NEVER else max(0.0, until - now) * 1000 + 1)
-        for one, _ in ready:
+        for one, _ in polled.poll(None if until == NEVER else max(0.0, until - now) * 1000 + 1):
             if one == socket_fd:
                 polled.unregister(socket_fd)
                 term_at = min(term_at, time.monotonic() + GRACE_S)
@@ -139,9 +137,9 @@ def _descendants() -> list[int]:
         try:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 parent = int(file.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
         except OSError:
             continue
-        children.setdefault(parent, []).append(int(name))
     found = [os.getpid()]
     for one in found:
         found.extend(children.get(one, ()))

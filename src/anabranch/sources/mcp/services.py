@@ -1,4 +1,4 @@
-"""What all connections of a pool share, and tasks in a bounded number."""
+"""What all connections of a pool share: clients, time limits, and tasks that are cancelled with them."""
 
 import asyncio
 import random
@@ -10,13 +10,15 @@ from anabranch.domain.model import Value
 
 T = TypeVar("T")
 
+EXPIRED = "The server's session expired."
+
 # Longer than it takes to end any child process.
 CANCEL_AGAIN_S = 5.0
 
 
-class BoundedTasks:
+class TrackedTasks:
     """The SDK takes seconds to end a call if the server does not read its cancellation. The caller does not wait for
-    that; `wait_done` does."""
+    that; `cancel_all` does."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -45,18 +47,16 @@ class BoundedTasks:
         if not task.cancelled():
             task.exception()
 
-    async def wait_done(self) -> None:
-        """Wait until all tasks are done."""
+    async def cancel_all(self) -> None:
         await cancel_until_done(*self._running)
 
 
 async def cancel_until_done(*tasks: asyncio.Task[Any]) -> None:
     """Cancel the tasks until they are done: the SDK may swallow a cancellation at the end of a connection."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
 
 
 class McpTiming(Value):

@@ -43,22 +43,24 @@ REPORT_S = 0.5
 # A little more than the process guard takes at most; then the time to end what is left after killing the guard.
 STOP_S = process_guard.GRACE_S + process_guard.TERM_S + process_guard.KILL_S + 0.25
 KILL_S = 0.5
+START_ERRORS = {
+    errno.ENOENT: "it was not found. Use its full path, or install it",
+    errno.EACCES: "it is not executable",
+    errno.ENOEXEC: "it is not executable",
+}
 CLOSED = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-
-Incoming = MemoryObjectSendStream[SessionMessage | Exception]
-Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 @asynccontextmanager
 async def stdio_transport(
-    server: McpServer, *, max_line: int, on_output: Callable[[str], None], timing: McpTiming | None = None
+    server: McpServer, *, max_line: int, on_output: Callable[[str], None], timing: McpTiming
 ) -> AsyncIterator[TransportStreams]:
     """Runs the server's command while the context is open. If the process ends early or stops communicating, the last
     item of the read stream is an UpstreamError. `on_output` gets its output that is not a message."""
     process, transport, guard = await _spawn(server)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    child = _Child(process, incoming, max_line, OutputLimiter(on_output), timing or McpTiming())
+    child = _Child(process, incoming, max_line, OutputLimiter(on_output), timing)
     pumps = [asyncio.create_task(pump) for pump in (child.read(), child.write(outgoing), child.read_stderr())]
     leader: int | None = None
     try:
@@ -84,16 +86,13 @@ async def _spawn(
 ) -> tuple[asyncio.subprocess.Process, asyncio.SubprocessTransport, socket.socket]:
     """The guard process, its transport, and our end of the socket that it watches."""
     assert server.command is not None
-    _check_cwd(server)
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    arguments = ("-I", "-S", process_guard.__file__, str(theirs.fileno()), server.command, *server.args)
     try:
         transport, protocol = await loop.subprocess_exec(
             lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=CHUNK, loop=loop),
-            sys.executable,
-            *arguments,
+            *(sys.executable, "-I", "-S", process_guard.__file__, str(theirs.fileno()), server.command, *server.args),
             env=get_default_environment() | dict(server.env),
             cwd=server.cwd,
             pass_fds=(theirs.fileno(),),
@@ -109,30 +108,19 @@ async def _spawn(
     return asyncio.subprocess.Process(transport, protocol, loop), transport, ours
 
 
-def _check_cwd(server: McpServer) -> None:
-    if server.cwd is not None and not Path(server.cwd).is_dir():
-        raise UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", Trouble.UNUSABLE)
-
-
 async def _wait_started(server: McpServer, guard: socket.socket) -> int:
     """The guard reports 0 or an errno, and the child's process id."""
-    trouble, _, child = (await asyncio.get_running_loop().sock_recv(guard, 40)).partition(b" ")
-    if trouble != b"0":
-        raise _start_error(server, int(trouble) if trouble.isdigit() else None)
+    error, _, child = (await asyncio.get_running_loop().sock_recv(guard, 40)).partition(b" ")
+    if error != b"0":
+        raise _start_error(server, int(error) if error.isdigit() else None)
     return int(child)
 
 
 def _start_error(server: McpServer, number: int | None) -> UpstreamError:
     """Contains the command, but never its arguments, which may be secrets."""
-    match number:
-        case errno.ENOENT:
-            why = "it was not found. Use its full path, or install it"
-        case errno.EACCES | errno.ENOEXEC:
-            why = "it is not executable"
-        case None:
-            why = "it was ended before it started"
-        case _:
-            why = os.strerror(number)
+    if server.cwd is not None and not Path(server.cwd).is_dir():
+        return UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", Trouble.UNUSABLE)
+    why = "it was ended before it started" if number is None else START_ERRORS.get(number) or os.strerror(number)
     return UpstreamError(f"The command {server.command} could not be run: {why}.", Trouble.UNUSABLE)
 
 
@@ -142,7 +130,7 @@ class _Child:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        incoming: Incoming,
+        incoming: MemoryObjectSendStream[SessionMessage | Exception],
         max_line: int,
         on_output: OutputLimiter,
         timing: McpTiming,
@@ -158,61 +146,64 @@ class _Child:
     async def read(self) -> None:
         """Reads to the end even after the stream is closed: a child that cannot write cannot exit."""
         assert self._process.stdout is not None
+        lines = LineBuffer()
         try:
-            await self._messages(self._process.stdout)
+            while chunk := await self._process.stdout.read(CHUNK):
+                for line in lines.feed(chunk):
+                    await self._receive(line)
+                self._check_length(lines.held)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_S):
                     await self._process.wait()
-            await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
+            await self._end(self._exit_error())
         except UpstreamError as error:
-            await self._end(error.message, error.trouble)
+            await self._end(error)
             while await self._process.stdout.read(CHUNK):
                 pass
 
-    async def _messages(self, stdout: asyncio.StreamReader) -> None:
-        lines = LineBuffer()
-        while chunk := await stdout.read(CHUNK):
-            for line in lines.feed(chunk):
-                await self._receive(line)
-            if lines.held > self._max_line:
-                raise self._too_long()
-
     async def _receive(self, line: bytes) -> None:
-        if len(line) > self._max_line:
-            raise self._too_long()
+        self._check_length(len(line))
+        message = None
         try:
-            message = (
-                jsonrpc_message_adapter.validate_json(repair_surrogates(line), by_name=False) if line.strip() else None
-            )
+            if line.strip():
+                message = jsonrpc_message_adapter.validate_json(repair_surrogates(line), by_name=False)
         except ValueError:
-            message = None
             self._on_output(line)
         if isinstance(message, JSONRPCResponse | JSONRPCError) and self._pending_requests:
             self._pending_requests -= 1
         elif self._unsolicited.is_exceeded_by(len(line)):
             raise UpstreamError("The server sends too much unsolicited data.", Trouble.UNUSABLE)
-        if message is None:
-            return
-        with suppress(*CLOSED):
-            await self._incoming.send(SessionMessage(message))
+        if message is not None:
+            with suppress(*CLOSED):
+                await self._incoming.send(SessionMessage(message))
 
-    def _too_long(self) -> UpstreamError:
-        return UpstreamError(f"The server sent a message of more than {self._max_line:,} bytes.", Trouble.UNUSABLE)
+    def _check_length(self, size: int) -> None:
+        if size > self._max_line:
+            raise UpstreamError(f"The server sent a message of more than {self._max_line:,} bytes.", Trouble.UNUSABLE)
 
-    async def write(self, outgoing: Outgoing) -> None:
+    async def write(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with outgoing:
-            async for one in outgoing:
-                try:
-                    line = one.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-                except ValueError:
-                    await self._reject(one)
-                    continue
-                self._pending_requests += isinstance(one.message, JSONRPCRequest)
-                try:
-                    await self._send(line + b"\n")
-                except UpstreamError as error:
-                    await self._end(error.message, error.trouble)
-                    return
+            try:
+                async for one in outgoing:
+                    await self._write_message(one)
+            except UpstreamError as error:
+                await self._end(error)
+
+    async def _write_message(self, one: SessionMessage) -> None:
+        try:
+            line = one.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        except ValueError:  # a lone surrogate cannot be encoded
+            if isinstance(one.message, JSONRPCRequest):
+                error = ErrorData(
+                    code=INVALID_PARAMS, message="The question contains characters that cannot be encoded."
+                )
+                with suppress(*CLOSED):
+                    await self._incoming.send(
+                        SessionMessage(JSONRPCError(jsonrpc="2.0", id=one.message.id, error=error))
+                    )
+        else:
+            self._pending_requests += isinstance(one.message, JSONRPCRequest)
+            await self._send(line + b"\n")
 
     async def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -226,13 +217,6 @@ class _Child:
             # If the process has ended, `read` reports a better reason first.
             await asyncio.sleep(2 * EXIT_S)
             raise UpstreamError("The server closed its input.", Trouble.DOWN) from None
-
-    async def _reject(self, one: SessionMessage) -> None:
-        """A lone surrogate cannot be encoded."""
-        if isinstance(one.message, JSONRPCRequest):
-            error = ErrorData(code=INVALID_PARAMS, message="The question contains characters that cannot be encoded.")
-            with suppress(*CLOSED):
-                await self._incoming.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=one.message.id, error=error)))
 
     async def read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -251,22 +235,20 @@ class _Child:
         with suppress(OSError):
             await asyncio.get_running_loop().sock_recv(guard, 1)
         await asyncio.sleep(2 * EXIT_S)
-        await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
+        await self._end(self._exit_error())
 
-    async def _end(self, why: str, trouble: Trouble) -> None:
+    async def _end(self, error: UpstreamError) -> None:
         with suppress(*CLOSED), anyio.move_on_after(REPORT_S):
-            await self._incoming.send(UpstreamError(why, trouble))
+            await self._incoming.send(error)
         self._incoming.close()
 
-
-def _exit_message(status: int | None) -> str:
-    if status is None:
-        return "The server closed its output."
-    if 0 <= status <= 128:
-        return f"The server's process ended with status {status}."
-    with suppress(ValueError):
-        return f"The server's process was ended by {signal.Signals(status - 128 if status > 0 else -status).name}."
-    return f"The server's process ended with status {status}."
+    def _exit_error(self) -> UpstreamError:
+        status = self._process.returncode
+        why = "The server closed its output." if status is None else f"The server's process ended with status {status}."
+        if status is not None and not 0 <= status <= 128:
+            with suppress(ValueError):
+                why = f"The server's process was ended by {signal.Signals(abs(status) % 128).name}."
+        return UpstreamError(why, Trouble.DOWN)
 
 
 async def _stop(

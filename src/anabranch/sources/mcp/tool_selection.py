@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
-from mcp_types import Tool
+from mcp_types import Tool, ToolAnnotations
 
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.mcp import McpServer
@@ -25,20 +25,16 @@ CHANGE_VERBS = ranked(
 )
 # A verb, unless the tool searches for it: post, but not search_post.
 AMBIGUOUS_VERBS = ranked("post set open close start order book comment reply star sign say type schedule lock call")
+LIST_VERBS = ranked("list get suggest autocomplete")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def changes_state(tool: Tool) -> bool:
-    hints = tool.annotations
-    if hints is not None and hints.destructive_hint:
-        return True
-    if is_read_only(tool):
-        return False
-    named = words(tool.name)
-    has_write_hint = hints is not None and hints.read_only_hint is False
-    return bool(named & CHANGE_VERBS.keys()) or (
-        not is_search(tool) and (has_write_hint or bool(named & AMBIGUOUS_VERBS.keys()))
-    )
+    hints, named = tool.annotations or ToolAnnotations(), words(tool.name)
+    if hints.destructive_hint or hints.read_only_hint:
+        return bool(hints.destructive_hint)
+    is_ambiguous = hints.read_only_hint is False or not named.isdisjoint(AMBIGUOUS_VERBS)
+    return not named.isdisjoint(CHANGE_VERBS) or (is_ambiguous and not is_search(tool))
 
 
 def is_read_only(tool: Tool) -> bool:
@@ -51,7 +47,7 @@ def needs_task(tool: Tool) -> bool:
 
 
 def is_search(tool: Tool) -> bool:
-    return bool(words(tool.name) & SEARCH_VERBS.keys())
+    return not words(tool.name).isdisjoint(SEARCH_VERBS)
 
 
 def words(text: str) -> set[str]:
@@ -67,34 +63,18 @@ MAXIMUM_TEXT = re.compile(r"\b(?:max(?:imum)?|at most|up to)(?: is| of|[:=])? ?(
 
 
 class Property:
-    """One argument of a tool; `parts` are the schemas that it combines."""
+    """One argument of a tool; `parts` are the schemas that it combines. A schema that names no type accepts any."""
 
     def __init__(self, given: object, root: Mapping[str, Any]) -> None:
         self.parts = tuple(islice(_parts(given, root), MAX_PARTS))
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The JSON types that its schema names; empty means any."""
-        kinds: set[str] = set()
-        for part in self.parts:
-            named = part.get("type")
-            kinds.update(kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))
-        return frozenset(kinds)
-
-    @property
-    def accepts_text(self) -> bool:
-        is_free = not any("enum" in part or "const" in part or "format" in part for part in self.parts)
-        return is_free and ("string" in self.kinds or not self.kinds)
-
-    @property
-    def accepts_count(self) -> bool:
-        is_free = not any("enum" in part or "const" in part for part in self.parts)
-        return is_free and bool(self.kinds & {"integer", "number"})
-
-    @property
-    def description(self) -> str:
-        said = (part.get(name) for part in self.parts for name in ("title", "description"))
-        return " ".join(text[:1_000] for text in said if isinstance(text, str))
+        types = [part.get("type") for part in self.parts]
+        kinds = {kind for one in types for kind in (one if isinstance(one, list) else [one]) if isinstance(kind, str)}
+        keywords = {keyword for part in self.parts for keyword in part}
+        is_free = keywords.isdisjoint(("enum", "const"))
+        self.accepts_text = is_free and "format" not in keywords and ("string" in kinds or not kinds)
+        self.accepts_count = is_free and not kinds.isdisjoint(("integer", "number"))
+        texts = [part.get(name) for part in self.parts for name in ("title", "description")]
+        self.description = " ".join(text[:1_000] for text in texts if isinstance(text, str))
 
     def default(self) -> tuple[Any, ...]:
         """Its default or only value, as a tuple of one; empty if it has none."""
@@ -112,17 +92,15 @@ class Property:
         least += [math.floor(bound) + 1 for bound in self._bounds("exclusiveMinimum")]
         most = [math.floor(bound) for bound in self._bounds("maximum")]
         most += [math.ceil(bound) - 1 for bound in self._bounds("exclusiveMaximum")]
-        if not most and (found := RANGE_TEXT.search(self.description)):
-            most = [int(found[2])] if int(found[1]) < int(found[2]) else []
+        if not most and (found := RANGE_TEXT.search(self.description)) and int(found[1]) < int(found[2]):
+            most = [int(found[2])]
         if not most and (found := MAXIMUM_TEXT.search(self.description)):
             most = [int(found[1])]
         return max(least, default=None), min(most, default=None)
 
-    def _bounds(self, name: str) -> Iterator[float]:
-        for part in self.parts:
-            bound = part.get(name)
-            if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) < 10**15:
-                yield bound
+    def _bounds(self, name: str) -> list[float]:
+        bounds = (part.get(name) for part in self.parts if not isinstance(part.get(name), bool))
+        return [bound for bound in bounds if isinstance(bound, int | float) and abs(bound) < 10**15]
 
 
 def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
@@ -135,14 +113,10 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
     return found
 
 
-def required(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for part in islice(_parts(schema, schema, required_only=True), MAX_PARTS):
-        names = part.get("required")
-        found.update(
-            dict.fromkeys(name for name in (names if isinstance(names, list) else ()) if isinstance(name, str))
-        )
-    return tuple(found)
+def required(schema: Mapping[str, Any]) -> list[str]:
+    lists = (part.get("required") for part in islice(_parts(schema, schema, required_only=True), MAX_PARTS))
+    names = (name for one in lists if isinstance(one, list) for name in one)
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def unwrapped(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
@@ -154,11 +128,6 @@ def unwrapped(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
         if inner is not None:
             return name, {key: schema[key] for key in ("$defs", "definitions") if key in schema} | inner
     return None, schema
-
-
-def is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether it accepts only the arguments that it lists."""
-    return schema.get("additionalProperties") is False
 
 
 def _parts(
@@ -226,63 +195,52 @@ class ToolChoice(NamedTuple):
     wrapper: str | None = None
 
 
-class _Shape:
-    """The arguments of a tool, and which of them the operator has configured."""
+class _Inputs:
+    """The arguments of a tool, and which of them the operator has configured. `is_closed`: it accepts only those that
+    it lists. `unlisted` are configured arguments that it does not list."""
 
     def __init__(self, server: McpServer, tool: Tool) -> None:
-        self.wrapper, self.schema = unwrapped(tool.input_schema)
-        self.known = properties(self.schema)
+        self.wrapper, schema = unwrapped(tool.input_schema)
+        self.known = properties(schema)
         self.configured = _configured_arguments(server, self.wrapper)
         self.free = {name: found for name, found in self.known.items() if name not in self.configured}
-        self.required = [name for name in required(self.schema) if name not in self.configured]
-        self.is_closed = is_closed(self.schema)
-        prefix = f"{self.wrapper}."
-        argument = server.query_argument
-        self.query_argument = argument.removeprefix(prefix) if argument is not None and self.wrapper else argument
-
-    @property
-    def unlisted(self) -> list[str]:
-        """Configured arguments that the tool does not list."""
+        self.required = [name for name in required(schema) if name not in self.configured]
+        self.is_closed = schema.get("additionalProperties") is False
         has_list = self.known or self.is_closed
-        return [name for name in self.configured if name not in self.known] if has_list else []
+        self.unlisted = [name for name in self.configured if name not in self.known] if has_list else []
+        self.query_argument = server.query_argument
+        if self.query_argument is not None and self.wrapper:
+            self.query_argument = self.query_argument.removeprefix(f"{self.wrapper}.")
 
 
 class _Candidate:
     """A tool with the argument for the question, and what else it needs."""
 
-    def __init__(self, tool: Tool, shape: _Shape, argument: str) -> None:
+    def __init__(self, tool: Tool, inputs: _Inputs, argument: str) -> None:
         self.tool = tool
         self.argument = argument
-        self.shape = shape
-        free = {name: found for name, found in shape.free.items() if name != argument}
+        self.inputs = inputs
+        free = {name: found for name, found in inputs.free.items() if name != argument}
         self.limit = _named((name for name, found in free.items() if found.accepts_count), LIMITS)
-        needed = [name for name in shape.required if name not in (argument, self.limit)]
+        needed = [name for name in inputs.required if name not in (argument, self.limit)]
         self.defaults = {name: free[name].default()[0] for name in needed if name in free and free[name].default()}
         self.missing = [name for name in needed if name not in self.defaults]
-        self.refused = shape.unlisted if shape.is_closed else []
+        self.refused = inputs.unlisted if inputs.is_closed else []
         self.bounds = free[self.limit].bounds() if self.limit else (None, None)
-
-    @property
-    def score(self) -> int:
-        named = words(self.tool.name)
-        said = words((self.tool.description or "")[:300])
-        score = 3 * is_read_only(self.tool) + 4 * bool(named & SEARCH_VERBS.keys()) + bool(said & SEARCH_VERBS.keys())
-        score += 3 * (normalized(self.argument) in QUESTIONS) - 2 * bool(
-            named & {"list", "get", "suggest", "autocomplete"}
-        )
-        return score - len(self.defaults) - len(self.missing) - len(self.shape.unlisted)
+        named, described = words(tool.name), words((tool.description or "")[:300])
+        score = 3 * is_read_only(tool) + 4 * is_search(tool) + (not described.isdisjoint(SEARCH_VERBS))
+        score += 3 * (normalized(argument) in QUESTIONS) - 2 * (not named.isdisjoint(LIST_VERBS))
+        self.score = score - len(self.defaults) - len(self.missing) - len(inputs.unlisted)
 
     def choice(self, how: str) -> ToolChoice:
-        least, most = self.bounds
-        wrapper, unlisted = self.shape.wrapper, self.shape.unlisted
+        wrapper, unlisted = self.inputs.wrapper, self.inputs.unlisted
         why = f"{_short(self.tool.name)}: {how}takes {_short(self.argument)}"
         why += f" and {_short(self.limit)}" if self.limit else ""
         why += f" in {_short(wrapper)}" if wrapper else ""
         why += f"; `arguments` gives {_names(unlisted)}, which it does not list" if unlisted else ""
-        if self.argument in self.shape.configured:
+        if self.argument in self.inputs.configured:
             why += f"; the question goes in place of the {_short(self.argument)} in `arguments`"
-        defaults = MappingProxyType(self.defaults)
-        return ToolChoice(self.tool.name, self.argument, self.limit, why, least, most, defaults, wrapper)
+        return ToolChoice(self.tool.name, self.argument, self.limit, why, *self.bounds, self.defaults, wrapper)
 
 
 def choose(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
@@ -290,9 +248,7 @@ def choose(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
         raise NoTool("The server offers no tools.")
     if server.tool is not None:
         return _configured_choice(server, tools)
-    found = _candidates(server, tools)
-    ready = [candidate for candidate in found if not candidate.missing and not candidate.refused]
-    best = _best(ready or found)
+    best = _best(server, tools)
     if best is None:
         raise NoTool(_no_candidate_message(server, tools))
     if best.refused:
@@ -326,20 +282,20 @@ def _configured_choice(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
         raise NoTool(
             f"The server has no tool {_short(server.tool or '')!r}. Set `tool` to one of: {_available(tools)}."
         )
-    shape = _Shape(server, tool)
-    argument = shape.query_argument or _question_argument(shape.free) or _only_text_argument(shape)
-    if argument is None and (occupied := _question_argument(shape.known)) is not None:
+    inputs = _Inputs(server, tool)
+    argument = inputs.query_argument or _question_argument(inputs.free) or _only_text_argument(inputs)
+    if argument is None and (occupied := _question_argument(inputs.known)) is not None:
         raise NoTool(_occupied_message(tool, occupied))
     if argument is None:
         raise NoTool(
             f"It is not clear which argument of {_short(tool.name)} takes the question. Set `queryArgument` to one of:"
-            f" {_names(shape.known) or 'what it takes, if anything'}."
+            f" {_names(inputs.known) or 'what it takes, if anything'}."
         )
-    candidate = _Candidate(tool, shape, argument)
-    if shape.known and argument not in shape.known and (candidate.missing or shape.is_closed):
+    candidate = _Candidate(tool, inputs, argument)
+    if inputs.known and argument not in inputs.known and (candidate.missing or inputs.is_closed):
         raise NoTool(
             f"The tool {_short(tool.name)} has no argument {_short(argument)!r}. Set `queryArgument` to one of:"
-            f" {_names(shape.known)}."
+            f" {_names(inputs.known)}."
         )
     if candidate.refused:
         raise NoTool(_unknown_arguments_message(candidate))
@@ -350,38 +306,35 @@ def _configured_choice(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
     return candidate.choice("as configured; this tool may change state; " if changes_state(tool) else "as configured, ")
 
 
-def _candidates(server: McpServer, tools: Sequence[Tool]) -> list[_Candidate]:
-    return [candidate for tool in tools if (candidate := _candidate(server, tool)) is not None]
-
-
-def _best(candidates: Sequence[_Candidate]) -> _Candidate | None:
-    return max(candidates, key=lambda candidate: candidate.score, default=None)
+def _best(server: McpServer, tools: Sequence[Tool]) -> _Candidate | None:
+    found = [candidate for tool in tools if (candidate := _candidate(server, tool)) is not None]
+    ready = [candidate for candidate in found if not candidate.missing and not candidate.refused]
+    return max(ready or found, key=lambda candidate: candidate.score, default=None)
 
 
 def _candidate(server: McpServer, tool: Tool) -> _Candidate | None:
     """None if the tool takes no question, changes state, or cannot be called directly."""
     if needs_task(tool) or changes_state(tool):
         return None
-    shape = _Shape(server, tool)
-    if shape.query_argument is not None:
-        argument = shape.query_argument if shape.query_argument in shape.known else None
-    elif "echo" in words(tool.name):
-        argument = None
+    inputs = _Inputs(server, tool)
+    argument = inputs.query_argument or _question_argument(inputs.free)
+    if inputs.query_argument is not None:
+        is_question = argument in inputs.known
     else:
-        argument = _question_argument(shape.free)
-        if argument is not None and normalized(argument) in AMBIGUOUS_QUESTIONS and not is_search(tool):
-            return None
-    return None if argument is None else _Candidate(tool, shape, argument)
+        is_question = "echo" not in words(tool.name) and (
+            normalized(argument) not in AMBIGUOUS_QUESTIONS or is_search(tool)
+        )
+    return _Candidate(tool, inputs, argument) if argument is not None and is_question else None
 
 
 def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
     """Why no tool was chosen; first, whether the configuration fits no tool."""
     named = server.query_argument
-    unconfigured = _best(_candidates(msgspec.structs.replace(server, query_argument=None, arguments={}), tools))
+    unconfigured = _best(msgspec.structs.replace(server, query_argument=None, arguments={}), tools)
     state_changing = [
         tool.name
         for tool in tools
-        if (shape := _Shape(server, tool)).query_argument in shape.known and changes_state(tool)
+        if (inputs := _Inputs(server, tool)).query_argument in inputs.known and changes_state(tool)
     ]
     if state_changing:
         return (
@@ -389,9 +342,9 @@ def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
             " use it nevertheless."
         )
     if named is not None and unconfigured is not None:
-        takes = f"{_short(unconfigured.tool.name)} takes: {_names(unconfigured.shape.known)}"
+        takes = f"{_short(unconfigured.tool.name)} takes: {_names(unconfigured.inputs.known)}"
         return f"No tool has an argument {_short(named)!r}; {takes}. Set `queryArgument` to one of these."
-    if unconfigured is not None and unconfigured.argument in _configured_arguments(server, unconfigured.shape.wrapper):
+    if unconfigured is not None and unconfigured.argument in _configured_arguments(server, unconfigured.inputs.wrapper):
         return _occupied_message(unconfigured.tool, unconfigured.argument)
     also = "" if named is None else f" or has an argument {_short(named)!r}"
     return (
@@ -404,7 +357,7 @@ def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
 def _unknown_arguments_message(candidate: _Candidate) -> str:
     return (
         f"`arguments` gives {_names(candidate.refused)}, which the tool {_short(candidate.tool.name)} does not take; it"
-        f" takes: {_names(candidate.shape.known) or 'nothing'}."
+        f" takes: {_names(candidate.inputs.known) or 'nothing'}."
     )
 
 
@@ -428,11 +381,11 @@ def _question_argument(free: Mapping[str, Property]) -> str | None:
     )
 
 
-def _only_text_argument(shape: _Shape) -> str | None:
+def _only_text_argument(inputs: _Inputs) -> str | None:
     """The only text argument, or the only required one."""
-    words = [name for name, found in shape.free.items() if found.accepts_text]
-    needed = [name for name in words if name in shape.required]
-    return next((names[0] for names in (needed, words) if len(names) == 1), None)
+    texts = [name for name, found in inputs.free.items() if found.accepts_text]
+    needed = [name for name in texts if name in inputs.required]
+    return next((names[0] for names in (needed, texts) if len(names) == 1), None)
 
 
 def _named(known: Iterable[str], ranks: Mapping[str, int]) -> str | None:

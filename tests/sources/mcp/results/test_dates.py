@@ -1,4 +1,4 @@
-"""Dates, in the forms that servers give them in."""
+"""Date formats of MCP servers."""
 
 import math
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Nothing that a server can reply breaks the reading of it or gets past its bounds."""
+"""No tool reply can crash the extraction of results or exceed its limits."""
 
 import json
 import time

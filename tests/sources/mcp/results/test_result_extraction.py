@@ -1,4 +1,4 @@
-"""What a server replies becomes passages: titles, texts, addresses, dates."""
+"""Tool replies become passages with title, text, URL and date."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What a hostile server cannot do: repeat what it was given in confidence, control a terminal, keep us busy."""
+"""Texts of hostile servers: no secrets, no control characters, little CPU."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 from mcp_types import CallToolResult, TextContent, Tool
 
 from anabranch.domain.mcp import McpServer
-from anabranch.sources.mcp.errors import sanitize
+from anabranch.sources.mcp.connection import sanitize
 from anabranch.sources.mcp.results.extraction import passages
 from anabranch.sources.mcp.tool_selection import NoTool, choose
 

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from contextlib import suppress
+from itertools import islice, takewhile
 from typing import Any
 from urllib.parse import unquote
 
 from mcp_types import (
-    Annotations,
     AudioContent,
     CallToolResult,
     ContentBlock,
@@ -46,9 +46,8 @@ MAX_RELATIONS = 5_000
 MAX_EACH = 100
 MAX_NAME = 300
 
-SUBJECTS = ("from", "source")
-OBJECTS = ("to", "target")
-PREDICATES = ("relationtype", "relation", "type", "predicate", "label")
+# The names of a relation's subject, predicate and object.
+RELATION_FIELDS = (("from", "source"), ("relationtype", "relation", "type", "predicate", "label"), ("to", "target"))
 
 
 def graph_entities(given: Mapping[str, Any]) -> list[Any] | None:
@@ -61,9 +60,9 @@ def graph_entities(given: Mapping[str, Any]) -> list[Any] | None:
     relations_of: dict[str, dict[str, None]] = {}
     sentences: dict[str, None] = {}
     for relation in relations[:MAX_RELATIONS]:
-        if isinstance(relation, dict) and (parts := _relation(relation)) is not None:
-            subject, predicate, target = parts
-            sentence = f"{subject} {predicate} {target}"
+        subject, predicate, target = _relation(relation) if isinstance(relation, dict) else ("", "", "")
+        if subject and predicate and target:
+            sentence = f"{subject} {predicate.replace('_', ' ')} {target}"
             sentences[sentence] = None
             for name in (subject, target):
                 if len(known := relations_of.setdefault(name, {})) < MAX_EACH:
@@ -73,14 +72,11 @@ def graph_entities(given: Mapping[str, Any]) -> list[Any] | None:
     )
 
 
-def _relation(relation: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _relation(relation: Mapping[str, Any]) -> Iterator[str]:
+    """Its subject, predicate and object; empty if it has none."""
     named = {normalized(name): value for name, value in islice(relation.items(), MAX_EACH)}
-    parts = [
-        next((one_line(said, MAX_NAME) for name in names if isinstance(said := named.get(name), str)), "")
-        for names in (SUBJECTS, PREDICATES, OBJECTS)
-    ]
-    subject, predicate, target = parts
-    return (subject, predicate.replace("_", " "), target) if all(parts) else None
+    for names in RELATION_FIELDS:
+        yield next((one_line(text, MAX_NAME) for name in names if isinstance(text := named.get(name), str)), "")
 
 
 def _with_relations(entity: Any, relations_of: Mapping[str, Mapping[str, None]]) -> Any:
@@ -88,9 +84,9 @@ def _with_relations(entity: Any, relations_of: Mapping[str, Mapping[str, None]])
     known = relations_of.get(one_line(name, MAX_NAME)) if isinstance(name, str) else None
     if known is None:
         return entity
-    observed = entity.get("observations")
-    before = observed if isinstance(observed, list) else [observed]
-    return {**entity, "observations": [*before, *known]}
+    observations = entity.get("observations")
+    existing = observations if isinstance(observations, list) else [observations]
+    return {**entity, "observations": [*existing, *known]}
 
 
 # A result before its fields are read: an object or a text.
@@ -153,14 +149,9 @@ def _load(text: str) -> Any:
 
 
 def _load_lines(text: str) -> list[Any] | None:
-    found: list[Any] = []
-    for row in text.split("\n"):
-        if row.strip() and len(found) < MAX_RESULTS:
-            value = _load(row)
-            if not isinstance(value, dict):
-                return None
-            found.append(value)
-    return found if len(found) > 1 else None
+    rows = list(islice(filter(str.strip, text.split("\n")), MAX_RESULTS))
+    found = list(takewhile(lambda value: isinstance(value, dict), map(_load, rows)))
+    return found if len(found) == len(rows) > 1 else None
 
 
 def results_in_text(text: str) -> list[Result]:
@@ -219,7 +210,10 @@ def _list_in(outer: Mapping[str, Any]) -> list[Any] | None:
         for holder in level:
             is_result = _is_result(holder)
             is_answer = has_text(holder, ANSWERS)
-            named = {normalized(name): _parsed_value(value) for name, value in islice(holder.items(), MAX_VISITED)}
+            named = {
+                normalized(name): parse_json(value) if isinstance(value, str) else value
+                for name, value in islice(holder.items(), MAX_VISITED)
+            }
             for name in CERTAIN if is_result else LISTS:
                 if isinstance(value := named.get(name), list):
                     if is_answer and name not in CERTAIN and not _any_has_text(value):
@@ -246,10 +240,6 @@ def _is_result(given: Mapping[str, Any]) -> bool:
     return is_body or (has_text(given, TITLES) and has_text(given))
 
 
-def _parsed_value(value: Any) -> Any:
-    return parse_json(value) if isinstance(value, str) else value
-
-
 def _any_has_text(values: list[Any]) -> bool:
     return any(isinstance(value, dict) and has_text(value) for value in values[:MAX_RESULTS])
 
@@ -261,39 +251,38 @@ def _has_values(values: list[Any]) -> bool:
 def at_path(path: str, value: Any) -> Any:
     """The value at a path such as `data.items`, `results[0].hits` or `$.x`. A name after a list applies to each of its
     objects. Raises LookupError if there is no such value."""
-    segments = _segments(path)
-    for name, index in segments:
+    for segment in _segments(path):
         if isinstance(value, str):
             value = parse_json(value)
-        if isinstance(value, list) and name is not None:
-            value = [part[name] for part in value if isinstance(part, dict) and name in part]
-            if not value:
-                raise LookupError(name)
-        elif name is not None:
-            if not isinstance(value, dict):
-                raise LookupError(name)
-            value = value[name]
-        elif not isinstance(value, list):
-            raise LookupError(index)
-        elif index is not None:
-            value = value[index]
+        match segment, value:
+            case str(), list():
+                value = [part[segment] for part in value if isinstance(part, dict) and segment in part]
+                if not value:
+                    raise LookupError(path)
+            case (str(), dict()) | (int(), list()):
+                value = value[segment]
+            case None, list():
+                continue
+            case _:
+                raise LookupError(path)
     return value
 
 
-def _segments(path: str) -> Sequence[tuple[str | None, int | None]]:
+def _segments(path: str) -> Iterator[str | int | None]:
+    """Names and indexes; None is `[*]`, every item of a list."""
     rest = path.strip().removeprefix("$")
-    segments: list[tuple[str | None, int | None]] = []
-    while rest:
+    for _ in range(MAX_SEGMENTS):
         found = SEGMENT.match(rest)
-        if found is None or len(segments) >= MAX_SEGMENTS:
-            raise LookupError(path)
+        if found is None:
+            break
         name, bracket = found.groups()
         if bracket is None or bracket[0] in "'\"":
-            segments.append((name or bracket[1:-1], None))
+            yield name or bracket[1:-1]
         else:
-            segments.append((None, None if bracket == "*" else int(bracket)))
+            yield None if bracket == "*" else int(bracket)
         rest = rest[found.end() :]
-    return segments
+    if rest:
+        raise LookupError(path)
 
 
 def _labelled(text: str) -> list[Result]:
@@ -349,18 +338,14 @@ def tool_result(reply: Mapping[str, Any]) -> CallToolResult:
 
 
 def _content_block(given: Any) -> ContentBlock | None:
-    if not isinstance(given, dict):
-        return None
-    kind = given.get("type")
-    model = BLOCKS.get(kind) if isinstance(kind, str) else None
+    """A block with malformed annotations is read without them."""
+    model = BLOCKS.get(str(given.get("type"))) if isinstance(given, dict) else None
     if model is None:
         return None
     plain = {name: value for name, value in given.items() if name not in ("annotations", "_meta")}
     for fields in (given, plain):
-        try:
+        with suppress(ValidationError):
             return model.model_validate(fields, by_name=False)
-        except ValidationError:
-            continue
     return None
 
 
@@ -368,7 +353,18 @@ def passages(result: CallToolResult, server: McpServer) -> tuple[Passage, ...]:
     """At most MAX_RESULTS, in the server's order. If there is structured content, the text repeats it and is
     ignored. Images, audio and blobs are ignored."""
     found = (fields for fields in _read(result, server.result_path) if fields is not None)
-    return tuple(_passage(fields, server.name) for fields in islice(found, MAX_RESULTS))
+    return tuple(
+        Passage(
+            source=server.name,
+            title=fields.title or server.name,
+            text=fields.text,
+            score=fields.score,
+            document_id=fields.document_id,
+            url=fields.url,
+            date=fields.date,
+        )
+        for fields in islice(found, MAX_RESULTS)
+    )
 
 
 def is_large(result: CallToolResult) -> bool:
@@ -379,29 +375,15 @@ def is_large(result: CallToolResult) -> bool:
 
 def _is_small(value: object, most: int) -> bool:
     """Whether it has at most so many values, on all levels together."""
-    left, seen = [value], 0
-    while left:
-        one = left.pop()
+    unread, seen = [value], 0
+    while unread and seen <= most:
+        one = unread.pop()
         if isinstance(one, dict | list):
             seen += len(one)
-            if seen > most:
-                return False
-            left.extend(one.values() if isinstance(one, dict) else one)
+            unread.extend(one.values() if isinstance(one, dict) else one)
         elif isinstance(one, str):
             seen += len(one) // 100
     return seen <= most
-
-
-def _passage(fields: ResultFields, server: str) -> Passage:
-    return Passage(
-        source=server,
-        title=fields.title or server,
-        text=fields.text,
-        score=fields.score,
-        document_id=fields.document_id,
-        url=fields.url,
-        date=fields.date,
-    )
 
 
 def _read(result: CallToolResult, path: str | None) -> Iterator[ResultFields | None]:
@@ -433,10 +415,8 @@ def _at(path: str, result: CallToolResult) -> list[Result]:
     for values in (structured, [value for text in texts if (value := parse_json(text)) is not None]):
         found: list[Any] = []
         for value in values:
-            try:
+            with suppress(LookupError):
                 found.append(at_path(path, value))
-            except LookupError:
-                continue
         if found:
             return [result for value in found for result in results_in(value)]
     raise Unreadable(
@@ -450,7 +430,7 @@ def _fields(found: Result) -> ResultFields | None:
 
 
 def _block(block: ContentBlock) -> Iterator[ResultFields | None]:
-    date = _last_modified(block.annotations)
+    date = parse_date(block.annotations.last_modified) if block.annotations else None
     match block:
         case TextContent():
             for found in results_in_text(block.text):
@@ -467,10 +447,6 @@ def _block(block: ContentBlock) -> Iterator[ResultFields | None]:
             yield fields._replace(url=url_or_none(resource.uri), date=date) if fields else None
         case _:
             pass
-
-
-def _last_modified(annotations: Annotations | None) -> float | None:
-    return parse_date(annotations.last_modified) if annotations else None
 
 
 async def extract(answer: CallToolResult, server: McpServer, within_s: float) -> tuple[Passage, ...]:

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime, time
+from contextlib import suppress
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any, NamedTuple
@@ -30,12 +31,12 @@ IN_WORDS = re.compile(
 def parse_date(value: object) -> float | None:
     """Seconds since 1970, or None if it cannot be parsed. A date without a time means midnight, a time without a zone
     means UTC, and a number is a time since 1970 in the unit that its size suggests. Zero means unknown."""
-    if isinstance(value, str):
-        found = _from_string(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = _from_number(value)
-    else:
-        return None
+    found = None
+    with suppress(ValueError, TypeError, IndexError, OverflowError):
+        if isinstance(value, str):
+            found = _from_string(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found = _from_number(value)
     return found if found is not None and EARLIEST < found < LATEST else None
 
 
@@ -46,9 +47,8 @@ def _from_number(number: float) -> float | None:
     if number == whole and 1_000 <= whole <= 9_999:
         return _midnight(whole)
     if number == whole and 10**7 <= whole < 10**8:
-        compact = _midnight(whole // 10_000, whole // 100 % 100, whole % 100)
-        if compact is not None:
-            return compact
+        with suppress(ValueError):
+            return _midnight(whole // 10_000, whole // 100 % 100, whole % 100)
     for size, per_second in ((10**11, 1), (10**14, 10**3), (10**17, 10**6)):
         if abs(number) < size:
             return number / per_second
@@ -65,7 +65,7 @@ def _from_string(given: str) -> float | None:
         year, month = digits.groups()
         return _midnight(int(year), int(month or 1))
     if EMAIL.fullmatch(text):
-        return _from_email(text)
+        return _timestamp(parsedate_to_datetime(text))
     return _from_iso(text) if text[:1].isdigit() and text[3:4].isdigit() else _from_words(text)
 
 
@@ -74,38 +74,22 @@ def _from_iso(text: str) -> float | None:
     text = re.sub(r" ?(?:UTC|GMT)$", "Z", text)
     text = re.sub(r" (?=[+-][0-9]{2})", "", text)
     try:
-        found = datetime.fromisoformat(text)
+        return _timestamp(datetime.fromisoformat(text))
     except ValueError:
         unpadded = UNPADDED.match(text)
         return _midnight(*map(int, unpadded.groups())) if unpadded else None
-    return _timestamp(found)
-
-
-def _from_email(text: str) -> float | None:
-    try:
-        found = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return _timestamp(found)
 
 
 def _from_words(text: str) -> float | None:
     found = IN_WORDS.fullmatch(text)
     if found is None:
         return None
-    month = (found["month"] or found["month2"])[:3].lower()
-    if month not in MONTHS:
-        return None
-    return _midnight(
-        int(found["year"] or found["year2"]), MONTHS.index(month) + 1, int(found["day"] or found["day2"] or 1)
-    )
+    month = MONTHS.index((found["month"] or found["month2"])[:3].lower()) + 1
+    return _midnight(int(found["year"] or found["year2"]), month, int(found["day"] or found["day2"] or 1))
 
 
-def _midnight(year: int, month: int = 1, day: int = 1) -> float | None:
-    try:
-        return datetime.combine(date(year, month, day), time(), UTC).timestamp()
-    except ValueError:
-        return None
+def _midnight(year: int, month: int = 1, day: int = 1) -> float:
+    return datetime(year, month, day, tzinfo=UTC).timestamp()
 
 
 def _timestamp(found: datetime) -> float:
@@ -235,10 +219,8 @@ def _flatten(given: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
             wrapped.append(value)
         elif value is not None and value not in ("", [], {}):
             named.setdefault(key, value)
-    if depth < DEPTH:
-        for inner in wrapped:
-            for key, value in _flatten(inner, depth + 1).items():
-                named.setdefault(key, value)
+    for inner in wrapped if depth < DEPTH else ():
+        named = _flatten(inner, depth + 1) | named
     return named
 
 

@@ -1,4 +1,4 @@
-"""Tokens of the hub: which ones stand for somebody, and what the hub is asked to find that out."""
+"""Tokens that the hub issues: which are accepted, and when its keys are fetched."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ from anabranch.testing import Failure, Hub, ManualClock
 TTL_S = 3600.0
 NOT_THE_HUBS = "not one that the hub has signed"
 NOT_PUBLISHED = "does not publish"
-NOT_NOW = "cannot be had now"
+NOT_NOW = "cannot be fetched now"
 
 
 @pytest.fixture
@@ -37,10 +37,15 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def tokens(hub: Hub, clock: ManualClock) -> AsyncIterator[HubTokens]:
-    outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=100_000)
-    yield HubTokens(f"{hub.url}/", outbound, clock, TTL_S)
-    await outbound.close()
+async def outbound() -> AsyncIterator[AiohttpOutbound]:
+    created = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=100_000)
+    yield created
+    await created.close()
+
+
+@pytest.fixture
+def tokens(hub: Hub, outbound: AiohttpOutbound, clock: ManualClock) -> HubTokens:
+    return HubTokens(f"{hub.url}/", outbound, clock, TTL_S)
 
 
 async def refused(tokens: HubTokens, token: str, why: str, audiences: tuple[str, ...] = ("alice",)) -> None:
@@ -75,7 +80,7 @@ async def test_a_guest_token_has_no_user(hub: Hub, tokens: HubTokens, claims: di
     assert (bearer.user, bearer.groups) == (None, ())
 
 
-async def test_a_stub_hub_signs_when_it_is_told_to() -> None:
+async def test_the_stub_hub_signs_tokens_only_with_signing_enabled() -> None:
     async with Hub() as plain:
         with pytest.raises(RuntimeError, match="signing=True"):
             plain.token("alice")
@@ -91,8 +96,8 @@ async def test_a_stub_hub_signs_when_it_is_told_to() -> None:
 async def test_a_hub_token_for_another_audience_is_refused(hub: Hub, tokens: HubTokens) -> None:
     for audience in ("bob", "ALICE", "alice ", "alic", "alicee", ["bob"]):
         token = hub.sign({"aud": audience, "exp": time.time() + 60, "sub": "17"})
-        await refused(tokens, token, "meant for somebody else")
-    await refused(tokens, hub.token("alice"), "meant for somebody else", ())
+        await refused(tokens, token, "for another audience")
+    await refused(tokens, hub.token("alice"), "for another audience", ())
 
 
 async def test_an_expired_or_future_hub_token_is_refused(hub: Hub, tokens: HubTokens) -> None:
@@ -145,7 +150,7 @@ async def test_other_signature_algorithms_are_refused(hub: Hub, tokens: HubToken
     assert hub.key_requests == 0
 
 
-async def test_another_key_under_the_hubs_name(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_signed_with_another_key_under_the_hubs_key_id_is_refused(hub: Hub, tokens: HubTokens) -> None:
     async with Hub(signing=True) as other:
         assert other.keys[0]["kid"] == hub.keys[0]["kid"]
         await refused(tokens, other.token("alice", sub="root"), NOT_THE_HUBS)
@@ -164,12 +169,12 @@ async def test_another_key_under_the_hubs_name(hub: Hub, tokens: HubTokens) -> N
 @pytest.mark.parametrize(
     "identifier", ["key-9", "../key-1", "KEY-1", " key-1", "key-1\x00", "' OR 1=1 --", "x" * 4_000]
 )
-async def test_a_key_that_is_not_published(hub: Hub, tokens: HubTokens, identifier: str) -> None:
+async def test_a_token_signed_with_an_unpublished_key_is_refused(hub: Hub, tokens: HubTokens, identifier: str) -> None:
     token = hub.sign({"aud": "alice", "exp": 2**33, "sub": "17"}, {"kid": identifier})
     await refused(tokens, token, NOT_PUBLISHED)
 
 
-async def test_a_token_that_names_no_key(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_without_a_key_id_is_checked_with_the_only_key(hub: Hub, tokens: HubTokens) -> None:
     """As long as there is one key, it can only be that."""
     nameless = {"aud": "alice", "exp": 2**33, "sub": "17"}
     assert (await tokens.verify(hub.sign(nameless, {"kid": ""}), ("alice",))).user == "17"
@@ -180,7 +185,7 @@ async def test_a_token_that_names_no_key(hub: Hub, tokens: HubTokens) -> None:
     await refused(tokens, hub.sign(nameless, {"kid": ""}), NOT_PUBLISHED)
 
 
-async def test_a_token_that_was_changed(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_modified_token_is_refused(hub: Hub, tokens: HubTokens) -> None:
     head, body, signature = hub.token("alice", sub="17").split(".")
     claims = json.loads(base64.urlsafe_b64decode(body + "=="))
     for changed in ({"sub": "root"}, {"exp": 2**33}, {"aud": "bob"}, {"groups": ["board"]}):
@@ -217,7 +222,7 @@ async def test_a_malformed_token_is_refused(hub: Hub, tokens: HubTokens, token: 
     await refused(tokens, token, "token is")
 
 
-async def test_a_token_that_is_too_long(hub: Hub, tokens: HubTokens) -> None:
+async def test_a_token_over_the_length_limit_is_refused(hub: Hub, tokens: HubTokens) -> None:
     await refused(tokens, hub.token("alice", sub="17", padding="x" * 8_000), "too long")
     assert hub.key_requests == 0
 
@@ -322,22 +327,18 @@ async def test_cached_hub_keys_survive_a_hub_outage(
     assert hub.key_requests == 4
 
 
-async def test_an_unreachable_hub_refuses_tokens(clock: ManualClock) -> None:
+async def test_an_unreachable_hub_refuses_tokens(outbound: AiohttpOutbound, clock: ManualClock) -> None:
     async with Hub(signing=True) as hub:
         url, token = hub.url, hub.token("alice")
-    outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=100_000)
     await refused(HubTokens(url, outbound, clock, TTL_S), token, NOT_NOW)
-    await outbound.close()
 
 
-async def test_a_hub_that_hangs_times_out(
-    hub: Hub, tokens: HubTokens, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hub_that_hangs_times_out(hub: Hub, outbound: AiohttpOutbound, clock: ManualClock) -> None:
+    tokens = HubTokens(hub.url, outbound, clock, TTL_S, fetch_timeout_s=0.05)
     token = hub.token("alice")
     await tokens.verify(token, ("alice",))
     hub.fails(Failure.HANG)
     clock.advance(TTL_S + 1)
-    monkeypatch.setattr("anabranch.network.hub.FETCH_S", 0.05)
     await asyncio.gather(*(tokens.verify(token, ("alice",)) for _ in range(20)))
     assert hub.key_requests == 2
 
