@@ -189,7 +189,7 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     for task in tasks[:500]:
         task.cancel()
     await asyncio.wait(tasks[:500])
-    assert len(log._watchers._signals["s"].waiting) == 1_500
+    assert len(log._watchers._watches["s"]) == 1_500
     await log.append("s", token, [entry("a")])
     await log.append("s", token, [entry("a")])
     for _ in tasks[500:]:

@@ -9,7 +9,7 @@ from test_log_contract import memory_log
 from anabranch.domain.errors import NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.eventlog.reader import BATCH, Batch, StreamReader, TooSlow
+from anabranch.eventlog.reader import BATCH, StreamReader, TooSlow
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 
@@ -44,7 +44,7 @@ def many(count: int, size: int = 2, named: str = "k") -> Iterator[Entry]:
     return (entry(f"{named}{number}", body=bytes(size)) for number in range(count))
 
 
-def numbers(batch: Batch | None) -> list[int]:
+def numbers(batch: Page | None) -> list[int]:
     assert batch is not None
     return [each.sequence for each in batch.entries]
 
@@ -111,16 +111,16 @@ async def test_the_end_is_told_with_the_last_batch_and_as_often_as_asked() -> No
         first, second, third = [await reader.next(0) for _ in range(3)]
         assert first is not None
         assert first.ended is False
-        assert second == Batch(entries=second.entries if second else (), head=BATCH + 1, ended=True)
-        assert (numbers(second), third) == ([BATCH + 1], Batch(entries=(), head=BATCH + 1, ended=True))
+        assert second == Page(entries=second.entries if second else (), head=BATCH + 1, ended=True)
+        assert (numbers(second), third) == ([BATCH + 1], Page(entries=(), head=BATCH + 1, ended=True))
     async with scene.reader(BATCH + 1) as reader:
-        assert await reader.next(0) == Batch(entries=(), head=BATCH + 1, ended=True)
+        assert await reader.next(0) == Page(entries=(), head=BATCH + 1, ended=True)
 
 
 async def test_a_cursor_that_means_nothing_is_told_so_once() -> None:
     scene = await Scene().begin()
     async with scene.reader(7) as reader:
-        assert await reader.next(0) == Batch(entries=(), head=0, reset=True)
+        assert await reader.next(0) == Page(entries=(), head=0, reset=True)
         assert (reader.sequence, await reader.next(0)) == (0, None)
         await scene.write(*many(2))
         batch = await reader.next(0)

@@ -12,7 +12,7 @@ from test_log_contract import memory_log
 from anabranch.domain.errors import StreamFull
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry, epoch
 from anabranch.eventlog import reader
-from anabranch.eventlog.reader import Batch, StreamReader, TooSlow
+from anabranch.eventlog.reader import StreamReader, TooSlow
 from anabranch.eventlog.streams import Stream
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
@@ -46,7 +46,7 @@ class Client:
         self.floor = 0
         self.ended = False
 
-    def apply(self, batch: Batch, floor: int) -> None:
+    def apply(self, batch: Page, floor: int) -> None:
         """Below the floor of a log that it began to read at the beginning, a client cannot know what there was."""
         assert self.reader is not None
         assert len(batch.entries) <= SMALL_BATCH

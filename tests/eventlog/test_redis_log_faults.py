@@ -15,7 +15,7 @@ import pytest
 
 from anabranch.domain.errors import LeaseLost, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import Page, epoch
-from anabranch.eventlog.reader import Batch, StreamReader
+from anabranch.eventlog.reader import StreamReader
 from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.testing.contracts.event_log import PLENTY, entry, read_through
 from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until
@@ -429,7 +429,7 @@ async def test_an_owner_that_was_cut_off_learns_that_it_was_buried(shared: Valke
             await ledger.read(a)
 
 
-async def tried(reader: StreamReader) -> Batch | None:
+async def tried(reader: StreamReader) -> Page | None:
     try:
         return await reader.next(1.0)
     except StreamUnavailable:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pytest
 
-from anabranch.domain.eventlog import Entry
+from anabranch.domain.eventlog import Entry, Page
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.eventlog.reader import Batch, StreamReader
+from anabranch.eventlog.reader import StreamReader
 from support.manual_time import Stuck
 from support.stream_simulation import simulated
 
@@ -57,7 +57,7 @@ def test_a_thousand_runs_hold_together() -> None:
 def test_a_reader_that_skips_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = StreamReader._next_batch
 
-    async def skipping(reader: StreamReader) -> Batch | None:
+    async def skipping(reader: StreamReader) -> Page | None:
         batch = await taken(reader)
         if batch is not None and len(batch.entries) > 7:
             return msgspec.structs.replace(batch, entries=(*batch.entries[:3], *batch.entries[4:]))

@@ -2,9 +2,8 @@
 
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
-from anabranch.domain.contracts import Clock, Watch
+from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.eventlog.entries_and_cursors import StreamEntries, weight
@@ -20,6 +19,7 @@ class MemoryLog:
         self._worker = worker
         self._limits = limits
         self._watchers = Watchers()
+        self.watch = self._watchers.watch
         self._streams: Streams[Stream] = Streams(limits)
         # Streams with superseded partials, which are the first to go when memory is short.
         self._spare: dict[str, Stream] = {}
@@ -55,9 +55,6 @@ class MemoryLog:
 
     async def read(self, stream: str, after: int, limit: int) -> Page:
         return self._found(stream).page(after, limit, keeper=self._worker, now=self._clock.monotonic())
-
-    def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
-        return self._watchers.watch(stream)
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         found = self._found(stream)

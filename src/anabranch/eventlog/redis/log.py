@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -12,7 +12,7 @@ from anabranch.domain.errors import Conflict, LeaseLost, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
 from anabranch.eventlog.entries_and_cursors import StreamEntries
 from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, Replicas
-from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, StreamSlice, Verdict
+from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, Verdict
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams, Watchers
 from anabranch.redis.client import Redis, RedisGone
@@ -107,8 +107,7 @@ class RedisLog:
             with suppress(RedisGone):
                 if await self._store.known(stream) is None:
                     raise self._replicas.missing()
-            raise LeaseLost(NOT_OWNED)
-        if token != owned.owner.token or owned.tape.ended:
+        if owned is None or token != owned.owner.token or owned.tape.ended:
             raise LeaseLost(NOT_OWNED)
         return await self._writer.append(owned, entries)
 
@@ -117,18 +116,22 @@ class RedisLog:
         if owned is None:
             await self._wait_for_restores()
             try:
-                page = await self._replicas.read(stream, after, limit)
-                if page is not None:
+                if (page := await self._replicas.read(stream, after, limit)) is not None:
                     return page
-                owned = self._own(stream)
-                if owned is None:
+                if (owned := self._own(stream)) is None:
                     return await self._read_page(stream, after, limit)
             except RedisGone as gone:
                 raise StreamUnavailable(UNREACHABLE) from gone
         return owned.page(after, limit, keeper=self._worker, now=self._clock.monotonic())
 
-    def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
-        return self._watch(stream)
+    @asynccontextmanager
+    async def watch(self, stream: str) -> AsyncIterator[Watch]:
+        async with self._watchers.watch(stream) as watch:
+            self._replicas.enter(stream)
+            try:
+                yield watch
+            finally:
+                self._replicas.leave(stream)
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         if (owned := self._own(stream)) is not None:
@@ -147,8 +150,7 @@ class RedisLog:
 
     async def _open(self, owner: StreamOwner) -> str:
         stream = owner.stream
-        recent = self._replicas.stable_s() < self._limits.ttl_s
-        first_epoch = secrets.choice(REOPENED_EPOCHS) if recent else 0
+        first_epoch = secrets.choice(REOPENED_EPOCHS) if self._replicas.stable_s() < self._limits.ttl_s else 0
         due = self._clock.monotonic() + self._limits.lease_s
         try:
             verdict = await self._store.open(owner, first_epoch * EPOCH, self._to_undo.get(stream, ""))
@@ -188,29 +190,20 @@ class RedisLog:
 
     async def _read_page(self, stream: str, after: int, limit: int) -> Page:
         """Straight from Redis. As on a tape, a page from the beginning never stops below the floor."""
-        part = await self._read(stream, after, limit)
-        first, entries = part.page, list(part.page.entries)
-        while part.page.more and (first.reset or not after) and entries[-1].sequence < part.floor:
-            part = await self._read(stream, entries[-1].sequence, PAGE, onward=True)
-            entries.extend(part.page.entries)
-            if epoch(part.page.head) != epoch(first.head):
+        first = page = await self._read(stream, after, limit)
+        entries = list(page.entries)
+        while page.more and (first.reset or not after) and entries[-1].sequence < page.floor:
+            page = await self._read(stream, entries[-1].sequence, PAGE, onward=True)
+            entries.extend(page.entries)
+            if epoch(page.head) != epoch(first.head):
                 return await self._read_page(stream, after, limit)
-        return msgspec.structs.replace(part.page, entries=tuple(entries), reset=first.reset)
+        return msgspec.structs.replace(page, entries=tuple(entries), reset=first.reset)
 
-    async def _read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> StreamSlice:
-        part = await self._store.read(stream, after, limit, onward=onward)
-        if part is None:
+    async def _read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page:
+        page = await self._store.read(stream, after, limit, onward=onward)
+        if page is None:
             raise self._replicas.missing()
-        return part
-
-    @asynccontextmanager
-    async def _watch(self, stream: str) -> AsyncIterator[Watch]:
-        async with self._watchers.watch(stream) as watch:
-            self._replicas.enter(stream)
-            try:
-                yield watch
-            finally:
-                self._replicas.leave(stream)
+        return page
 
     def _own(self, stream: str) -> OwnedStream | None:
         owned = self._streams.get(stream)
@@ -267,8 +260,7 @@ class RedisLog:
         """Whether a restarted Redis still has the stream, and this worker still owns it."""
         async with owned.lock:
             if owned.shared:
-                expected = owned.owner.token, owned.tape.head
-                owned.shared = await self._store.known(owned.owner.stream) == expected
+                owned.shared = await self._store.known(owned.owner.stream) == (owned.owner.token, owned.tape.head)
 
 
 async def _each(streams: Sequence[OwnedStream], work: Callable[[OwnedStream], Awaitable[None]]) -> None:

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from anabranch.domain.errors import AnabranchError, NotFound, StreamFull, StreamUnavailable
-from anabranch.domain.eventlog import LogLimits, Page, SequencedEntry, epoch
+from anabranch.domain.eventlog import LogLimits, Page, epoch
 from anabranch.eventlog.entries_and_cursors import StreamEntries
-from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, StreamSlice, channel
+from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import Streams
 from anabranch.redis.client import RedisGone
@@ -97,7 +97,8 @@ class Replicas:
         await replica.loaded.wait()
         tape = replica.tape
         if replica.error or (tape is not None and after and not tape.floor <= after <= tape.head):
-            await self._refresh_now(stream, replica)
+            # One read for all who ask at the same time. A caller that is cancelled does not cancel it.
+            await asyncio.shield(self._track(asyncio.create_task(self._refresh(stream, replica, replica.reads))))
         if replica.error is not None:
             raise replica.error.__class__(replica.error.message)
         if replica.tape is None or replica.facts is None:
@@ -128,12 +129,13 @@ class Replicas:
             replica.task.cancel()
             self._track(replica.task)
             replica.task = None
-            replica.loaded.set()  # Waiting readers read elsewhere.
+            replica.loaded.set()  # Waiting readers read the owned stream, or Redis.
             self._clear(replica, None)
 
-    def _track(self, task: asyncio.Task[None]) -> None:
+    def _track(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _update(self, stream: str, replica: Replica) -> None:
         with self._rpc.listen(channel(stream)) as notified:
@@ -142,12 +144,6 @@ class Replicas:
                 replica.loaded.set()
                 ended = replica.tape is not None and replica.tape.ended
                 await notified.wait(self._timing.recheck_ended_s if ended else self._timing.recheck_s)
-
-    async def _refresh_now(self, stream: str, replica: Replica) -> None:
-        """One read for all who ask at the same time. A caller that is cancelled does not cancel it."""
-        task = asyncio.create_task(self._refresh(stream, replica, replica.reads))
-        self._track(task)
-        await asyncio.shield(task)
 
     async def _refresh(self, stream: str, replica: Replica, reads: int | None = None) -> None:
         """Read what is new, unless another read has begun since there were `reads`."""
@@ -170,38 +166,36 @@ class Replicas:
     async def _catch_up(self, stream: str, replica: Replica) -> None:
         tape = replica.tape
         if tape is not None:
-            part = await self._read(stream, replica, tape.head)
-            while not part.page.reset and epoch(part.page.head) == tape.epoch:
-                tape.extend(part.page.entries)
+            page = await self._read(stream, replica, tape.head)
+            while not page.reset and epoch(page.head) == tape.epoch:
+                tape.extend(page.entries)
                 self._account(replica, tape)
-                replica.facts, replica.error = part.page, None
-                if not part.page.more:
+                replica.facts, replica.error = page, None
+                if not page.more:
                     return
-                part = await self._read(stream, replica, tape.head)
+                page = await self._read(stream, replica, tape.head)
         await self._load(stream, replica)
 
     async def _load(self, stream: str, replica: Replica) -> None:
-        part = await self._read(stream, replica, 0)
-        entries: list[SequencedEntry] = [*part.page.entries]
-        while part.page.more:
-            before = epoch(part.page.head)
-            part = await self._read(stream, replica, entries[-1].sequence, onward=True)
-            if epoch(part.page.head) != before:
-                part, entries = await self._read(stream, replica, 0), []
-            entries.extend(part.page.entries)
-        limits = self._limits
-        bounds = {"max_events": limits.max_events, "max_bytes": limits.max_bytes}
-        tape = StreamEntries.of(entries, part.page.head, part.floor, part.page.ended, **bounds)
+        page = await self._read(stream, replica, 0)
+        entries = list(page.entries)
+        while page.more:
+            before = epoch(page.head)
+            page = await self._read(stream, replica, entries[-1].sequence, onward=True)
+            if epoch(page.head) != before:
+                page, entries = await self._read(stream, replica, 0), []
+            entries.extend(page.entries)
+        tape = StreamEntries.of(entries, page, max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
         self._account(replica, tape)
-        replica.tape, replica.facts, replica.error = tape, part.page, None
+        replica.tape, replica.facts, replica.error = tape, page, None
 
-    async def _read(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> StreamSlice:
-        part = await self._store.read(stream, after, PAGE, onward=onward)
+    async def _read(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> Page:
+        page = await self._store.read(stream, after, PAGE, onward=onward)
         if replica.task is None:
             raise StreamUnavailable(UNREACHABLE)  # Nobody needs it any more.
-        if part is None:
+        if page is None:
             raise self.missing()
-        return part
+        return page
 
     def _clear(self, replica: Replica, error: AnabranchError | None) -> None:
         replica.tape = replica.facts = None
@@ -212,5 +206,5 @@ class Replicas:
         """Count the replica's memory. StreamsFull if it does not fit."""
         size = tape.size if tape is not None else 0
         self._writer.dropped(self._owned.make_room(max(size - replica.size, 0)))
-        self._owned.elsewhere += size - replica.size
+        self._owned.replica_bytes += size - replica.size
         replica.size = size
