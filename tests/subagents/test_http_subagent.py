@@ -21,7 +21,7 @@ from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.subagents.http import MAX_FRAGMENTS, HttpSubagent
 from anabranch.subagents.kinds import KINDS, SafetySubagent, SubagentRegistry, confirmation, preview
-from anabranch.subagents.payloads import MAX_BYTES, CardSubagent, as_sent
+from anabranch.subagents.payloads import MAX_BYTES, CardSubagent
 
 LOOPBACK = Settings(endpoint_allowlist=("127.0.0.0/8",)).allowed_networks
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -381,5 +381,5 @@ async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     rows, other = (every.find(Expected(key=key, result_key="r")) for key in ("row-selection", "whatever this is"))
     assert isinstance(rows, CardSubagent)
     assert isinstance(other, CardSubagent)
-    assert (rows.card, other.card) == (preview, as_sent)
+    assert (rows.card, other.card) == (preview, dict)
     await outbound.close()

@@ -1,6 +1,5 @@
 """A subagent at a URL: called once, and its reply is streamed."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import content_of
 from anabranch.policies import resilience
-from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
+from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE, within
 
 MAX_FRAGMENTS = 10_000
 MAX_METRICS = 50
@@ -35,17 +34,6 @@ KEEP_ALIVE = (b'"heartbeat"', b'"ping"')
 DONE = b"[DONE]"
 
 T = TypeVar("T")
-
-
-class SubagentRequest(Value, omit_defaults=True):
-    """The request to a subagent; it never contains a token."""
-
-    session_id: str
-    plan_step_id: str
-    subagent: str
-    result_key: str
-    input: msgspec.Raw
-    planner_context: Mapping[str, str | int | float | bool | None] = {}
 
 
 class Measured(Value):
@@ -69,17 +57,17 @@ class HttpSubagent:
         return self._inner.taken(payload, status)
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
-        body = _body(expected, directive)
-        call = self._outbound.request("POST", expected.url or "", headers=_headers(context), body=body)
+        call = self._outbound.request(
+            "POST", expected.url or "", headers=_headers(context), body=_body(expected, directive)
+        )
         async with AsyncExitStack() as stack:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
                 _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
-                    resilience.retry_after_s(exchange.header("Retry-After")),
+                wait_s = resilience.retry_after_s(exchange.header("Retry-After"))
+                raise UpstreamError(
+                    sentence, syft_wire.trouble(exchange.status), wait_s, upstream_status=exchange.status
                 )
-                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(self._max_fragments):
                 output = await self._in_time(anext(outputs, None), context)
@@ -93,14 +81,8 @@ class HttpSubagent:
 
     async def _in_time(self, waited_for: Awaitable[T], context: Context) -> T:
         """Wait for one step of a call: a generator must not yield inside a time-out."""
-        limit = asyncio.timeout(context.deadline - self._clock.monotonic())
-        try:
-            async with limit:
-                return await waited_for
-        except TimeoutError as error:
-            if limit.expired():
-                raise UpstreamTimedOut("It did not answer in time.", Trouble.DOWN) from error
-            raise
+        late = UpstreamTimedOut("It did not answer in time.", Trouble.DOWN)
+        return await within(waited_for, context.deadline - self._clock.monotonic(), late)
 
     def _fragment(self, output: bytes) -> Fragment:
         """One output in its adapter's form. Output that cannot be used is the subagent's failure, not the planner's."""
@@ -117,8 +99,7 @@ class HttpSubagent:
             fragment = self._inner.taken(_payload(given), _status(given.get("status")))
         except InvalidQuestion as error:
             raise UpstreamError(f"Its reply cannot be used: {error.message}", Trouble.UNUSABLE) from error
-        metrics = {**fragment.metrics, **_metrics(given.get("telemetry"))}
-        return msgspec.structs.replace(fragment, metrics=metrics)
+        return msgspec.structs.replace(fragment, metrics={**fragment.metrics, **_metrics(given.get("telemetry"))})
 
 
 async def _outputs(exchange: Exchange) -> AsyncGenerator[bytes, None]:
@@ -164,9 +145,8 @@ def _keeps_alive(event: bytes) -> bool:
 
 
 def _is_output(given: Mapping[str, msgspec.Raw]) -> bool:
-    if "status" not in given and "payload" not in given:
-        return False
-    return given.keys() <= OUTPUT or bytes(given.get("payload", b"")).startswith(b"{")
+    named = "status" in given or "payload" in given
+    return named and (given.keys() <= OUTPUT or bytes(given.get("payload", b"")).startswith(b"{"))
 
 
 def _payload(given: Mapping[str, msgspec.Raw]) -> bytes:
@@ -199,15 +179,17 @@ def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
 
 
 def _body(expected: Expected, directive: Directive) -> bytes:
-    asked = SubagentRequest(
-        session_id=directive.session_id,
-        plan_step_id=directive.plan_step_id,
-        subagent=expected.key,
-        result_key=expected.result_key,
-        input=EMPTY if expected.input is None else expected.input,
-        planner_context=directive.planner_context,
+    """The request to a subagent; it never contains a token."""
+    return msgspec.json.encode(
+        {
+            "session_id": directive.session_id,
+            "plan_step_id": directive.plan_step_id,
+            "subagent": expected.key,
+            "result_key": expected.result_key,
+            "input": EMPTY if expected.input is None else expected.input,
+            **({"planner_context": directive.planner_context} if directive.planner_context else {}),
+        }
     )
-    return msgspec.json.encode(asked)
 
 
 def _headers(context: Context) -> dict[str, str]:
