@@ -117,7 +117,7 @@ class Coordinator:
 
     def _require_open(self) -> None:
         if self._draining:
-            raise ShuttingDown("The service is shutting down and accepts no new step.")
+            raise ShuttingDown("The server is shutting down; send the step again in a moment.")
 
     def holds(self, stream: str) -> bool:
         return stream in self._steps or stream in self._shadows
