@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from anabranch.app.resumable_answers import PREFIX, USUAL_TIMING, RecordingTiming, ResumableAnswers, merged, split
+from anabranch.app.resumable_answers import PREFIX, RecordingTiming, ResumableAnswers, merged, split
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, LogLimits, Page
@@ -85,7 +85,7 @@ async def record(
     lease_s: float = LEASE_S,
     max_events: int = 1_000,
     within_s: float = 60.0,
-    timing: RecordingTiming = USUAL_TIMING,
+    timing: RecordingTiming = RecordingTiming(),
 ) -> Taped:
     telemetry, answerer = Recorder(), Told(tell)
     recordings = ResumableAnswers(

@@ -307,7 +307,7 @@ class LogStates(RuleBasedStateMachine):
     def tend(self) -> None:
         self.log.tend()
         assert len(self.log) == sum(self.there(name) is not None for name in self.kept)
-        assert (self.log.bytes_held == 0) == (len(self.log) == 0)
+        assert (self.log.streams.bytes_held == 0) == (len(self.log) == 0)
 
 
 TestTapeStates = TapeStates.TestCase

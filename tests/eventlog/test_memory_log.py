@@ -46,7 +46,7 @@ class Shelf:
         self.log.tend()
         self.sessions.tend()
         gc.collect()
-        assert (len(self.log), len(self.sessions), self.log.bytes_held) == (0, 0, 0)
+        assert (len(self.log), len(self.sessions), self.log.streams.bytes_held) == (0, 0, 0)
 
 
 async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
@@ -70,7 +70,7 @@ async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() 
         before, _ = tracemalloc.get_traced_memory()
         await shelf.fill(1_000)
         held = tracemalloc.get_traced_memory()[0] - before
-        assert 0.75 < shelf.log.bytes_held / held < 1.5
+        assert 0.75 < shelf.log.streams.bytes_held / held < 1.5
         shelf.empty()
         assert tracemalloc.get_traced_memory()[0] - before < held / 500
     finally:
@@ -124,7 +124,7 @@ async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> Non
     with pytest.raises(NotFound):
         await log.read("0", 0, 1)
     assert (await log.read("1", 0, 1)).ended
-    assert log.bytes_held <= 4 * each
+    assert log.streams.bytes_held <= 4 * each
 
 
 async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
@@ -149,7 +149,7 @@ async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> No
     for revision in range(1, 101):
         for name, token in tokens.items():
             await log.append(name, token, [entry("k", revision, bytes(5_000), partial=True)])
-    assert log.bytes_held <= 60_000
+    assert log.streams.bytes_held <= 60_000
     assert (await log.read("ended", 0, 1)).ended
     for name in tokens:
         page = await log.read(name, 3, 1_000)
@@ -167,7 +167,7 @@ async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() 
     assert 0 < len(log) < 60
     clock.advance(USUAL.ttl_s)
     log.tend()
-    assert (len(log), log.bytes_held) == (0, 0)
+    assert (len(log), log.streams.bytes_held) == (0, 0)
 
 
 async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behind() -> None:

@@ -92,7 +92,7 @@ class MuxStates(RuleBasedStateMachine):
 
     @property
     def stream(self) -> Stream:
-        found = self.log._streams.get("s")
+        found = self.log.streams.get("s")
         assert found is not None
         return found
 

@@ -59,7 +59,7 @@ async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> 
             await one.log.append(
                 str(number), token, [entry("a", body=bytes(50_000)), entry("end", body=b"over", final=True)]
             )
-            assert one.log.bytes_held <= 310_000
+            assert one.log.streams.bytes_held <= 310_000
         for number in range(20):
             page = await one.log.read(str(number), 0, PLENTY)
             assert (page.ended, page.head, page.entries[-1].body) == (True, 2, b"over")
@@ -82,7 +82,7 @@ async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
         assert len(one.log) == 25
         clock.advance(5)
         one.log.tend()
-        assert (len(one.log), one.log.bytes_held) == (0, 0)
+        assert (len(one.log), one.log.streams.bytes_held) == (0, 0)
 
 
 async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
@@ -92,8 +92,8 @@ async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
         await one.log.append("s", token, [entry("a", body=bytes(10_000))])
         async with two.log.watch("s"), two.log.watch("s"):
             assert (await two.log.read("s", 0, PLENTY)).head == 1
-            assert (len(two.log), two.log.bytes_held > 10_000) == (1, True)
-        assert (len(two.log), two.log.bytes_held) == (0, 0)
+            assert (len(two.log), two.log.streams.bytes_held > 10_000) == (1, True)
+        assert (len(two.log), two.log.streams.bytes_held) == (0, 0)
         assert (await two.log.read("s", 0, PLENTY)).head == 1
 
 

@@ -162,7 +162,7 @@ async def test_by_the_wall_clock_too() -> None:
     bench = Workbench({"docs": docs}, clock=SystemClock(), later=later)
     await bench.begin(here("docs", deadline_ms=50))
     async with asyncio.timeout(20):
-        while not bench.coordinator.empty:  # noqa: ASYNC110 (it announces nothing)
+        while not bench.idle:  # noqa: ASYNC110 (it announces nothing)
             await asyncio.sleep(0.001)
     kinds = [kind for kind, _ in told(await bench.ended())]
     assert kinds[-2:] == ["timeout", "plan_step_completed"]
@@ -186,7 +186,7 @@ async def test_one_who_ignores_its_cancellation_holds_up_nobody(stubborn: int) -
     await bench.begin(here("docs", deadline_ms=1000))
     await bench.until(lambda: docs.contexts)
     await bench.advance(1.1)
-    await bench.until(lambda: not len(bench.coordinator))
+    await bench.until(lambda: not len(bench.coordinator._steps))
     gate.set()
     events = await bench.ended()
     assert told(events)[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
@@ -292,7 +292,7 @@ async def test_one_who_is_switched_off_or_left_alone_is_degraded() -> None:
     assert (await bench.take(Push(name="rows", status="success"), "again")).ignored == "degraded"
     assert len(docs.contexts) == 1
     await bench.take(Cancel(), "again")
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
 
 
 async def test_an_error_that_was_pushed_is_final_for_its_attempt_only() -> None:
@@ -450,9 +450,9 @@ async def test_a_log_out_of_reach_for_as_long_as_the_lease_has_taken_the_step_fr
     await bench.begin(here("docs", deadline_ms=2000))
     bench.log.endless = lambda _: StreamUnavailable("gone")
     await bench.advance(10.0)
-    assert len(bench.coordinator) == 1
+    assert len(bench.coordinator._steps) == 1
     await bench.advance(10.0)
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert docs.closed == 1
     assert told(await bench.events())[-1][0] != "plan_step_completed"
@@ -466,7 +466,7 @@ async def test_a_lease_that_was_lost_stops_everything_quietly() -> None:
     bench.log.endless = lambda _: LeaseLost("another has it")
     with pytest.raises(LeaseLost):
         await bench.push("rows", "success")
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert all(span.ended for span in bench.telemetry.spans)
     assert docs.closed == 1
@@ -570,7 +570,7 @@ async def test_a_step_whose_beginning_cannot_be_written_is_refused(error: Anabra
     bench.log.faults = [error]
     with pytest.raises(type(error)):
         await bench.begin(here("docs"))
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert not docs.contexts
     assert [turns.left for turns in bench.turns.values()] == [[None]]
     assert bench.alarms.pending == 0
@@ -583,7 +583,7 @@ async def test_whoever_begins_a_step_may_leave(faults: list[Exception | None], s
     bench = Workbench({"docs": FakeSubagent([DONE])})
     bench.log.faults = faults
     asking = asyncio.create_task(bench.begin(here("docs")))
-    await bench.until(lambda: len(bench.coordinator))
+    await bench.until(lambda: len(bench.coordinator._steps))
     asking.cancel()
     await asyncio.wait([asking])
     assert (await bench.ended())[-1]["content"]["status"] == status
@@ -656,7 +656,7 @@ async def test_what_a_comparison_needs_is_not_kept_for_ever() -> None:
     await bench.begin(expects("docs"), shadow=True)
     await bench.take(Progress(legacy=None))
     await bench.push("docs", "success", {"a": 1})
-    assert not bench.coordinator.empty
+    assert not bench.idle
     await bench.advance(61.0)
     await bench.ended()
     assert not compared(bench)

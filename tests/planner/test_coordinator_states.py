@@ -99,9 +99,9 @@ async def history(seed: int) -> None:
         everything = await asyncio.gather(*(caller() for _ in range(chance.randrange(1, 6))))
         if chance.random() < 0.2:
             await bench.coordinator.drain(0)
-        await bench.until(lambda: not len(bench.coordinator))
+        await bench.until(lambda: not len(bench.coordinator._steps))
         bench.coordinator._shadows.clear()
-        await bench.until(lambda: bench.coordinator.empty)
+        await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert all(span.ended for span in bench.telemetry.spans)
     assert all(len(turns.left) == turns.entered for turns in bench.turns.values())
@@ -159,7 +159,7 @@ async def test_steps_by_the_hundred_leave_nothing_behind() -> None:
         stream = f"{STREAM}{n}"
         await bench.begin(here("docs"), expects("rows"), stream=stream)
         await bench.take(Push(name="rows", status="success"), stream)
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert len(bench.memory) == 300
     bench.clock.advance(1801)

@@ -13,7 +13,7 @@ async def test_what_is_pushed_meanwhile_is_not_taken_for_a_part_of_it() -> None:
     bench = Workbench()
     bench.log.faults = [StreamUnavailable("The log is out of reach.")]
     beginning = asyncio.create_task(bench.begin(expects("off"), expects("docs")))
-    await bench.until(lambda: len(bench.coordinator))
+    await bench.until(lambda: len(bench.coordinator._steps))
     pushing = [asyncio.create_task(bench.push(name, "success", {"n": 1})) for name in ("off", "docs")]
     with pytest.raises(StreamUnavailable):
         await beginning

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from anabranch.redis.rpc import WorkerRpc
 
 NOT_FOUND = "There is no such step."
-MOVED = "The step is moving to another worker; try again in a moment."
 LOST = "The worker that ran this step is gone."
 
 
@@ -212,7 +211,7 @@ class Planner:
             page = await self._log.read(stream, 0, 1)
             last = await self._log.read(stream, page.head - 1, 1)
             if not (page.ended and last.entries):
-                raise StreamUnavailable(MOVED) from gone
+                raise StreamUnavailable("The step is moving to another worker; try again in a moment.") from gone
             about = _about(page)
             self._coordinator.record_ignored(about.session_id, about.plan_step_id, command)
             return Receipt(ignored="ended", status=msgspec.json.decode(last.entries[-1].body)["content"]["status"])

@@ -15,16 +15,12 @@ from anabranch.pipeline.run import Listener, Run
 
 Frame = Callable[[AnswerEvent], bytes]
 
-# The id of some streams is all that a client needs to read the answer, so it must not be guessable.
-ID_BYTES = 24
 # Answers and planner steps share the log; the prefix keeps their names apart.
 PREFIX = "answer:"
 FRAME_END = b"\n\n"
 # Entries reserved for the end of an answer.
 RESERVE = 16
 MAX_PAUSE_S = 2.0
-CRASHED = "Something went wrong on our side; the log has the details under this correlation id."
-TOO_LONG = "The answer is longer than a resumable stream may be; ask again without `Prefer: resumable`."
 
 
 class RecordingTiming(Value):
@@ -33,9 +29,6 @@ class RecordingTiming(Value):
 
     rewrite_s: float = 0.5
     last_events_s: float = 5.0
-
-
-USUAL_TIMING = RecordingTiming()
 
 
 class ResumableAnswers:
@@ -50,7 +43,7 @@ class ResumableAnswers:
         max_events: int,
         max_bytes: int,
         readers: StreamReaders | None = None,
-        timing: RecordingTiming = USUAL_TIMING,
+        timing: RecordingTiming = RecordingTiming(),
     ) -> None:
         self.log = log
         self.timing = timing
@@ -67,7 +60,8 @@ class ResumableAnswers:
         """Start to record the listener's events; returns the id of the stream. From then on the recording owns the
         listener, and the Run continues if clients disconnect. StreamUnavailable or StreamFull if the log accepts no
         stream: then the caller still owns the listener."""
-        stream = secrets.token_urlsafe(ID_BYTES)
+        # The id of some streams is all that a client needs to read the answer, so it must not be guessable.
+        stream = secrets.token_urlsafe(24)
         token = await self.log.open(PREFIX + stream, identity=identity, about=about)
         recording = _Recording(self, run, listener, frame, context, stream=PREFIX + stream, token=token)
         self._tasks[stream] = task = asyncio.create_task(recording.main())
@@ -129,10 +123,12 @@ class _Recording:
                 # Another worker has ended the stream, or the log is unreachable: nobody could read the error.
                 self._run.stop(error)
             except StreamFull as error:
-                await self._break_off(StreamFull(TOO_LONG, **error.details))
+                message = "The answer is longer than a resumable stream may be; ask again without `Prefer: resumable`."
+                await self._break_off(StreamFull(message, **error.details))
             except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the end of the stream
                 self._answers.telemetry.crashed(error, self._context)
-                await self._break_off(InternalError(CRASHED, correlation_id=self._context.correlation_id))
+                message = "Something went wrong on our side; the log has the details under this correlation id."
+                await self._break_off(InternalError(message, correlation_id=self._context.correlation_id))
 
     async def _write(self) -> None:
         while True:

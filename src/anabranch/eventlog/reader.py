@@ -38,7 +38,13 @@ class StreamReader:
     TooSlow. A reader that is catching up never does. What it has read and not returned is one page of the log or at
     most the cap.
 
-    With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials."""
+    With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials.
+
+    `page` is the first page, as it was on entering; without its entries once the first of them were returned."""
+
+    page: Page
+    _watch: Watch
+    _leaving: AsyncExitStack
 
     def __init__(
         self,
@@ -59,9 +65,6 @@ class StreamReader:
         self._lost = lost
         self._readers = readers
         self._whole = whole
-        self._leaving = AsyncExitStack()
-        self._watch: Watch | None = None
-        self._page: Page | None = None
         # The page that was read but not queued yet; then the queue, of which entries from `_next` on are not returned
         # yet.
         self._fetched: Page | None = None
@@ -76,8 +79,7 @@ class StreamReader:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as leaving:
             self._watch = await leaving.enter_async_context(self._log.watch(self._stream))
-            self._fetched = await self._read(BATCH)
-            self._page = self._fetched
+            self._fetched = self.page = await self._read(BATCH)
             if self._readers is not None:
                 self._readers.add(1)
                 leaving.callback(self._readers.add, -1)
@@ -87,19 +89,13 @@ class StreamReader:
     async def __aexit__(self, *_: object) -> None:
         await self._leaving.aclose()
 
-    @property
-    def page(self) -> Page:
-        """The first page, as it was on entering; without its entries once the first batch was returned."""
-        assert self._page is not None, "a reader must be entered first"
-        return self._page
-
     async def next(self, wait_s: float) -> Page | None:
         """New entries, or None if there are none within `wait_s`. With `reset` they start a snapshot and the client
         discards what it had; with `ended` they are the last. After the end always an empty page."""
-        assert self._watch is not None, "a reader must be entered first"
         until = asyncio.get_running_loop().time() + wait_s
         # If the last page was not the end of what is known, read before waiting.
-        if self._behind and (batch := await self._next_batch()) is not None:
+        behind = self._fetched is not None or self._reset or self._next < len(self._queue) or self._more or self._ended
+        if behind and (batch := await self._next_batch()) is not None:
             return batch
         while True:
             try:
@@ -110,10 +106,6 @@ class StreamReader:
                 return await self._next_batch()
             if (batch := await self._next_batch()) is not None:
                 return batch
-
-    @property
-    def _behind(self) -> bool:
-        return self._fetched is not None or self._reset or self._next < len(self._queue) or self._more or self._ended
 
     async def _next_batch(self) -> Page | None:
         """State changes only after the last await, so a cancelled call loses nothing."""
@@ -142,7 +134,7 @@ class StreamReader:
         elif self._live and not page.reset:
             page, entries = await self._apply_cap(page)
         if self._fetched is not None:
-            self._page = msgspec.structs.replace(self._fetched, entries=())
+            self.page = msgspec.structs.replace(self._fetched, entries=())
             self._fetched = None
         self._queue = entries
         if self._whole and not page.ended:

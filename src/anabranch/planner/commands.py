@@ -15,7 +15,6 @@ from anabranch.planner.step import FINAL, Applied, Step
 MAX_PAYLOAD = 1024 * 1024
 MAX_METRICS = 64
 MAX_TEXT = 500
-NO_ROOM = f"There is no room for its result in the stream ({StreamFull.code})."
 
 _objects = msgspec.json.Decoder(dict)
 
@@ -141,7 +140,8 @@ def deliver(expected: Expected, fragment: Fragment, attempt: int, latency_ms: in
     """A fragment of a subagent that is called here. If the stream has no room for its last one, it has failed."""
     instead = _block(fragment, expected, now)
     if instead is None and fragment.status in FINAL:
-        instead = fail(expected, attempt, NO_ROOM, now)
+        reason = f"There is no room for its result in the stream ({StreamFull.code})."
+        instead = fail(expected, attempt, reason, now)
     return StepCommand(
         apply=partial(Step.deliver, result_key=expected.result_key, fragment=fragment, now=now, attempt=attempt),
         answers=events.SubagentResult,

@@ -58,9 +58,6 @@ async def send_callback(services: PlannerServices, directive: Directive, end: St
     )
 
 
-LOST = "The worker was shut down before the step had ended."
-
-
 class Coordinator:
     """Holds a step only while it is in progress. Its events stay readable in the log. The results of a step in shadow
     mode are kept until its legacy answer arrives, for at most `ttl_s`."""
@@ -74,15 +71,6 @@ class Coordinator:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-
-    def __len__(self) -> int:
-        """The number of steps in progress."""
-        return len(self._steps)
-
-    @property
-    def empty(self) -> bool:
-        """No step, no task and no shadow is left."""
-        return not (self._steps or self._tasks or self._shadows)
 
     def admit(self) -> None:
         """Overloaded if the limit of steps is reached."""
@@ -147,7 +135,7 @@ class Coordinator:
         self._draining = True
         await self._wait_idle(grace_s)
         for runner in list(self._steps.values()):
-            runner.lose(LOST)
+            runner.lose("The worker was shut down before the step had ended.")
         await self._wait_idle(self._services.timing.last_events_s)
         for runner in list(self._steps.values()):
             runner.stop()

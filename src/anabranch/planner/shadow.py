@@ -99,9 +99,6 @@ class Shadows:
         self._kept: OrderedDict[str, tuple[Shadow, Alarm]] = OrderedDict()
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def __contains__(self, stream: str) -> bool:
         return stream in self._kept
 

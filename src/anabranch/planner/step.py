@@ -34,7 +34,6 @@ State = Open | OutcomeStatus
 OPEN: tuple[Open, ...] = ("waiting", "running")
 CLOSED: dict[str, OutcomeStatus] = {status: status for status in get_args(OutcomeStatus)}
 FINAL = ("success", "error")
-DETACHED = "Redis is unreachable; the stream continues on one worker."
 
 
 class SubagentState(Value):
@@ -264,7 +263,8 @@ class Step:
 
     def detach(self, epoch: int) -> Applied:
         """The log continues in another epoch, without Redis."""
-        return Applied() if self.end is not None else Applied(events=(StreamDegraded(epoch=epoch, reason=DETACHED),))
+        event = StreamDegraded(epoch=epoch, reason="Redis is unreachable; the stream continues on one worker.")
+        return Applied(events=(event,) if self.end is None else ())
 
     def _require_started(self) -> None:
         """A step whose start event is not written accepts no commands."""

@@ -34,8 +34,6 @@ from anabranch.planner.step import FINAL
 # A timer may fire this much early.
 TIMER_GRAIN_S = 0.05
 TIMED_OUT = (UpstreamTimedOut, RetrievalTimedOut, GenerationTimedOut, DeadlineExceeded)
-DISABLED = "It is switched off."
-CIRCUIT_OPEN = "It has failed too often recently; its circuit breaker is open."
 FAILED_HERE = "It failed on our side."
 # Which end of a subagent counts as a success for its breaker.
 BREAKER_OUTCOMES = {"success": True, "error": False, "timeout": False}
@@ -72,8 +70,8 @@ class SubagentTask:
     @property
     def refused(self) -> str | None:
         if self.subagent is None:
-            return DISABLED
-        return None if self._turn else CIRCUIT_OPEN
+            return "It is switched off."
+        return None if self._turn else "It has failed too often recently; its circuit breaker is open."
 
     def start(self, directive: Directive, execute: Execute, broke: Callable[[], None]) -> asyncio.Task[None]:
         self._started_at = self._services.time.now()

@@ -106,9 +106,6 @@ CITATION_ALIASES: Aliases = {
     "url": ("link",),
 }
 
-# Resolves collection names for a caller; NotFound if one does not exist.
-Chosen = Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]]
-
 
 class DocumentationInput(Value):
     question: str | None = None
@@ -136,9 +133,18 @@ class CitationPayload(Value):
 
 class DocumentationSubagent:
     """A Subagent that answers from collections. Its `input` has a `question` (or `query`) and may name `collections`,
-    `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question."""
+    `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question.
+    `chosen` resolves collection names for a caller; NotFound if one does not exist."""
 
-    def __init__(self, answerer: Answerer, clock: Clock, *, template: Question, max_top_k: int, chosen: Chosen) -> None:
+    def __init__(
+        self,
+        answerer: Answerer,
+        clock: Clock,
+        *,
+        template: Question,
+        max_top_k: int,
+        chosen: Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]],
+    ) -> None:
         self._answerer = answerer
         self._clock = clock
         self._template = template

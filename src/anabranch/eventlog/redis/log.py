@@ -23,7 +23,6 @@ AT_ONCE = 32
 # epochs are small enough for the sequences of a hundred consecutive steps to be added up below LAST.
 REOPENED_EPOCHS = range(2**10, 2**14)
 ENDED_EPOCHS = range(2**15, 2**16)
-USUAL_TIMING = RedisLogTiming()
 
 
 class RedisLog:
@@ -38,21 +37,22 @@ class RedisLog:
         worker: str,
         clock: Clock,
         limits: LogLimits,
-        timing: RedisLogTiming = USUAL_TIMING,
+        timing: RedisLogTiming = RedisLogTiming(),
     ) -> None:
         self._rpc = rpc
         self._worker = worker
         self._clock = clock
         self._limits = limits
         self._timing = timing
+        self._restore_s = min(timing.restore_s, limits.lease_s)
         self._watchers = Watchers()
         self._store = RedisStreamStore(redis, worker=worker, clock=clock, limits=limits)
-        self._streams: Streams[OwnedStream] = Streams(limits)
-        self._writer = StreamWriter(self._store, self._streams, clock=clock, limits=limits, changed=self._notify)
+        self.streams: Streams[OwnedStream] = Streams(limits)
+        self._writer = StreamWriter(self._store, self.streams, clock=clock, limits=limits, changed=self._notify)
         self._replicas = Replicas(
             self._store,
             rpc,
-            self._streams,
+            self.streams,
             self._writer,
             limits=limits,
             timing=timing,
@@ -64,13 +64,9 @@ class RedisLog:
         self._repairing: asyncio.Task[None] | None = None
         self._waited_for_restores = False
 
-    @property
-    def bytes_held(self) -> int:
-        return self._streams.bytes_held
-
     def __len__(self) -> int:
         """The number of streams in this process, owned and replicas."""
-        return len(self._streams) + len(self._replicas)
+        return len(self.streams) + len(self._replicas)
 
     def start(self) -> None:
         self._repairing = asyncio.create_task(self._repair())
@@ -79,16 +75,15 @@ class RedisLog:
         """Finish the writes in progress. After that the leases of this worker's streams expire."""
         if self._repairing is not None:
             self._repairing.cancel()
-        writing = [stream.writing for stream in self._streams if stream.writing is not None]
-        tasks = [*writing, *self._opening, *([self._repairing] if self._repairing else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [*(stream.writing for stream in self.streams), *self._opening, self._repairing]
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self._replicas.close()
 
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
         if self._own(stream) is not None:
             raise Conflict(EXISTS)
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
-        self._writer.dropped(self._streams.make_room(owner.size))
+        self._writer.dropped(self.streams.make_room(owner.size))
         if not self._store.reachable or self._replicas.stable_s() < self._restore_s:
             raise StreamUnavailable(UNREACHABLE)
         await self._wait_for_restores()
@@ -135,7 +130,10 @@ class RedisLog:
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         if (owned := self._own(stream)) is not None:
-            return await self._end_own(owned, last)
+            with suppress(LeaseLost):
+                abandoned = owned.writing is None and owned.abandoned(self._clock.monotonic())
+                return abandoned and any(await self._writer.append(owned, [last]))
+            return False
         try:
             verdict = await self._end_other(stream, last)
         except RedisGone as gone:
@@ -146,7 +144,7 @@ class RedisLog:
 
     def tend(self) -> None:
         """Free the memory of expired streams. Redis expires them by itself."""
-        self._writer.dropped(self._streams.drop_expired(self._clock.monotonic()))
+        self._writer.dropped(self.streams.drop_expired(self._clock.monotonic()))
 
     async def _open(self, owner: StreamOwner) -> str:
         stream = owner.stream
@@ -161,12 +159,12 @@ class RedisLog:
             raise Conflict(EXISTS)
         self._to_undo.pop(stream, None)
         tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes, epoch=first_epoch)
-        self._streams.add(OwnedStream(owner, tape, due))
+        self.streams.add(OwnedStream(owner, tape, due))
         self._notify(stream)
         return owner.token
 
     def _undo(self, owner: StreamOwner) -> None:
-        owned = self._streams.get(owner.stream)
+        owned = self.streams.get(owner.stream)
         if owned is not None and owned.owner is owner:
             self._to_undo[owner.stream] = owner.token
             self._writer.drop(owned)
@@ -179,14 +177,6 @@ class RedisLog:
             # The owner may only have been unable to renew its lease.
             return "absent" if await self._store.known(stream) is None else "held"
         return await self._store.end_abandoned(stream, last, secrets.choice(ENDED_EPOCHS))
-
-    async def _end_own(self, owned: OwnedStream, last: Entry) -> bool:
-        if owned.writing is not None or not owned.abandoned(self._clock.monotonic()):
-            return False
-        try:
-            return any(await self._writer.append(owned, [last]))
-        except LeaseLost:
-            return False
 
     async def _read_page(self, stream: str, after: int, limit: int) -> Page:
         """Straight from Redis. As on a tape, a page from the beginning never stops below the floor."""
@@ -206,8 +196,8 @@ class RedisLog:
         return page
 
     def _own(self, stream: str) -> OwnedStream | None:
-        owned = self._streams.get(stream)
-        if owned is not None and self._streams.expired(owned, self._clock.monotonic()):
+        owned = self.streams.get(stream)
+        if owned is not None and self.streams.expired(owned, self._clock.monotonic()):
             self._writer.drop(owned)
             return None
         return owned
@@ -215,10 +205,6 @@ class RedisLog:
     def _notify(self, stream: str) -> None:
         self._replicas.follow(stream)
         self._watchers.notify(stream)
-
-    @property
-    def _restore_s(self) -> float:
-        return min(self._timing.restore_s, self._limits.lease_s)
 
     async def _wait_for_restores(self) -> None:
         """A worker that starts together with Redis does not know which streams there were. It waits once, while their
@@ -245,15 +231,15 @@ class RedisLog:
                 interrupted_at = self._replicas.interrupted_at
                 all_streams = interrupted_at > checked_at
                 await _each(
-                    list(self._streams) if all_streams else self._streams.silent(self._clock.monotonic()), self._check
+                    list(self.streams) if all_streams else self.streams.silent(self._clock.monotonic()), self._check
                 )
                 checked_at = interrupted_at
-                await _each([stream for stream in self._streams if not stream.shared], self._writer.restore)
+                await _each([stream for stream in self.streams if not stream.shared], self._writer.restore)
                 for stream, token in list(self._to_undo.items()):
                     await self._store.undo(stream, token)
                     if self._to_undo.get(stream) == token:
                         del self._to_undo[stream]
-            if not all(stream.shared for stream in self._streams):
+            if not all(stream.shared for stream in self.streams):
                 await asyncio.sleep(self._timing.repair_every_s)  # Redis refuses, or is lost again.
 
     async def _check(self, owned: OwnedStream) -> None:
