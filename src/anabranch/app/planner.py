@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anabranch.redis.rpc import WorkerRpc
 
 NOT_FOUND = "There is no such step."
+FORWARDED_ERRORS = {error.code: error for error in (InvalidQuestion, NotFound, StreamFull, StreamsFull)}
 LOST = "The worker that ran this step is gone."
 
 
@@ -221,8 +222,7 @@ def _received(body: bytes) -> Receipt:
     reply = msgspec.json.decode(body, type=ForwardedReply)
     if reply.receipt is not None:
         return reply.receipt
-    kinds: tuple[type[AnabranchError], ...] = (InvalidQuestion, NotFound, StreamFull, StreamsFull)
-    raise next((kind for kind in kinds if kind.code == reply.code), StreamUnavailable)(reply.message)
+    raise FORWARDED_ERRORS.get(reply.code, StreamUnavailable)(reply.message)
 
 
 def _about(page: Page) -> StepInfo:

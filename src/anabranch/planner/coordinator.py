@@ -14,8 +14,7 @@ from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Rec
 from anabranch.planner.encoder import ignored_after_end, stamp
 from anabranch.planner.services import PlannerServices
 from anabranch.planner.shadow import Shadow, Shadows
-from anabranch.planner.step_runner import StepRunner
-from anabranch.planner.step_writer import OpenedStep
+from anabranch.planner.step_runner import OpenedStep, StepRunner
 
 TRIES = 3
 

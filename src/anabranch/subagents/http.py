@@ -1,7 +1,7 @@
 """A subagent at a URL: called once, and its reply is streamed."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -155,13 +155,9 @@ def _payload(given: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _status(given: msgspec.Raw | None) -> SubagentStatus:
-    try:
-        said = "success" if given is None else msgspec.json.decode(given, type=str)
-    except UNDECODABLE:
-        said = ""
-    if said not in STATUSES:
-        raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)}.")
-    return STATUSES[said]
+    with suppress(*UNDECODABLE, KeyError):
+        return STATUSES["success" if given is None else msgspec.json.decode(given, type=str)]
+    raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)}.")
 
 
 def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:

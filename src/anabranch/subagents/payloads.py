@@ -105,8 +105,7 @@ def convert(given: Object, form: type[T], aliases: Aliases, at: str = "") -> tup
 
 
 def missing(field: str, aliases: Aliases) -> InvalidQuestion:
-    others = aliases.get(field, ())
-    also = f" (or {', '.join(others)})" if others else ""
+    also = f" (or {', '.join(aliases[field])})" if field in aliases else ""
     return InvalidQuestion(f"{field}{also} is missing.")
 
 

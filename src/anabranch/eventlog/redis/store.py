@@ -46,16 +46,12 @@ class RedisStreamStore:
     socket of a frozen server may run after later ones. `interrupted_at` is when Redis was last found unreachable."""
 
     def __init__(self, redis: Redis, *, worker: str, clock: Clock, limits: LogLimits) -> None:
-        self._redis = redis
+        self.redis = redis
         self._worker = worker
         self._clock = clock
         self._ttl_ms = max(1, round(limits.ttl_s * 1000))
         self._lease_ms = max(1, round(limits.lease_s * 1000))
         self.interrupted_at = float("-inf")
-
-    @property
-    def reachable(self) -> bool:
-        return self._redis.reachable
 
     def now(self) -> float:
         return self._clock.monotonic()
@@ -173,7 +169,7 @@ class RedisStreamStore:
 
     async def _execute(self, *command: Argument) -> Reply:
         try:
-            return await self._redis.execute(*command)
+            return await self.redis.execute(*command)
         except RedisRefused:
             raise
         except RedisGone:
@@ -233,5 +229,6 @@ def _recorded(name: Reply, packed: Reply) -> SequencedEntry:
         key, revision, body, partial, final = _unpack(packed)
     except msgspec.MsgspecError as error:
         raise RedisGone("Redis holds an entry in the event log that cannot be decoded.") from error
-    sequence = int(name.partition(b"-")[0])
-    return SequencedEntry(sequence=sequence, key=key, revision=revision, body=body, partial=partial, final=final)
+    return SequencedEntry(
+        sequence=int(name.partition(b"-")[0]), key=key, revision=revision, body=body, partial=partial, final=final
+    )

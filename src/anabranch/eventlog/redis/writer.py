@@ -96,7 +96,7 @@ class StreamWriter:
         """Replace what Redis has by our copy. It is staged while appends continue; only the rest is sent under the
         lock. If Redis refuses while staging, it has not seen the epoch."""
         tape, attempt, staged = stream.tape, "", 0
-        try:
+        with suppress(RedisGone):
             while True:
                 entries, reset, _ = tape.read(staged, len(tape))
                 if reset:
@@ -112,8 +112,6 @@ class StreamWriter:
                 unchanged = stream.tape is tape and not reset and len(_chunk(entries)) == len(entries)
                 if unchanged and not stream.shared and self._streams.get(stream.owner.stream) is stream:
                     await self._commit(stream, entries, attempt)
-        except RedisGone:
-            return
 
     async def _commit(self, stream: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
         tape, now = stream.tape, self._clock.monotonic()
@@ -172,9 +170,9 @@ class StreamWriter:
         except StreamFull as full:
             if len(calls) == 1:
                 _fail(calls, full)
-                return
-            for call in calls:
-                await self._write(stream, [call])
+            else:
+                for call in calls:
+                    await self._write(stream, [call])
         except (LeaseLost, StreamUnavailable) as error:
             _fail(calls, error)
         else:
