@@ -49,7 +49,7 @@ class Shelf:
         assert (len(self.log), len(self.sessions), self.log.streams.bytes_held) == (0, 0, 0)
 
 
-async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
+async def test_ten_thousand_ended_streams_free_their_memory() -> None:
     shelf = Shelf()
     await shelf.fill(10)
     shelf.empty()
@@ -61,7 +61,7 @@ async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
     assert sys.getallocatedblocks() - before < held / 1_000
 
 
-async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() -> None:
+async def test_the_counted_bytes_match_the_memory_in_use_and_return_to_zero() -> None:
     shelf = Shelf()
     tracemalloc.start()
     try:
@@ -100,7 +100,7 @@ async def test_tend_drops_expired_streams_and_reads_the_clock_once() -> None:
     assert len(log) == 394
 
 
-async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten() -> None:
+async def test_an_active_stream_does_not_keep_expired_streams() -> None:
     clock = ManualClock()
     log = memory_log(clock, USUAL)
     token = await log.open("first", identity="")
@@ -113,7 +113,7 @@ async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten()
     assert (await log.read("first", 0, 1)).abandoned
 
 
-async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> None:
+async def test_the_oldest_ended_streams_are_evicted_when_memory_is_short() -> None:
     each = STREAM_BYTES + 10_000
     log = memory_log(ManualClock(), LogLimits(memory_bytes=4 * each))
     for number in range(3):
@@ -127,7 +127,7 @@ async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> Non
     assert log.streams.bytes_held <= 4 * each
 
 
-async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
+async def test_live_streams_are_never_evicted_and_appends_without_room_are_refused() -> None:
     log = memory_log(ManualClock(), LogLimits(memory_bytes=30_000))
     await ended(log, "ended", events=1)
     token = await log.open("live", identity="")
@@ -142,7 +142,7 @@ async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
     assert await log.append("live", token, [entry("end", body=bytes(40_000), final=True)]) == [2]
 
 
-async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> None:
+async def test_superseded_partials_are_trimmed_before_a_stream_is_evicted() -> None:
     log = memory_log(ManualClock(), LogLimits(memory_bytes=60_000))
     await ended(log, "ended", events=1)
     tokens = {name: await log.open(name, identity="") for name in "ab"}
@@ -156,7 +156,7 @@ async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> No
         assert (page.reset, page.entries[-1].revision) == (False, 100)
 
 
-async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() -> None:
+async def test_the_counted_bytes_are_never_negative_and_return_to_zero() -> None:
     clock = ManualClock()
     log = memory_log(clock, LogLimits(max_events=8, memory_bytes=20 * (STREAM_BYTES + 8 * ENTRY_BYTES)))
     for number in range(60):
@@ -170,7 +170,7 @@ async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() 
     assert (len(log), log.streams.bytes_held) == (0, 0)
 
 
-async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behind() -> None:
+async def test_two_thousand_watchers_are_notified_once_each_and_free_their_memory() -> None:
     log = memory_log(ManualClock(), USUAL)
     token = await log.open("s", identity="")
     woken = asyncio.Semaphore(0)
@@ -202,7 +202,7 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     assert len(log._watchers) == 0
 
 
-async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> None:
+async def test_a_watcher_is_notified_of_an_expired_and_of_a_new_stream() -> None:
     clock = ManualClock()
     log = memory_log(clock, USUAL)
     async with log.watch("s") as watch, asyncio.timeout(20):
@@ -215,7 +215,7 @@ async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> N
             await log.read("s", 0, 1)
 
 
-async def test_a_session_is_held_until_it_was_not_claimed_for_its_time() -> None:
+async def test_a_session_in_memory_is_owned_until_its_claim_expires() -> None:
     clock = ManualClock()
     sessions = MemorySessions(clock)
     assert await sessions.claim("s", "user:a", 10.0)

@@ -51,7 +51,7 @@ class TestRedisLog(EventLogContract):
     pass
 
 
-async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> None:
+async def test_evicted_streams_stay_readable_from_redis(server: Valkey) -> None:
     async with worker(server.url, name="one", memory_bytes=300_000) as one:
         await one.redis.execute("FLUSHALL")
         for number in range(20):
@@ -70,7 +70,7 @@ async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> 
         assert await one.log.append("live 1", tokens[1], [entry("end", body=bytes(200_000), final=True)]) == [1]
 
 
-async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
+async def test_expired_streams_free_their_memory_in_this_worker(server: Valkey) -> None:
     clock = ManualClock()
     async with worker(server.url, name="one", clock=clock, ttl_s=60, lease_s=5) as one:
         await one.redis.execute("FLUSHALL")
@@ -85,7 +85,7 @@ async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
         assert (len(one.log), one.log.streams.bytes_held) == (0, 0)
 
 
-async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
+async def test_a_replica_is_dropped_with_its_last_watcher(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         token = await one.log.open("s", identity="")
@@ -97,7 +97,7 @@ async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
         assert (await two.log.read("s", 0, PLENTY)).head == 1
 
 
-async def test_who_waits_for_a_stream_hears_that_it_was_opened(server: Valkey) -> None:
+async def test_a_watcher_is_notified_when_another_worker_opens_the_stream(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         async with one.log.watch("s") as here, two.log.watch("s") as elsewhere:
@@ -116,7 +116,7 @@ async def test_who_waits_for_a_stream_hears_that_it_was_opened(server: Valkey) -
                 assert (await log.read("s", 0, 1)).keeper == "one"
 
 
-async def test_a_session_is_its_first_ones_until_its_time_is_over(server: Valkey) -> None:
+async def test_a_session_in_redis_is_owned_until_its_claim_expires(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         first, second = RedisSessions(one.redis), RedisSessions(two.redis)

@@ -134,7 +134,7 @@ async def checked(bench: Workbench, heard: list[tuple[Any, Receipt | str]], loss
 
 
 @pytest.mark.parametrize("block", range(4))
-async def test_whatever_happens_there_is_one_end_and_nothing_is_left(block: int) -> None:
+async def test_random_commands_and_faults_leave_one_end_and_no_tasks(block: int) -> None:
     for seed in range(block * 25, block * 25 + 25):
         try:
             await history(seed)
@@ -144,7 +144,7 @@ async def test_whatever_happens_there_is_one_end_and_nothing_is_left(block: int)
 
 
 @pytest.mark.soak
-async def test_a_thousand_more_of_these() -> None:
+async def test_a_thousand_random_runs_leave_one_end_and_no_tasks() -> None:
     for seed in range(1000, 2000):
         try:
             await history(seed)
@@ -153,7 +153,7 @@ async def test_a_thousand_more_of_these() -> None:
             raise
 
 
-async def test_steps_by_the_hundred_leave_nothing_behind() -> None:
+async def test_hundreds_of_steps_free_their_memory() -> None:
     bench = Workbench({"docs": FakeSubagent([Fragment(status="success")])})
     for n in range(300):
         stream = f"{STREAM}{n}"

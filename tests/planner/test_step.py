@@ -52,7 +52,7 @@ def end(applied: Applied) -> StepCompleted:
     return applied.events[-1]
 
 
-def test_one_who_pushes_has_begun_with_its_first_push_and_is_through_with_its_last() -> None:
+def test_a_pushing_subagent_starts_with_its_first_push_and_completes_with_its_last() -> None:
     step = stepped("docs")
     assert kinds(deliver(step, "docs", "partial")) == [SubagentStarted, SubagentResult]
     applied = deliver(step, "docs", "success", now=2.5)
@@ -64,12 +64,12 @@ def test_one_who_pushes_has_begun_with_its_first_push_and_is_through_with_its_la
     assert end(applied).outcomes["docs_result"].revision == 2
 
 
-def test_what_a_subagent_says_of_its_latency_counts() -> None:
+def test_the_latency_that_a_subagent_reports_is_used() -> None:
     applied = deliver(stepped("docs"), "docs", "success", latency_ms=930)
     assert end(applied).outcomes["docs_result"].latency_ms == 930
 
 
-def test_revisions_are_taken_as_given_and_only_higher_ones_count() -> None:
+def test_only_higher_revisions_are_applied() -> None:
     step = stepped("docs")
     assert revisions(deliver(step, "docs", "partial", revision=2)) == [2]
     assert deliver(step, "docs", "partial", revision=2).ignored == "duplicate"
@@ -79,7 +79,7 @@ def test_revisions_are_taken_as_given_and_only_higher_ones_count() -> None:
     assert revisions(deliver(step, "docs", "partial", revision=3)) == [4]
 
 
-def test_who_numbers_only_partials_loses_none_of_them_and_can_end() -> None:
+def test_a_subagent_may_number_only_its_partials() -> None:
     step = stepped("docs")
     deliver(step, "docs", "pending")
     deliver(step, "docs", "in_progress")
@@ -91,7 +91,7 @@ def test_who_numbers_only_partials_loses_none_of_them_and_can_end() -> None:
     assert end(deliver(step, "docs", "success", attempt=2, revision=0)).status == "success"
 
 
-def test_what_comes_after_an_error_is_another_attempt_unless_it_is_old() -> None:
+def test_a_result_after_an_error_is_another_attempt_unless_its_revision_is_old() -> None:
     step = stepped("docs", "rows")
     deliver(step, "docs", "partial", revision=1)
     deliver(step, "docs", "error", revision=2)
@@ -103,7 +103,7 @@ def test_what_comes_after_an_error_is_another_attempt_unless_it_is_old() -> None
     assert step.part("docs_result").state == "success"
 
 
-def test_whoever_counts_from_zero_is_heard_from_zero() -> None:
+def test_revisions_may_count_from_zero() -> None:
     step = stepped("docs")
     assert revisions(deliver(step, "docs", "partial", revision=0)) == [1]
     assert deliver(step, "docs", "partial", revision=0).ignored == "duplicate"
@@ -111,7 +111,7 @@ def test_whoever_counts_from_zero_is_heard_from_zero() -> None:
     assert revisions(deliver(step, "docs", "partial", attempt=2, revision=0)) == [3]
 
 
-def test_another_attempt_goes_on_counting_under_the_same_result_key() -> None:
+def test_another_attempt_continues_the_revisions_of_its_result_key() -> None:
     step = stepped("docs", "rows")
     deliver(step, "docs", "partial", revision=4)
     deliver(step, "docs", "error", revision=5, reason="it broke")
@@ -126,7 +126,7 @@ def test_another_attempt_goes_on_counting_under_the_same_result_key() -> None:
     assert step.part("docs_result").error is None
 
 
-def test_one_who_first_comes_with_a_later_attempt_has_been_retried() -> None:
+def test_a_first_push_with_a_later_attempt_is_a_retry() -> None:
     assert kinds(deliver(stepped("docs"), "docs", "partial", attempt=3)) == [
         SubagentStarted,
         SubagentRetried,
@@ -145,7 +145,7 @@ def test_one_who_first_comes_with_a_later_attempt_has_been_retried() -> None:
         ("error", 2, None, None),
     ],
 )
-def test_after_a_last_word_only_another_attempt_can_help(
+def test_after_a_final_result_only_another_attempt_is_applied(
     last: SubagentStatus, attempt: int, revision: int | None, ignored: str | None
 ) -> None:
     step = stepped("docs", "rows")
@@ -153,7 +153,7 @@ def test_after_a_last_word_only_another_attempt_can_help(
     assert deliver(step, "docs", "partial", attempt=attempt, revision=revision).ignored == ignored
 
 
-def test_a_time_out_counts_from_its_moment_whoever_notices() -> None:
+def test_a_time_out_counts_from_its_deadline_whichever_command_notices_it() -> None:
     step = Step(
         Directive(
             session_id="s",
@@ -178,7 +178,7 @@ def test_a_time_out_counts_from_its_moment_whoever_notices() -> None:
     assert deliver(step, "rows", "success", now=9.0).ignored == "ended"
 
 
-def test_another_attempt_does_not_get_more_time() -> None:
+def test_another_attempt_has_the_same_deadline() -> None:
     step = stepped("docs", "rows", deadline_ms=3000)
     deliver(step, "docs", "error")
     deliver(step, "rows", "partial")
@@ -190,7 +190,7 @@ def test_another_attempt_does_not_get_more_time() -> None:
     }
 
 
-def test_what_is_late_by_its_own_deadline_stays_an_error() -> None:
+def test_an_attempt_after_the_deadline_leaves_the_error() -> None:
     expected = (
         Expected(key="docs", result_key="docs_result", deadline_ms=3000),
         Expected(key="rows", result_key="rows_result"),
@@ -202,7 +202,7 @@ def test_what_is_late_by_its_own_deadline_stays_an_error() -> None:
     assert step.part("docs_result").state == "error"
 
 
-def test_one_who_is_not_asked_is_degraded_and_not_listened_to() -> None:
+def test_a_subagent_that_is_not_called_is_degraded_and_its_pushes_are_ignored() -> None:
     step = stepped("docs", "rows")
     assert step.degrade("docs_result", "off", 0.0).events == (
         SubagentDegraded(subagent="docs", result_key="docs_result", reason="off"),
@@ -215,7 +215,7 @@ def test_one_who_is_not_asked_is_degraded_and_not_listened_to() -> None:
     ("required", "first", "status"),
     [(False, "partial", "partial_failure"), (True, "partial", "failed"), (False, "in_progress", "failed")],
 )
-def test_how_a_step_ends_depends_on_what_was_delivered_and_required(
+def test_the_status_of_a_step_depends_on_delivered_and_required_results(
     required: bool, first: SubagentStatus, status: str
 ) -> None:
     step = stepped("docs", required=required)
@@ -226,7 +226,7 @@ def test_how_a_step_ends_depends_on_what_was_delivered_and_required(
 
 
 @pytest.mark.parametrize("decision", ["block", "BLOCK", "", "maybe"])
-def test_what_is_neither_allow_nor_warn_blocks(decision: str) -> None:
+def test_a_decision_other_than_allow_and_warn_blocks(decision: str) -> None:
     step = stepped("docs", "rows", next_step_id="q")
     deliver(step, "docs", "success")
     applied = step.decide(decision, "too risky", 2.0)
@@ -237,14 +237,14 @@ def test_what_is_neither_allow_nor_warn_blocks(decision: str) -> None:
     assert step.decide("allow", "", 3.0).ignored == "ended"
 
 
-def test_allow_and_warn_are_told_and_the_step_goes_on() -> None:
+def test_allow_and_warn_are_events_and_the_step_continues() -> None:
     step = stepped("docs")
     assert step.decide("warn", "hm", 1.0).events == (SafetyDecided(verdict="warn", reason="hm", revision=1),)
     assert step.decide("allow", "", 1.0).events == (SafetyDecided(verdict="allow", reason="", revision=2),)
     assert step.end is None
 
 
-def test_a_verdict_among_the_results_blocks_too_after_its_result() -> None:
+def test_a_blocking_verdict_in_a_result_ends_the_step_after_the_result() -> None:
     step = stepped("safety", "docs")
     applied = deliver(step, "safety", "success", verdict="block", reason="no")
     assert kinds(applied) == [SubagentStarted, SubagentResult, SafetyDecided, SubagentCompleted, StepCompleted]
@@ -252,7 +252,7 @@ def test_a_verdict_among_the_results_blocks_too_after_its_result() -> None:
     assert end(applied).outcomes["docs_result"].status == "cancelled"
 
 
-def test_the_planners_own_words_are_told_and_may_name_the_next_step() -> None:
+def test_progress_of_the_planner_is_an_event_and_may_name_the_next_step() -> None:
     step = stepped("docs")
     said = Progress(payload=msgspec.Raw(b'{"x":1}'), stage="plan", next_step_id="q")
     assert step.progress(said, 1.0).events == (
@@ -263,7 +263,7 @@ def test_the_planners_own_words_are_told_and_may_name_the_next_step() -> None:
     assert step.progress(Progress(), 2.0).ignored == "ended"
 
 
-def test_one_who_works_here_is_tried_again_and_fails_for_good() -> None:
+def test_a_called_subagent_is_retried_and_then_fails() -> None:
     step = stepped("docs")
     assert step.start("docs_result", 0.0).events == (SubagentStarted(subagent="docs", result_key="docs_result"),)
     deliver(step, "docs", "partial")
@@ -284,7 +284,7 @@ def test_a_step_can_be_ended_once(status: Any) -> None:
     assert step.stop(status, "enough", 1.0) == Applied(ignored="ended")
 
 
-def test_what_could_not_be_written_has_not_happened() -> None:
+def test_assigning_an_earlier_state_undoes_commands() -> None:
     step = stepped("docs")
     deliver(step, "docs", "partial", revision=1)
     mark = step.state
@@ -297,14 +297,14 @@ def test_what_could_not_be_written_has_not_happened() -> None:
 @pytest.mark.parametrize(
     "given", [{"attempt": 0}, {"attempt": LAST + 1}, {"revision": -1}, {"revision": LAST + 1}, {"attempt": -3}]
 )
-def test_numbers_out_of_range_are_refused_and_change_nothing(given: dict[str, int]) -> None:
+def test_attempts_and_revisions_out_of_range_are_refused(given: dict[str, int]) -> None:
     step = stepped("docs")
     with pytest.raises(InvalidQuestion, match="out of range"):
         deliver(step, "docs", "partial", **given)
     assert step.part("docs_result").state == "waiting"
 
 
-def test_a_step_expects_somebody_and_nobody_twice() -> None:
+def test_a_step_needs_subagents_with_distinct_result_keys() -> None:
     with pytest.raises(InvalidQuestion, match="at least one"):
         Step(Directive(session_id="s", plan_step_id="p", expected=()), now=0.0, timeout_s=1.0)
     with pytest.raises(InvalidQuestion, match="same result key"):

@@ -56,6 +56,7 @@ class StreamReader:
         lost: Callable[[Page], Entry],
         readers: StreamReaders | None = None,
         whole: bool = False,
+        batch: int = BATCH,
     ) -> None:
         self.sequence = after
         self.head = 0
@@ -65,6 +66,7 @@ class StreamReader:
         self._lost = lost
         self._readers = readers
         self._whole = whole
+        self._batch = batch
         # The page that was read but not queued yet; then the queue, of which entries from `_next` on are not returned
         # yet.
         self._fetched: Page | None = None
@@ -79,7 +81,7 @@ class StreamReader:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as leaving:
             self._watch = await leaving.enter_async_context(self._log.watch(self._stream))
-            self._fetched = self.page = await self._read(BATCH)
+            self._fetched = self.page = await self._read(self._batch)
             if self._readers is not None:
                 self._readers.add(1)
                 leaving.callback(self._readers.add, -1)
@@ -111,7 +113,7 @@ class StreamReader:
         """State changes only after the last await, so a cancelled call loses nothing."""
         if self._next >= len(self._queue) and not self._reset and not self._ended:
             await self._fill()
-        batch = tuple(self._queue[self._next : self._next + BATCH])
+        batch = tuple(self._queue[self._next : self._next + self._batch])
         if not batch and not self._reset and not self._ended:
             self._live = True
             return None
@@ -126,7 +128,7 @@ class StreamReader:
         return Page(entries=batch, head=self.head, reset=reset, ended=drained and self._ended)
 
     async def _fill(self) -> None:
-        page = self._fetched or await self._read(BATCH)
+        page = self._fetched or await self._read(self._batch)
         entries: Sequence[SequencedEntry] = page.entries
         if self._whole:
             page = await self._read(ALL) if page.ended else page
@@ -151,7 +153,7 @@ class StreamReader:
         if page.more or _bytes(page.entries) > self._cap_bytes:
             behind = await self._read(ALL)
             if behind.reset:
-                behind = await self._read(BATCH)
+                behind = await self._read(self._batch)
                 return behind, behind.entries
             fewer = self._within_cap(behind.entries)
             if fewer is None and self._exceeded:
