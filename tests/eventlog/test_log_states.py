@@ -306,8 +306,8 @@ class LogStates(RuleBasedStateMachine):
     @rule()
     def tend(self) -> None:
         self.log.tend()
-        assert len(self.log) == sum(self.there(name) is not None for name in self.kept)
-        assert (self.log.streams.bytes_held == 0) == (len(self.log) == 0)
+        assert len(self.log.streams) == sum(self.there(name) is not None for name in self.kept)
+        assert (self.log.streams.bytes_held == 0) == (len(self.log.streams) == 0)
 
 
 TestTapeStates = TapeStates.TestCase

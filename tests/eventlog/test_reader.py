@@ -89,7 +89,7 @@ async def test_entering_a_reader_of_an_unknown_stream_raises_not_found() -> None
     with pytest.raises(NotFound):
         async with scene.reader():
             pass
-    assert len(scene.log._watchers) == 0
+    assert not scene.log._watchers._watches
 
 
 async def test_a_stream_that_expires_under_a_reader_is_not_found() -> None:
@@ -101,7 +101,7 @@ async def test_a_stream_that_expires_under_a_reader_is_not_found() -> None:
         scene.log.tend()
         with pytest.raises(NotFound):
             await waiting
-    assert len(scene.log._watchers) == 0
+    assert not scene.log._watchers._watches
 
 
 async def test_the_last_batch_and_all_later_ones_say_that_the_stream_has_ended() -> None:

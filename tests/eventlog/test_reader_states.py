@@ -228,7 +228,7 @@ class MuxStates(RuleBasedStateMachine):
             if not self.ended:
                 self.end(buried=False)
             self.runner.run(self.finished())
-            assert len(self.log._watchers) == 0
+            assert not self.log._watchers._watches
         finally:
             self.runner.close()
 

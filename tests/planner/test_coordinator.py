@@ -596,8 +596,8 @@ async def test_a_step_continues_if_the_request_that_started_it_is_cancelled(
 async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
     bench = Workbench(max_steps=1)
     token = await bench.begin(expects("docs"))
-    with pytest.raises(Overloaded):
-        bench.coordinator.admit()
+    with pytest.raises(Overloaded), bench.coordinator.reserve("another"):
+        pass
     directive = bench.coordinator._steps[STREAM].directive
     with pytest.raises(Conflict):
         await bench.coordinator.begin(STREAM, token, directive, Context(correlation_id="c", deadline=9e9))
@@ -613,8 +613,8 @@ async def test_drain_waits_and_then_ends_open_steps_as_worker_lost() -> None:
     await bench.begin(here("docs"), expects("rows"))
     draining = asyncio.create_task(bench.coordinator.drain(0.05))
     await asyncio.sleep(0)
-    with pytest.raises(ShuttingDown):
-        bench.coordinator.admit()
+    with pytest.raises(ShuttingDown), bench.coordinator.reserve("another"):
+        pass
     assert (await bench.push("rows", "success")).sequence
     await draining
     end = (await bench.ended())[-1]["content"]

@@ -161,7 +161,7 @@ async def test_hundreds_of_steps_free_their_memory() -> None:
         await bench.take(Push(name="rows", status="success"), stream)
     await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
-    assert len(bench.memory) == 300
+    assert len(bench.memory.streams) == 300
     bench.clock.advance(1801)
     bench.memory.tend()
-    assert len(bench.memory) == 0
+    assert len(bench.memory.streams) == 0

@@ -24,9 +24,6 @@ class MemoryLog:
         # Streams with superseded partials, which are the first to go when memory is short.
         self._spare: dict[str, Stream] = {}
 
-    def __len__(self) -> int:
-        return len(self.streams)
-
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
         if self._known(stream) is not None:
             raise Conflict(EXISTS)

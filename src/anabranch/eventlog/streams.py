@@ -31,9 +31,6 @@ class Watchers:
     def __init__(self) -> None:
         self._watches: dict[str, set[StreamWatch]] = {}
 
-    def __len__(self) -> int:
-        return len(self._watches)
-
     @asynccontextmanager
     async def watch(self, stream: str) -> AsyncIterator[StreamWatch]:
         watch, watches = StreamWatch(), self._watches.setdefault(stream, set())

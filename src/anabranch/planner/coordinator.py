@@ -71,18 +71,14 @@ class Coordinator:
         self._idle.set()
         self._draining = False
 
-    def admit(self) -> None:
-        """Overloaded if the limit of steps is reached."""
+    @contextmanager
+    def reserve(self, stream: str) -> Iterator[None]:
+        """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
+        look like a step in progress. Overloaded if the limit of steps is reached."""
         self._require_open()
         limit = self._services.limits.max_steps
         if len(self._steps) + len(self._reserved) >= limit:
             raise Overloaded(f"Step limit reached ({limit:,}).")
-
-    @contextmanager
-    def reserve(self, stream: str) -> Iterator[None]:
-        """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
-        look like a step in progress."""
-        self.admit()
         self._reserved.add(stream)
         try:
             yield

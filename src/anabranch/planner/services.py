@@ -78,9 +78,6 @@ class MemorySessions:
         # In the order of the latest claims, which is that of their expiry if all are equally long.
         self._held: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     async def claim(self, session: str, identity: str, ttl_s: float) -> bool:
         now = self._clock.monotonic()
         held = self._held.get(session)

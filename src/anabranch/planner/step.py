@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import Literal, cast
 
 import msgspec
 
@@ -29,10 +29,8 @@ from anabranch.domain.events import (
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Directive, Expected, Fragment, Ignored, Progress, verdict_of
 
-Open = Literal["waiting", "running"]
-State = Open | OutcomeStatus
-OPEN: tuple[Open, ...] = ("waiting", "running")
-CLOSED: dict[str, OutcomeStatus] = {status: status for status in get_args(OutcomeStatus)}
+State = Literal["waiting", "running"] | OutcomeStatus
+OPEN = ("waiting", "running")
 FINAL = ("success", "error")
 
 
@@ -60,7 +58,7 @@ class SubagentState(Value):
     def outcome(self) -> Outcome:
         return Outcome(
             subagent=self.expected.key,
-            status=CLOSED.get(self.state, "cancelled"),
+            status="cancelled" if self.open else cast("OutcomeStatus", self.state),
             revision=self.revision,
             attempts=self.attempt,
             latency_ms=self.latency_ms,

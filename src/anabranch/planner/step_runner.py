@@ -129,6 +129,7 @@ class StepWriter:
 
     def _wake(self) -> None:
         if self._task is None and self._inbox and not self._closed:
+            self._cancel_alarm()
             self._task = asyncio.get_running_loop().create_task(self._run(), context=self._variables)
             self._spawned(self._task)
 
@@ -163,7 +164,11 @@ class StepWriter:
             except Exception as error:  # noqa: BLE001  only the command that cannot be applied or encoded is refused
                 self._step.state = before
                 self._put_back([*todo[:at], *todo[at + 1 :]])
-                self._refuse(command, error)
+                if isinstance(error, AnabranchError):
+                    command.resolve(error)
+                else:
+                    self._services.telemetry.crashed(error, self._opened.context)
+                    command.resolve(InternalError("This could not be written."))
                 return True
             batches.append(WriteBatch(command=command, applied=applied, encoded=encoded))
             size += sum(len(each.entry.body) for each in batches[-1].written)
@@ -189,12 +194,6 @@ class StepWriter:
             metrics=command.metrics if measured else None,
         )
 
-    def _refuse(self, command: StepCommand, error: Exception) -> None:
-        if not isinstance(error, AnabranchError):
-            self._services.telemetry.crashed(error, self._opened.context)
-            error = InternalError("This could not be written.")
-        command.resolve(error)
-
     async def _write(self, batches: list[WriteBatch], before: StepState) -> bool:
         todo = [batch.command for batch in batches]
         entries = [each.entry for batch in batches for each in batch.written]
@@ -212,7 +211,6 @@ class StepWriter:
                 self._unreachable(todo, error)
             return False
         self.written_at = self._services.time.now()
-        self._cancel_alarm()
         places = iter(sequences)
         for batch in batches:
             self._settle(batch, [next(places) for _ in batch.written])
@@ -252,11 +250,7 @@ class StepWriter:
         if self._services.time.now() - self.written_at >= self._services.limits.lease_s:
             self._give_up()  # The lease has expired: readers end the stream.
         elif self._inbox and self._alarm is None:
-            self._alarm = self._services.time.later(self._services.timing.rewrite_s, self._rewrite)
-
-    def _rewrite(self) -> None:
-        self._alarm = None
-        self._wake()
+            self._alarm = self._services.time.later(self._services.timing.rewrite_s, self._wake)
 
     def _cancel_alarm(self) -> None:
         if self._alarm is not None:

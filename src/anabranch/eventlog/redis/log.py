@@ -69,9 +69,6 @@ class Replicas:
         self._replicas: dict[str, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._replicas)
-
     def enter(self, stream: str) -> None:
         self._replicas.setdefault(stream, Replica()).watches += 1
         self.follow(stream)
@@ -261,10 +258,6 @@ class RedisLog:
         self._opening: set[asyncio.Task[str]] = set()
         self._repairing: asyncio.Task[None] | None = None
         self._waited_for_restores = False
-
-    def __len__(self) -> int:
-        """The number of streams in this process, owned and replicas."""
-        return len(self.streams) + len(self._replicas)
 
     def start(self) -> None:
         self._repairing = asyncio.create_task(self._repair())
