@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
-from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
+from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry
 from anabranch.eventlog.entries_and_cursors import ENTRY_BYTES, StreamEntries, weight
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
@@ -103,8 +103,8 @@ class TapeStates(RuleBasedStateMachine):
 
     def copied(self) -> StreamEntries:
         kept = through(self.tape, 0, EVERYTHING)[0]
-        tape = self.tape
-        return StreamEntries.of(kept, tape.head, tape.floor, tape.ended, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        page = self.tape.page(0, 0, Page(entries=(), head=0))
+        return StreamEntries.of(kept, page, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
 
     @rule(given=st.lists(steps_up, min_size=3, max_size=8))
     def append(self, given: list[tuple[str, int, int, bool]]) -> None:
@@ -306,8 +306,8 @@ class LogStates(RuleBasedStateMachine):
     @rule()
     def tend(self) -> None:
         self.log.tend()
-        assert len(self.log) == sum(self.there(name) is not None for name in self.kept)
-        assert (self.log.bytes_held == 0) == (len(self.log) == 0)
+        assert len(self.log.streams) == sum(self.there(name) is not None for name in self.kept)
+        assert (self.log.streams.bytes_held == 0) == (len(self.log.streams) == 0)
 
 
 TestTapeStates = TapeStates.TestCase

@@ -46,10 +46,10 @@ class Shelf:
         self.log.tend()
         self.sessions.tend()
         gc.collect()
-        assert (len(self.log), len(self.sessions), self.log.bytes_held) == (0, 0, 0)
+        assert (len(self.log.streams), len(self.sessions._held), self.log.streams.bytes_held) == (0, 0, 0)
 
 
-async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
+async def test_ten_thousand_ended_streams_free_their_memory() -> None:
     shelf = Shelf()
     await shelf.fill(10)
     shelf.empty()
@@ -61,7 +61,7 @@ async def test_ten_thousand_finished_streams_leave_nothing_behind() -> None:
     assert sys.getallocatedblocks() - before < held / 1_000
 
 
-async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() -> None:
+async def test_the_counted_bytes_match_the_memory_in_use_and_return_to_zero() -> None:
     shelf = Shelf()
     tracemalloc.start()
     try:
@@ -70,7 +70,7 @@ async def test_what_is_counted_is_about_what_is_used_and_all_of_it_comes_back() 
         before, _ = tracemalloc.get_traced_memory()
         await shelf.fill(1_000)
         held = tracemalloc.get_traced_memory()[0] - before
-        assert 0.75 < shelf.log.bytes_held / held < 1.5
+        assert 0.75 < shelf.log.streams.bytes_held / held < 1.5
         shelf.empty()
         assert tracemalloc.get_traced_memory()[0] - before < held / 500
     finally:
@@ -95,12 +95,12 @@ async def test_tend_drops_expired_streams_and_reads_the_clock_once() -> None:
 
     log._clock = Looked()
     log.tend()
-    assert (len(log), looks) == (394, 1)
+    assert (len(log.streams), looks) == (394, 1)
     log.tend()
-    assert len(log) == 394
+    assert len(log.streams) == 394
 
 
-async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten() -> None:
+async def test_an_active_stream_does_not_keep_expired_streams() -> None:
     clock = ManualClock()
     log = memory_log(clock, USUAL)
     token = await log.open("first", identity="")
@@ -109,11 +109,11 @@ async def test_an_owner_that_goes_on_does_not_keep_others_from_being_forgotten()
     await log.append("first", token, [])
     clock.advance(USUAL.ttl_s)
     log.tend()
-    assert len(log) == 1
+    assert len(log.streams) == 1
     assert (await log.read("first", 0, 1)).abandoned
 
 
-async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> None:
+async def test_the_oldest_ended_streams_are_evicted_when_memory_is_short() -> None:
     each = STREAM_BYTES + 10_000
     log = memory_log(ManualClock(), LogLimits(memory_bytes=4 * each))
     for number in range(3):
@@ -124,10 +124,10 @@ async def test_what_ended_first_is_forgotten_early_when_memory_is_short() -> Non
     with pytest.raises(NotFound):
         await log.read("0", 0, 1)
     assert (await log.read("1", 0, 1)).ended
-    assert log.bytes_held <= 4 * each
+    assert log.streams.bytes_held <= 4 * each
 
 
-async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
+async def test_live_streams_are_never_evicted_and_appends_without_room_are_refused() -> None:
     log = memory_log(ManualClock(), LogLimits(memory_bytes=30_000))
     await ended(log, "ended", events=1)
     token = await log.open("live", identity="")
@@ -142,21 +142,21 @@ async def test_live_streams_are_kept_and_what_has_no_room_is_refused() -> None:
     assert await log.append("live", token, [entry("end", body=bytes(40_000), final=True)]) == [2]
 
 
-async def test_partials_that_nobody_would_miss_go_before_any_stream_does() -> None:
+async def test_superseded_partials_are_trimmed_before_a_stream_is_evicted() -> None:
     log = memory_log(ManualClock(), LogLimits(memory_bytes=60_000))
     await ended(log, "ended", events=1)
     tokens = {name: await log.open(name, identity="") for name in "ab"}
     for revision in range(1, 101):
         for name, token in tokens.items():
             await log.append(name, token, [entry("k", revision, bytes(5_000), partial=True)])
-    assert log.bytes_held <= 60_000
+    assert log.streams.bytes_held <= 60_000
     assert (await log.read("ended", 0, 1)).ended
     for name in tokens:
         page = await log.read(name, 3, 1_000)
         assert (page.reset, page.entries[-1].revision) == (False, 100)
 
 
-async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() -> None:
+async def test_the_counted_bytes_are_never_negative_and_return_to_zero() -> None:
     clock = ManualClock()
     log = memory_log(clock, LogLimits(max_events=8, memory_bytes=20 * (STREAM_BYTES + 8 * ENTRY_BYTES)))
     for number in range(60):
@@ -164,13 +164,13 @@ async def test_what_is_counted_is_never_less_than_nothing_and_ends_at_nothing() 
         for revision in range(20):
             await log.append(str(number), token, [entry("k", revision, bytes(50), partial=revision % 3 == 0)])
         await log.append(str(number), token, [entry("end", final=True)])
-    assert 0 < len(log) < 60
+    assert 0 < len(log.streams) < 60
     clock.advance(USUAL.ttl_s)
     log.tend()
-    assert (len(log), log.bytes_held) == (0, 0)
+    assert (len(log.streams), log.streams.bytes_held) == (0, 0)
 
 
-async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behind() -> None:
+async def test_two_thousand_watchers_are_notified_once_each_and_free_their_memory() -> None:
     log = memory_log(ManualClock(), USUAL)
     token = await log.open("s", identity="")
     woken = asyncio.Semaphore(0)
@@ -189,7 +189,7 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     for task in tasks[:500]:
         task.cancel()
     await asyncio.wait(tasks[:500])
-    assert len(log._watchers._signals["s"].waiting) == 1_500
+    assert len(log._watchers._watches["s"]) == 1_500
     await log.append("s", token, [entry("a")])
     await log.append("s", token, [entry("a")])
     for _ in tasks[500:]:
@@ -199,10 +199,10 @@ async def test_two_thousand_who_wait_are_woken_once_each_and_leave_nothing_behin
     assert not any(task.done() for task in tasks[500:])
     await log.append("s", token, [entry("b")])
     await asyncio.gather(*tasks[500:])
-    assert len(log._watchers) == 0
+    assert not log._watchers._watches
 
 
-async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> None:
+async def test_a_watcher_is_notified_of_an_expired_and_of_a_new_stream() -> None:
     clock = ManualClock()
     log = memory_log(clock, USUAL)
     async with log.watch("s") as watch, asyncio.timeout(20):
@@ -215,7 +215,7 @@ async def test_who_watches_what_is_forgotten_or_not_there_yet_hears_of_it() -> N
             await log.read("s", 0, 1)
 
 
-async def test_a_session_is_held_until_it_was_not_claimed_for_its_time() -> None:
+async def test_a_session_in_memory_is_owned_until_its_claim_expires() -> None:
     clock = ManualClock()
     sessions = MemorySessions(clock)
     assert await sessions.claim("s", "user:a", 10.0)
@@ -231,5 +231,5 @@ async def test_a_session_is_held_until_it_was_not_claimed_for_its_time() -> None
     assert not await sessions.claim("s", "user:a", 10.0)
     clock.advance(10.0)
     sessions.tend()
-    assert len(sessions) == 0
+    assert len(sessions._held) == 0
     assert await sessions.claim("s", "user:a", 10.0)

@@ -9,7 +9,7 @@ from test_log_contract import memory_log
 from anabranch.domain.errors import NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.eventlog.reader import BATCH, Batch, StreamReader, TooSlow
+from anabranch.eventlog.reader import BATCH, StreamReader, TooSlow
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 
@@ -44,12 +44,12 @@ def many(count: int, size: int = 2, named: str = "k") -> Iterator[Entry]:
     return (entry(f"{named}{number}", body=bytes(size)) for number in range(count))
 
 
-def numbers(batch: Batch | None) -> list[int]:
+def numbers(batch: Page | None) -> list[int]:
     assert batch is not None
     return [each.sequence for each in batch.entries]
 
 
-async def test_it_replays_in_batches_and_then_waits_for_what_is_new() -> None:
+async def test_a_reader_replays_in_batches_and_then_waits_for_new_entries() -> None:
     scene = await Scene().begin()
     await scene.write(*many(BATCH + 20))
     async with scene.reader() as reader:
@@ -64,7 +64,7 @@ async def test_it_replays_in_batches_and_then_waits_for_what_is_new() -> None:
         assert (numbers(batch), reader.sequence, reader.head) == ([BATCH + 21], BATCH + 21, BATCH + 21)
 
 
-async def test_what_is_written_during_the_replay_comes_once_and_in_its_place() -> None:
+async def test_entries_written_during_a_replay_are_read_once_and_in_order() -> None:
     scene = await Scene().begin()
     await scene.write(*many(BATCH))
     async with scene.reader(3) as reader:
@@ -74,7 +74,7 @@ async def test_what_is_written_during_the_replay_comes_once_and_in_its_place() -
         assert await reader.next(0) is None
 
 
-async def test_who_the_stream_belongs_to_is_known_before_anything_is_handed_out() -> None:
+async def test_the_first_page_names_the_owner_before_any_entry_is_read() -> None:
     scene = await Scene().begin()
     await scene.write(*many(3))
     async with scene.reader(2) as reader:
@@ -84,15 +84,15 @@ async def test_who_the_stream_belongs_to_is_known_before_anything_is_handed_out(
         assert (reader.page.identity, reader.page.entries) == ("user:a", ())
 
 
-async def test_a_stream_that_is_not_there_is_not_found_on_entering_and_nothing_stays() -> None:
+async def test_entering_a_reader_of_an_unknown_stream_raises_not_found() -> None:
     scene = Scene()
     with pytest.raises(NotFound):
         async with scene.reader():
             pass
-    assert len(scene.log._watchers) == 0
+    assert not scene.log._watchers._watches
 
 
-async def test_a_stream_that_is_forgotten_under_a_reader_is_not_found() -> None:
+async def test_a_stream_that_expires_under_a_reader_is_not_found() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         waiting = asyncio.create_task(reader.next(LONG_S))
@@ -101,26 +101,26 @@ async def test_a_stream_that_is_forgotten_under_a_reader_is_not_found() -> None:
         scene.log.tend()
         with pytest.raises(NotFound):
             await waiting
-    assert len(scene.log._watchers) == 0
+    assert not scene.log._watchers._watches
 
 
-async def test_the_end_is_told_with_the_last_batch_and_as_often_as_asked() -> None:
+async def test_the_last_batch_and_all_later_ones_say_that_the_stream_has_ended() -> None:
     scene = await Scene().begin()
     await scene.write(*many(BATCH), entry("end", final=True))
     async with scene.reader() as reader:
         first, second, third = [await reader.next(0) for _ in range(3)]
         assert first is not None
         assert first.ended is False
-        assert second == Batch(entries=second.entries if second else (), head=BATCH + 1, ended=True)
-        assert (numbers(second), third) == ([BATCH + 1], Batch(entries=(), head=BATCH + 1, ended=True))
+        assert second == Page(entries=second.entries if second else (), head=BATCH + 1, ended=True)
+        assert (numbers(second), third) == ([BATCH + 1], Page(entries=(), head=BATCH + 1, ended=True))
     async with scene.reader(BATCH + 1) as reader:
-        assert await reader.next(0) == Batch(entries=(), head=BATCH + 1, ended=True)
+        assert await reader.next(0) == Page(entries=(), head=BATCH + 1, ended=True)
 
 
-async def test_a_cursor_that_means_nothing_is_told_so_once() -> None:
+async def test_an_invalid_cursor_resets_the_reader_once() -> None:
     scene = await Scene().begin()
     async with scene.reader(7) as reader:
-        assert await reader.next(0) == Batch(entries=(), head=0, reset=True)
+        assert await reader.next(0) == Page(entries=(), head=0, reset=True)
         assert (reader.sequence, await reader.next(0)) == (0, None)
         await scene.write(*many(2))
         batch = await reader.next(0)
@@ -131,7 +131,7 @@ async def test_a_cursor_that_means_nothing_is_told_so_once() -> None:
         assert await reader.next(0) is None
 
 
-async def test_a_snapshot_that_reaches_below_the_floor_still_comes_in_batches() -> None:
+async def test_a_snapshot_below_the_floor_is_read_in_batches() -> None:
     scene = await Scene(max_events=400).begin()
     await scene.write(*many(250))
     for revision in range(1, 301):
@@ -144,7 +144,7 @@ async def test_a_snapshot_that_reaches_below_the_floor_still_comes_in_batches() 
     assert tuple(each for batch in batches for each in batch.entries) == kept
 
 
-async def test_one_that_is_catching_up_is_never_cut() -> None:
+async def test_a_reader_that_is_catching_up_is_never_too_slow() -> None:
     scene = await Scene().begin()
     await scene.write(*many(3 * BATCH, size=CAP // 50))
     async with scene.reader() as reader:
@@ -154,7 +154,7 @@ async def test_one_that_is_catching_up_is_never_cut() -> None:
         assert len(numbers(await reader.next(0))) == 60
 
 
-async def test_one_that_has_to_begin_again_is_catching_up_again() -> None:
+async def test_a_reader_is_catching_up_after_a_reset() -> None:
     scene = await Scene(max_events=4 * BATCH).begin()
     await scene.write(*many(BATCH + 20, size=CAP // 50))
     async with scene.reader(BATCH + 20) as reader:
@@ -172,7 +172,7 @@ async def test_one_that_has_to_begin_again_is_catching_up_again() -> None:
     assert got == [each.sequence for each in (await scene.log.read("s", 0, 1_000)).entries]
 
 
-async def test_one_that_falls_behind_is_spared_partials_that_were_replaced() -> None:
+async def test_a_reader_that_falls_behind_skips_superseded_partials() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         assert await reader.next(0) is None
@@ -184,7 +184,7 @@ async def test_one_that_falls_behind_is_spared_partials_that_were_replaced() -> 
         assert await reader.next(0) is None
 
 
-async def test_one_within_its_cap_gets_every_partial() -> None:
+async def test_a_reader_within_its_cap_gets_every_partial() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         assert await reader.next(0) is None
@@ -194,7 +194,7 @@ async def test_one_within_its_cap_gets_every_partial() -> None:
 
 
 @pytest.mark.parametrize("count", [11, 5 * BATCH])
-async def test_one_that_falls_too_far_behind_is_cut_and_can_go_on_from_its_cursor(count: int) -> None:
+async def test_a_reader_too_far_behind_is_too_slow_and_can_continue_from_its_cursor(count: int) -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         await scene.write(entry("first"))
@@ -210,7 +210,7 @@ async def test_one_that_falls_too_far_behind_is_cut_and_can_go_on_from_its_curso
         assert await taken(reader, count) == list(range(count + 2, 2 * count + 2))
 
 
-async def test_one_that_keeps_up_in_between_may_have_another_burst() -> None:
+async def test_a_reader_that_has_caught_up_may_fall_behind_again() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         assert await reader.next(0) is None
@@ -232,7 +232,7 @@ async def taken(reader: StreamReader, count: int) -> list[int]:
     return got
 
 
-async def test_one_that_was_level_before_there_was_anything_can_fall_behind_too() -> None:
+async def test_a_reader_of_an_empty_stream_can_fall_behind() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         assert await reader.next(0) is None
@@ -243,7 +243,7 @@ async def test_one_that_was_level_before_there_was_anything_can_fall_behind_too(
             await reader.next(0)
 
 
-async def test_one_that_is_level_gets_the_next_entry_however_large() -> None:
+async def test_a_live_reader_gets_an_entry_larger_than_its_cap() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         assert await reader.next(0) is None
@@ -251,7 +251,7 @@ async def test_one_that_is_level_gets_the_next_entry_however_large() -> None:
         assert numbers(await reader.next(0)) == [1]
 
 
-async def test_one_who_gives_up_waiting_has_lost_nothing() -> None:
+async def test_a_reader_that_is_cancelled_loses_no_entry() -> None:
     scene = await Scene().begin()
     async with scene.reader() as reader:
         waiting = asyncio.create_task(reader.next(LONG_S))
@@ -263,7 +263,7 @@ async def test_one_who_gives_up_waiting_has_lost_nothing() -> None:
         assert numbers(await reader.next(0)) == [1]
 
 
-async def test_a_stream_whose_owner_is_gone_is_buried_by_whoever_reads() -> None:
+async def test_a_reader_ends_an_abandoned_stream() -> None:
     scene = await Scene(lease_s=10).begin()
     await scene.write(*many(2))
     async with scene.reader() as one, scene.reader() as other:
@@ -281,7 +281,7 @@ async def test_a_stream_whose_owner_is_gone_is_buried_by_whoever_reads() -> None
         assert late.page.ended is True
 
 
-async def test_a_whole_one_waits_for_the_end_and_leaves_out_what_was_replaced() -> None:
+async def test_a_reader_of_the_whole_stream_waits_for_its_end_and_skips_superseded_partials() -> None:
     scene = await Scene().begin()
     async with scene.reader(whole=True) as reader:
         await scene.write(entry("a", 1, partial=True), *many(BATCH, size=CAP // 10))

@@ -1,7 +1,6 @@
 """Several readers of one stream, in any interleaving: nobody loses, doubles or reorders anything, and all agree."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -11,24 +10,15 @@ from test_log_contract import memory_log
 
 from anabranch.domain.errors import StreamFull
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry, epoch
-from anabranch.eventlog import reader
-from anabranch.eventlog.reader import Batch, StreamReader, TooSlow
+from anabranch.eventlog.reader import StreamReader, TooSlow
 from anabranch.eventlog.streams import Stream
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 
-SMALL_BATCH = 3
+SMALL_BATCH = 3  # so that the ends of pages, batches and tapes are reached often
 KEYS = "abcd"
 LONG_S = 1_000.0
 PLENTY = 1_000
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_batches() -> Iterator[None]:
-    """So that a page, a batch and a tape are all passed often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "BATCH", SMALL_BATCH)
-        yield
 
 
 def lost(page: Page) -> Entry:
@@ -46,7 +36,7 @@ class Client:
         self.floor = 0
         self.ended = False
 
-    def apply(self, batch: Batch, floor: int) -> None:
+    def apply(self, batch: Page, floor: int) -> None:
         """Below the floor of a log that it began to read at the beginning, a client cannot know what there was."""
         assert self.reader is not None
         assert len(batch.entries) <= SMALL_BATCH
@@ -92,7 +82,7 @@ class MuxStates(RuleBasedStateMachine):
 
     @property
     def stream(self) -> Stream:
-        found = self.log._streams.get("s")
+        found = self.log.streams.get("s")
         assert found is not None
         return found
 
@@ -158,7 +148,7 @@ class MuxStates(RuleBasedStateMachine):
         for _ in range(pulls):
             if client.reader is None:
                 client.reader = await StreamReader(
-                    self.log, "s", client.cursor, cap_bytes=client.cap_bytes, lost=lost
+                    self.log, "s", client.cursor, cap_bytes=client.cap_bytes, lost=lost, batch=SMALL_BATCH
                 ).__aenter__()
             try:
                 batch = await client.reader.next(0)
@@ -238,7 +228,7 @@ class MuxStates(RuleBasedStateMachine):
             if not self.ended:
                 self.end(buried=False)
             self.runner.run(self.finished())
-            assert len(self.log._watchers) == 0
+            assert not self.log._watchers._watches
         finally:
             self.runner.close()
 

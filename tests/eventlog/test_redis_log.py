@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.domain.errors import NotFound, StreamFull
 from anabranch.domain.eventlog import LogLimits
+from anabranch.eventlog.redis.log import RedisLog
 from anabranch.planner.services import RedisSessions
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import PLENTY, Bench, Benches, EventLogContract, entry
@@ -47,11 +48,16 @@ def benches(server: Valkey) -> Benches:
     return bench
 
 
+def held(log: RedisLog) -> int:
+    """The number of streams in the process, owned and replicas."""
+    return len(log.streams) + len(log._replicas._replicas)
+
+
 class TestRedisLog(EventLogContract):
     pass
 
 
-async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> None:
+async def test_evicted_streams_stay_readable_from_redis(server: Valkey) -> None:
     async with worker(server.url, name="one", memory_bytes=300_000) as one:
         await one.redis.execute("FLUSHALL")
         for number in range(20):
@@ -59,7 +65,7 @@ async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> 
             await one.log.append(
                 str(number), token, [entry("a", body=bytes(50_000)), entry("end", body=b"over", final=True)]
             )
-            assert one.log.bytes_held <= 310_000
+            assert one.log.streams.bytes_held <= 310_000
         for number in range(20):
             page = await one.log.read(str(number), 0, PLENTY)
             assert (page.ended, page.head, page.entries[-1].body) == (True, 2, b"over")
@@ -70,7 +76,7 @@ async def test_what_ended_makes_room_here_and_stays_readable(server: Valkey) -> 
         assert await one.log.append("live 1", tokens[1], [entry("end", body=bytes(200_000), final=True)]) == [1]
 
 
-async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
+async def test_expired_streams_free_their_memory_in_this_worker(server: Valkey) -> None:
     clock = ManualClock()
     async with worker(server.url, name="one", clock=clock, ttl_s=60, lease_s=5) as one:
         await one.redis.execute("FLUSHALL")
@@ -79,25 +85,25 @@ async def test_what_is_over_is_forgotten_here_too(server: Valkey) -> None:
             await one.log.append(str(number), token, [entry("end", final=number % 2 == 0)])
         clock.advance(61)
         one.log.tend()
-        assert len(one.log) == 25
+        assert held(one.log) == 25
         clock.advance(5)
         one.log.tend()
-        assert (len(one.log), one.log.bytes_held) == (0, 0)
+        assert (held(one.log), one.log.streams.bytes_held) == (0, 0)
 
 
-async def test_a_replica_leaves_with_its_last_watcher(server: Valkey) -> None:
+async def test_a_replica_is_dropped_with_its_last_watcher(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         token = await one.log.open("s", identity="")
         await one.log.append("s", token, [entry("a", body=bytes(10_000))])
         async with two.log.watch("s"), two.log.watch("s"):
             assert (await two.log.read("s", 0, PLENTY)).head == 1
-            assert (len(two.log), two.log.bytes_held > 10_000) == (1, True)
-        assert (len(two.log), two.log.bytes_held) == (0, 0)
+            assert (held(two.log), two.log.streams.bytes_held > 10_000) == (1, True)
+        assert (held(two.log), two.log.streams.bytes_held) == (0, 0)
         assert (await two.log.read("s", 0, PLENTY)).head == 1
 
 
-async def test_who_waits_for_a_stream_hears_that_it_was_opened(server: Valkey) -> None:
+async def test_a_watcher_is_notified_when_another_worker_opens_the_stream(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         async with one.log.watch("s") as here, two.log.watch("s") as elsewhere:
@@ -116,7 +122,7 @@ async def test_who_waits_for_a_stream_hears_that_it_was_opened(server: Valkey) -
                 assert (await log.read("s", 0, 1)).keeper == "one"
 
 
-async def test_a_session_is_its_first_ones_until_its_time_is_over(server: Valkey) -> None:
+async def test_a_session_in_redis_is_owned_until_its_claim_expires(server: Valkey) -> None:
     async with worker(server.url, name="one") as one, worker(server.url, name="two") as two:
         await one.redis.execute("FLUSHALL")
         first, second = RedisSessions(one.redis), RedisSessions(two.redis)

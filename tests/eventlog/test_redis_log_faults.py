@@ -15,7 +15,7 @@ import pytest
 
 from anabranch.domain.errors import LeaseLost, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import Page, epoch
-from anabranch.eventlog.reader import Batch, StreamReader
+from anabranch.eventlog.reader import StreamReader
 from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.testing.contracts.event_log import PLENTY, entry, read_through
 from support.shared_log import TIMEOUT_S, WAIT_S, Wire, Worker, eventually, until
@@ -91,7 +91,7 @@ async def seen(one: Worker, wanted: list[bytes], ledger: Ledger | None = None) -
     return await ledger.read(one)
 
 
-async def test_a_killed_redis_costs_a_moment_and_a_new_epoch(mortal: Valkey) -> None:
+async def test_after_a_kill_of_redis_streams_continue_in_a_new_epoch(mortal: Valkey) -> None:
     ledger = Ledger()
     async with worker(mortal.url, name="a") as a, worker(mortal.url, name="b") as b:
         token = await a.log.open("s", identity="user:a", about=b"about")
@@ -116,7 +116,7 @@ async def test_a_killed_redis_costs_a_moment_and_a_new_epoch(mortal: Valkey) -> 
         assert bodies(await ledger.read(b, second)) == numbered(3)
 
 
-async def test_a_frozen_redis_costs_one_timeout_and_what_it_does_late_forks_nothing(mortal: Valkey) -> None:
+async def test_commands_that_a_frozen_redis_runs_late_do_not_fork_a_stream(mortal: Valkey) -> None:
     ledger = Ledger()
     async with worker(mortal.url, name="a") as a, worker(mortal.url, name="b") as b:
         token = await a.log.open("s", identity="")
@@ -136,7 +136,7 @@ async def test_a_frozen_redis_costs_one_timeout_and_what_it_does_late_forks_noth
         await seen(b, numbered(1, 2, 3, 4, 5), ledger)
 
 
-async def test_a_redis_that_comes_back_empty_gets_everything_back_and_nobody_notices(mortal: Valkey) -> None:
+async def test_an_owner_restores_its_streams_to_an_empty_redis(mortal: Valkey) -> None:
     async with worker(mortal.url, name="a") as a, worker(mortal.url, name="b", lease_s=LEASE_S) as b:
         ended = await a.log.open("ended", identity="user:x")
         await a.log.append("ended", ended, [entry("end", body=b"over", final=True)])
@@ -159,7 +159,7 @@ async def test_a_redis_that_comes_back_empty_gets_everything_back_and_nobody_not
             await a.log.append("ended", ended, [])
 
 
-async def test_what_redis_does_not_know_yet_is_not_said_to_be_gone(mortal: Valkey) -> None:
+async def test_a_stream_that_may_still_be_restored_is_unavailable_and_not_missing(mortal: Valkey) -> None:
     """Its owner may be the last to hear that Redis is back."""
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(mortal.port))
@@ -198,7 +198,7 @@ async def unknown(one: Worker) -> bool:
     return False
 
 
-async def test_a_redis_that_was_set_back_loses_nothing_that_its_owner_has(mortal: Valkey) -> None:
+async def test_an_owner_restores_entries_that_redis_has_lost(mortal: Valkey) -> None:
     ledger = Ledger()
     async with worker(mortal.url, name="a") as a, worker(mortal.url, name="b") as b:
         token = await a.log.open("s", identity="")
@@ -214,7 +214,7 @@ async def test_a_redis_that_was_set_back_loses_nothing_that_its_owner_has(mortal
         assert bodies(await ledger.read(b, cursor)) == numbered(4)
 
 
-async def test_a_redis_that_was_set_back_buries_in_new_numbers(mortal: Valkey) -> None:
+async def test_after_a_loss_in_redis_an_abandoned_stream_ends_in_a_new_epoch(mortal: Valkey) -> None:
     """Its owner is dead; readers have had numbers that Redis has forgotten, and must not get others under them."""
     ledger = Ledger()
     async with worker(mortal.url, name="b", lease_s=LEASE_S) as b:
@@ -290,7 +290,7 @@ def evals(server: Valkey) -> int:
 RESTORES = b"unstaged"  # stands in that script only
 
 
-async def test_a_restore_whose_reply_is_lost_uses_up_its_epoch(shared: Valkey) -> None:
+async def test_a_restore_without_a_reply_is_followed_by_a_new_epoch(shared: Valkey) -> None:
     ledger = Ledger()
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(shared.port))
@@ -311,7 +311,7 @@ async def test_a_restore_whose_reply_is_lost_uses_up_its_epoch(shared: Valkey) -
         assert bodies(await ledger.read(b)) == [b"1", b"2", b"lost"]
 
 
-async def test_a_restore_that_arrives_late_sets_nothing_back(shared: Valkey) -> None:
+async def test_a_late_restore_changes_nothing(shared: Valkey) -> None:
     ledger = Ledger()
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(shared.port))
@@ -336,7 +336,7 @@ async def test_a_restore_that_arrives_late_sets_nothing_back(shared: Valkey) -> 
         assert bodies(await ledger.read(b)) == [b"1", b"2", b"3", b"lost"]
 
 
-async def test_a_stream_whose_opening_got_lost_can_be_opened(shared: Valkey) -> None:
+async def test_a_stream_whose_open_got_no_reply_can_be_opened_again(shared: Valkey) -> None:
     async with Wire(shared.port) as wire, worker(wire.url, name="a", lease_s=LEASE_S) as a:
         wire.become("deaf")
         with pytest.raises(StreamUnavailable):
@@ -347,7 +347,7 @@ async def test_a_stream_whose_opening_got_lost_can_be_opened(shared: Valkey) -> 
             await eventually(lambda: b.log.open("s", identity=""))
 
 
-async def test_whoever_stops_waiting_for_an_opening_leaves_no_stream(shared: Valkey) -> None:
+async def test_a_cancelled_open_leaves_no_stream(shared: Valkey) -> None:
     async with worker(shared.url) as one:
         opening = asyncio.create_task(one.log.open("s", identity=""))
         await asyncio.sleep(0)
@@ -357,7 +357,7 @@ async def test_whoever_stops_waiting_for_an_opening_leaves_no_stream(shared: Val
         await eventually(lambda: one.log.open("s", identity=""))
 
 
-async def test_an_owner_that_was_away_for_longer_than_its_lease_writes_nothing_alone(shared: Valkey) -> None:
+async def test_an_owner_paused_for_longer_than_its_lease_writes_nothing_locally(shared: Valkey) -> None:
     """It was stopped, another has buried its stream, and then its first call to Redis gets lost: that is no reason to
     go on alone, and to end a stream that has ended."""
     async with AsyncExitStack() as stack:
@@ -395,7 +395,7 @@ async def renewing(owner: Worker, token: str) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def test_an_owner_that_was_cut_off_learns_that_it_was_buried(shared: Valkey) -> None:
+async def test_an_owner_that_was_disconnected_learns_that_its_stream_was_ended(shared: Valkey) -> None:
     ledger = Ledger()
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(shared.port))
@@ -429,7 +429,7 @@ async def test_an_owner_that_was_cut_off_learns_that_it_was_buried(shared: Valke
             await ledger.read(a)
 
 
-async def tried(reader: StreamReader) -> Batch | None:
+async def tried(reader: StreamReader) -> Page | None:
     try:
         return await reader.next(1.0)
     except StreamUnavailable:
@@ -437,7 +437,7 @@ async def tried(reader: StreamReader) -> Batch | None:
         return None
 
 
-async def test_a_redis_that_is_full_is_as_good_as_gone(shared: Valkey) -> None:
+async def test_a_full_redis_counts_as_unreachable(shared: Valkey) -> None:
     ledger = Ledger()
     async with worker(shared.url, name="a") as a, worker(shared.url, name="b") as b:
         token = await a.log.open("s", identity="")
@@ -459,7 +459,7 @@ async def test_a_redis_that_is_full_is_as_good_as_gone(shared: Valkey) -> None:
         assert epoch(await put(a, token, 4)) == 1
 
 
-async def test_who_could_not_say_that_it_lives_is_not_buried_as_soon_as_it_can(shared: Valkey) -> None:
+async def test_a_stream_is_not_ended_right_after_an_outage_in_which_its_lease_expired(shared: Valkey) -> None:
     async with worker(shared.url, name="a", lease_s=0.5) as a, worker(shared.url, name="b", lease_s=0.5) as b:
         token = await a.log.open("s", identity="")
         await put(a, token, 1)
@@ -487,7 +487,7 @@ async def paged(one: Worker, wanted: list[bytes], ledger: Ledger) -> bool:
     return [each.body for each in read] == wanted
 
 
-async def test_a_large_stream_comes_back_in_pieces_while_it_is_written(mortal: Valkey) -> None:
+async def test_a_large_stream_is_restored_in_chunks_while_it_is_written(mortal: Valkey) -> None:
     ledger = Ledger()
     async with worker(mortal.url, name="a", timeout_s=5.0) as a, worker(mortal.url, name="b", timeout_s=5.0) as b:
         token = await a.log.open("s", identity="")
@@ -504,7 +504,7 @@ async def test_a_large_stream_comes_back_in_pieces_while_it_is_written(mortal: V
         assert await a.redis.execute("KEYS", "*staged*") == []
 
 
-async def test_callers_that_stop_waiting_leave_redis_and_mirror_alike(shared: Valkey) -> None:
+async def test_cancelled_appends_leave_redis_and_the_owners_copy_equal(shared: Valkey) -> None:
     chance = random.Random(5)
     async with worker(shared.url, name="a", timeout_s=WAIT_S) as a, worker(shared.url, name="b") as b:
         token = await a.log.open("s", identity="")
@@ -532,7 +532,7 @@ async def test_callers_that_stop_waiting_leave_redis_and_mirror_alike(shared: Va
         assert returned.items() <= there.items()
 
 
-async def test_two_hundred_readers_cost_redis_one(shared: Valkey) -> None:
+async def test_two_hundred_readers_share_one_replica(shared: Valkey) -> None:
     async with worker(shared.url, name="a") as a, worker(shared.url, name="b") as b, AsyncExitStack() as stack:
         token = await a.log.open("s", identity="")
         await put(a, token, 0)
@@ -560,7 +560,7 @@ async def test_two_hundred_readers_cost_redis_one(shared: Valkey) -> None:
         assert evals(shared) - before <= 50 + 50 + WAIT_S
 
 
-async def test_a_message_that_gets_lost_is_made_up_for(shared: Valkey) -> None:
+async def test_a_replica_reads_again_if_a_notification_is_lost(shared: Valkey) -> None:
     """One worker's ears are cut off again and again, and at last for good."""
     async with Wire(shared.port) as wire, worker(shared.url, name="a") as a, worker(shared.url, name="b") as b:
         await b.post.close()
@@ -581,7 +581,7 @@ async def test_a_message_that_gets_lost_is_made_up_for(shared: Valkey) -> None:
                         await watch.changed()
 
 
-async def test_a_cursor_that_is_ahead_of_the_replica_is_none_of_another_epoch(shared: Valkey) -> None:
+async def test_a_cursor_ahead_of_the_replica_is_not_reset(shared: Valkey) -> None:
     """A client comes from a worker that knows more than this one does yet."""
     async with worker(shared.url, name="a") as a, worker(shared.url, name="b") as b:
         await b.post.close()  # so that it is late
@@ -629,7 +629,7 @@ async def write(one: Worker, token: str, chance: random.Random, over: asyncio.Ev
 
 
 @pytest.mark.parametrize(("seed", "lease_s"), [(1, 5.0), (2, 5.0), (3, 0.1)])
-async def test_whatever_happens_nobody_is_shown_two_bodies_under_one_number(
+async def test_random_faults_never_publish_two_bodies_under_one_sequence(
     shared: Valkey, seed: int, lease_s: float
 ) -> None:
     chance = random.Random(seed)
@@ -669,7 +669,7 @@ async def test_whatever_happens_nobody_is_shown_two_bodies_under_one_number(
         await eventually(agreed)
 
 
-async def test_a_process_that_was_paused_has_lost_its_stream_and_one_that_was_killed_is_buried(shared: Valkey) -> None:
+async def test_a_paused_process_loses_its_stream_and_that_of_a_killed_one_is_ended(shared: Valkey) -> None:
     tests = Path(__file__).parents[1]
     owner = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pytest
 
-from anabranch.domain.eventlog import Entry
+from anabranch.domain.eventlog import Entry, Page
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.eventlog.reader import Batch, StreamReader
+from anabranch.eventlog.reader import StreamReader
 from support.manual_time import Stuck
 from support.stream_simulation import simulated
 
@@ -39,7 +39,7 @@ def played(seeds: Iterable[int]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("share", range(RUNS // SHARE))
-def test_what_is_seen_and_told_holds_together(share: int) -> None:
+def test_simulated_runs_have_consistent_histories(share: int) -> None:
     figures = played(range(share * SHARE, (share + 1) * SHARE))
     assert figures["events"] > 100
     assert figures["cuts"] > 5
@@ -48,16 +48,16 @@ def test_what_is_seen_and_told_holds_together(share: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_thousand_runs_hold_together() -> None:
+def test_a_thousand_simulated_runs_have_consistent_histories() -> None:
     figures = played(range(1_000, 1_000 + SOAK_RUNS))
     sys.stderr.write(f"\n{SOAK_RUNS} runs: {dict(sorted(figures.items()))}\n")
     assert all(figures[what] >= SOAK_RUNS / 20 for what in HAPPENED), figures
 
 
-def test_a_reader_that_skips_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_reader_that_skips_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = StreamReader._next_batch
 
-    async def skipping(reader: StreamReader) -> Batch | None:
+    async def skipping(reader: StreamReader) -> Page | None:
         batch = await taken(reader)
         if batch is not None and len(batch.entries) > 7:
             return msgspec.structs.replace(batch, entries=(*batch.entries[:3], *batch.entries[4:]))
@@ -67,7 +67,7 @@ def test_a_reader_that_skips_something_is_found(monkeypatch: pytest.MonkeyPatch)
     assert any("was never delivered" in fault for seed in range(SHARE) for fault in simulated(seed).faults)
 
 
-def test_what_is_acknowledged_and_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_acknowledged_entries_that_were_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     append = MemoryLog.append
 
     async def forgetting(log: MemoryLog, stream: str, token: str, entries: Sequence[Entry]) -> Sequence[int]:
@@ -79,5 +79,5 @@ def test_what_is_acknowledged_and_not_written_is_found(monkeypatch: pytest.Monke
     assert any("is lost" in fault for seed in range(SHARE) for fault in simulated(seed).faults)
 
 
-def test_a_seed_draws_the_same_again() -> None:
+def test_a_simulation_is_reproducible_from_its_seed() -> None:
     assert simulated(7) == simulated(7)

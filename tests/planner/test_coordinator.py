@@ -40,7 +40,7 @@ DONE = Fragment(status="success", payload=raw({"n": 2}))
 NEVER = asyncio.Event
 
 
-async def test_pushes_and_work_become_one_stream_with_one_end() -> None:
+async def test_pushed_and_called_subagents_share_one_stream_with_one_end() -> None:
     bench = Workbench({"docs": FakeSubagent([PART, DONE])})
     await bench.begin(here("docs"), expects("rows"), next_step_id="q")
     first = await bench.push("rows", "partial", {"r": 1}, revision=1)
@@ -74,7 +74,7 @@ async def test_pushes_and_work_become_one_stream_with_one_end() -> None:
     assert all(turns.left == [True] for turns in bench.turns.values())
 
 
-async def test_metrics_and_payloads_are_told_as_they_came() -> None:
+async def test_metrics_and_payloads_are_written_unchanged() -> None:
     bench = Workbench({"docs": FakeSubagent([PART, DONE])})
     await bench.begin(here("docs"))
     partial = next(event for event in await bench.ended() if event["content"]["status"] == "partial")
@@ -83,7 +83,7 @@ async def test_metrics_and_payloads_are_told_as_they_came() -> None:
     assert partial["telemetry"]["metrics"] == {"count": 4}
 
 
-async def test_events_carry_the_trace_of_their_subagent_else_of_their_step() -> None:
+async def test_an_event_has_the_trace_of_its_subagent_or_else_of_its_step() -> None:
     docs = FakeSubagent([DONE])
     bench = Workbench({"docs": docs})
     named = Trace(trace_id="a" * 32, span_id="b" * 16, tracestate="x=1")
@@ -112,7 +112,7 @@ async def test_events_carry_the_trace_of_their_subagent_else_of_their_step() -> 
     assert kept.trace_id == named.trace_id
 
 
-async def test_a_push_without_a_trace_gets_the_one_that_was_stored_for_it() -> None:
+async def test_a_push_without_a_trace_uses_the_stored_trace() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"))
     await bench.until(lambda: not bench.coordinator._tasks)
@@ -123,14 +123,14 @@ async def test_a_push_without_a_trace_gets_the_one_that_was_stored_for_it() -> N
     assert {event["telemetry"]["trace_id"] for event in events[1:-1]} == {stored.trace_id}
 
 
-async def test_a_step_without_a_trace_is_given_one() -> None:
+async def test_a_step_without_a_trace_gets_a_new_one() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"), context=Context(correlation_id="c", deadline=9e9, traceparent="no trace"))
     await bench.push("docs", "success")
     assert len({event["telemetry"]["traceparent"] for event in await bench.ended()}) == 1
 
 
-async def test_one_who_hangs_is_timed_out_and_the_others_go_on() -> None:
+async def test_a_subagent_that_hangs_times_out_and_the_others_continue() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs", deadline_ms=5000), expects("rows"))
@@ -146,7 +146,7 @@ async def test_one_who_hangs_is_timed_out_and_the_others_go_on() -> None:
     assert {"subagent": "rows", "status": "success"} in waited
 
 
-async def test_one_who_notices_its_time_out_a_moment_early_is_timed_out() -> None:
+async def test_a_subagent_that_times_out_a_moment_early_counts_as_timed_out() -> None:
     gate = asyncio.Event()
     bench = Workbench({"docs": FakeSubagent([PART, gate, UpstreamTimedOut("Late.", Trouble.DOWN)])})
     await bench.begin(here("docs", deadline_ms=5000))
@@ -157,18 +157,18 @@ async def test_one_who_notices_its_time_out_a_moment_early_is_timed_out() -> Non
     assert told(await bench.ended())[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
 
 
-async def test_by_the_wall_clock_too() -> None:
+async def test_a_subagent_times_out_with_the_real_clock() -> None:
     docs = FakeSubagent([UpstreamError("busy", Trouble.BUSY, 0.001)], [PART, NEVER()])
     bench = Workbench({"docs": docs}, clock=SystemClock(), later=later)
     await bench.begin(here("docs", deadline_ms=50))
     async with asyncio.timeout(20):
-        while not bench.coordinator.empty:  # noqa: ASYNC110 (it announces nothing)
+        while not bench.idle:  # noqa: ASYNC110 (it announces nothing)
             await asyncio.sleep(0.001)
     kinds = [kind for kind, _ in told(await bench.ended())]
     assert kinds[-2:] == ["timeout", "plan_step_completed"]
 
 
-async def test_nobody_comes_at_all() -> None:
+async def test_a_step_without_any_push_ends_at_its_deadline() -> None:
     bench = Workbench(lease_s=3.0)
     await bench.begin(expects("docs"), expects("rows"))
     appends = bench.log.appends
@@ -179,14 +179,14 @@ async def test_nobody_comes_at_all() -> None:
 
 
 @pytest.mark.parametrize("stubborn", [0, 3])
-async def test_one_who_ignores_its_cancellation_holds_up_nobody(stubborn: int) -> None:
+async def test_a_subagent_that_ignores_its_cancellation_does_not_delay_the_step(stubborn: int) -> None:
     gate = asyncio.Event()
     docs = FakeSubagent([PART, gate, DONE], stubborn=stubborn)
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs", deadline_ms=1000))
     await bench.until(lambda: docs.contexts)
     await bench.advance(1.1)
-    await bench.until(lambda: not len(bench.coordinator))
+    await bench.until(lambda: not len(bench.coordinator._steps))
     gate.set()
     events = await bench.ended()
     assert told(events)[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
@@ -215,7 +215,7 @@ async def test_one_who_ignores_its_cancellation_holds_up_nobody(stubborn: int) -
         [Fragment(status="error", payload=raw({}), reason="it says so")],
     ],
 )
-async def test_whatever_a_subagent_does_is_its_own_failure(script: Sequence[object]) -> None:
+async def test_an_exception_in_a_subagent_fails_only_that_subagent(script: Sequence[object]) -> None:
     bench = Workbench({"docs": FakeSubagent(script)})
     await bench.begin(here("docs"), expects("rows"))
     await bench.until(lambda: ("subagent_completed", "error") in [(c.type, c.status) for c in bench.crumbs.dropped])
@@ -223,7 +223,7 @@ async def test_whatever_a_subagent_does_is_its_own_failure(script: Sequence[obje
     assert (await bench.ended())[-1]["content"]["status"] == "partial_failure"
 
 
-async def test_what_comes_after_a_success_is_not_waited_for() -> None:
+async def test_a_subagent_is_not_read_after_its_success() -> None:
     docs = FakeSubagent([DONE, PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"))
@@ -231,7 +231,7 @@ async def test_what_comes_after_a_success_is_not_waited_for() -> None:
     assert docs.closed == 1
 
 
-async def test_trouble_that_may_pass_is_tried_again_under_the_same_key() -> None:
+async def test_a_temporary_failure_is_retried_under_the_same_result_key() -> None:
     docs = FakeSubagent(
         [PART, UpstreamError("busy", Trouble.BUSY)], [UpstreamError("down", Trouble.DOWN, 2.0)], [PART, DONE]
     )
@@ -269,7 +269,9 @@ async def test_trouble_that_may_pass_is_tried_again_under_the_same_key() -> None
         (InvalidQuestion("no"), 1),
     ],
 )
-async def test_it_is_not_asked_again_where_that_is_no_use_or_too_late(error: Exception, asked: int) -> None:
+async def test_a_subagent_is_not_retried_after_a_permanent_failure_or_near_its_deadline(
+    error: Exception, asked: int
+) -> None:
     docs = FakeSubagent([error])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"))
@@ -278,7 +280,7 @@ async def test_it_is_not_asked_again_where_that_is_no_use_or_too_late(error: Exc
     assert len(docs.contexts) == asked
 
 
-async def test_one_who_is_switched_off_or_left_alone_is_degraded() -> None:
+async def test_a_disabled_subagent_or_an_open_circuit_is_degraded() -> None:
     docs = FakeSubagent([DONE])
     bench = Workbench({"docs": docs, "new": FakeSubagent()})
     await bench.begin(expects("nobody"), here("docs"), expects("rows"))
@@ -292,10 +294,10 @@ async def test_one_who_is_switched_off_or_left_alone_is_degraded() -> None:
     assert (await bench.take(Push(name="rows", status="success"), "again")).ignored == "degraded"
     assert len(docs.contexts) == 1
     await bench.take(Cancel(), "again")
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
 
 
-async def test_an_error_that_was_pushed_is_final_for_its_attempt_only() -> None:
+async def test_after_a_pushed_error_another_attempt_can_be_pushed() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"), expects("rows"))
     await bench.push("docs", "error")
@@ -308,7 +310,7 @@ async def test_an_error_that_was_pushed_is_final_for_its_attempt_only() -> None:
 
 
 @pytest.mark.parametrize("decision", ["block", "whatever"])
-async def test_a_block_ends_the_step_keeps_results_and_calls_back(decision: str) -> None:
+async def test_a_block_ends_the_step_keeps_results_and_sends_the_callback(decision: str) -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     bench.notice_errors = [UpstreamError("down", Trouble.DOWN), ValueError("a bug")]
@@ -339,7 +341,7 @@ async def test_a_block_ends_the_step_keeps_results_and_calls_back(decision: str)
     assert {str(turns.left) for turns in bench.turns.values()} == {"[True]", "[None]"}
 
 
-async def test_a_pushed_verdict_blocks_and_a_callback_that_never_works_is_given_up() -> None:
+async def test_a_pushed_verdict_blocks_and_a_failing_callback_is_given_up() -> None:
     bench = Workbench({"safety": FakeSubagent(judges=True)})
     bench.notice_errors = [UpstreamError("down", Trouble.DOWN)] * 3
     await bench.begin(expects("safety"), expects("rows"), callback_url="https://planner.example/cb")
@@ -354,7 +356,7 @@ async def test_a_pushed_verdict_blocks_and_a_callback_that_never_works_is_given_
     assert bench.crumbs.dropped[-1].status == "error"
 
 
-async def test_a_cancelled_step_takes_its_work_with_it() -> None:
+async def test_cancelling_a_step_cancels_its_subagents() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"))
@@ -365,7 +367,7 @@ async def test_a_cancelled_step_takes_its_work_with_it() -> None:
     assert docs.closed == 1
 
 
-async def test_whom_a_push_is_for() -> None:
+async def test_a_push_is_matched_by_subagent_key_or_result_key() -> None:
     bench = Workbench()
     twice = [msgspec.structs.replace(expects("docs"), result_key=name) for name in ("one", "two")]
     await bench.begin(*twice, expects("rows"))
@@ -385,7 +387,7 @@ async def test_whom_a_push_is_for() -> None:
     assert (await bench.ended())[-1]["content"]["status"] == "success"
 
 
-async def test_line_ends_in_a_payload_do_not_end_the_line() -> None:
+async def test_line_ends_in_a_payload_are_removed() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"))
     await bench.take(Progress(payload=msgspec.Raw(b'{\r\n "a": "\\n\xe2\x80\xa8" }\n')))
@@ -418,7 +420,7 @@ async def test_a_thousand_pushes_race_with_a_block_and_the_deadline() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("at", range(6))
-async def test_a_log_that_is_out_of_reach_for_a_moment_costs_nothing_that_was_acknowledged(at: int, late: bool) -> None:
+async def test_a_short_outage_of_the_log_loses_nothing_that_was_acknowledged(at: int, late: bool) -> None:
     bench = Workbench({"docs": FakeSubagent([PART, DONE])})
     bench.log.faults = [None] * (at + 1) + [StreamUnavailable("gone"), OSError("a bug")]
     bench.log.late = late
@@ -444,21 +446,21 @@ async def test_a_log_that_is_out_of_reach_for_a_moment_costs_nothing_that_was_ac
     assert [each["revision"] for each in results if each["stage"] == "docs"] == [1, 2]
 
 
-async def test_a_log_out_of_reach_for_as_long_as_the_lease_has_taken_the_step_from_us() -> None:
+async def test_an_outage_of_the_log_for_the_length_of_the_lease_gives_up_the_step() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs", deadline_ms=2000))
     bench.log.endless = lambda _: StreamUnavailable("gone")
     await bench.advance(10.0)
-    assert len(bench.coordinator) == 1
+    assert len(bench.coordinator._steps) == 1
     await bench.advance(10.0)
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert docs.closed == 1
     assert told(await bench.events())[-1][0] != "plan_step_completed"
 
 
-async def test_a_lease_that_was_lost_stops_everything_quietly() -> None:
+async def test_a_lost_lease_stops_the_step_without_another_event() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"), expects("rows"))
@@ -466,7 +468,7 @@ async def test_a_lease_that_was_lost_stops_everything_quietly() -> None:
     bench.log.endless = lambda _: LeaseLost("another has it")
     with pytest.raises(LeaseLost):
         await bench.push("rows", "success")
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert all(span.ended for span in bench.telemetry.spans)
     assert docs.closed == 1
@@ -474,7 +476,7 @@ async def test_a_lease_that_was_lost_stops_everything_quietly() -> None:
         await bench.push("rows", "success")
 
 
-async def test_another_epoch_is_told_once() -> None:
+async def test_a_new_epoch_of_the_log_is_reported_once() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"))
     bench.log.epoch = 1
@@ -491,7 +493,7 @@ def no_room(entries: Sequence[Entry]) -> AnabranchError | None:
     return None if len(entries) == 1 and entries[0].final else StreamFull("no room") if entries else None
 
 
-async def test_a_push_that_has_no_room_is_refused_and_has_not_happened() -> None:
+async def test_a_push_to_a_full_stream_is_refused_and_changes_nothing() -> None:
     bench = Workbench()
     await bench.begin(expects("docs", deadline_ms=5000))
     bench.log.endless = no_room
@@ -509,7 +511,7 @@ async def test_a_push_that_has_no_room_is_refused_and_has_not_happened() -> None
 
 
 @pytest.mark.parametrize("fragment", [DONE, PART, Fragment(status="success", payload=raw({}), verdict="block")])
-async def test_work_that_has_no_room_fails_and_a_veto_still_ends_the_step(fragment: Fragment) -> None:
+async def test_a_result_without_room_fails_its_subagent_and_a_block_still_ends_the_step(fragment: Fragment) -> None:
     gate = asyncio.Event()
     bench = Workbench({"docs": FakeSubagent([gate, fragment, NEVER()])})
     await bench.begin(here("docs", deadline_ms=5000))
@@ -522,7 +524,7 @@ async def test_work_that_has_no_room_fails_and_a_veto_still_ends_the_step(fragme
     assert (end["status"], end["payload"]["subagents"]["docs_result"]["status"]) == (status, outcome)
 
 
-async def test_one_that_has_no_room_does_not_cost_the_others_theirs() -> None:
+async def test_a_command_without_room_does_not_affect_the_other_commands_of_its_batch() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"), expects("rows"))
 
@@ -538,7 +540,7 @@ async def test_one_that_has_no_room_does_not_cost_the_others_theirs() -> None:
     assert results == [1, 3, 5]
 
 
-async def test_whoever_pushes_for_one_who_works_here_relieves_it() -> None:
+async def test_a_pushed_result_cancels_the_call_of_its_subagent() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"), expects("rows"))
@@ -549,7 +551,7 @@ async def test_whoever_pushes_for_one_who_works_here_relieves_it() -> None:
     assert (await bench.ended())[-1]["content"]["status"] == "success"
 
 
-async def test_a_real_log_that_fills_up_keeps_its_end() -> None:
+async def test_a_full_memory_log_has_room_for_the_end_of_the_step() -> None:
     bench = Workbench(max_bytes=20_000)
     await bench.begin(*(msgspec.structs.replace(expects("rows"), result_key=f"r{n}") for n in range(30)))
     refused = 0
@@ -564,13 +566,13 @@ async def test_a_real_log_that_fills_up_keeps_its_end() -> None:
 
 
 @pytest.mark.parametrize("error", [StreamUnavailable("gone"), StreamFull("no room"), LeaseLost("another")])
-async def test_a_step_whose_beginning_cannot_be_written_is_refused(error: AnabranchError) -> None:
+async def test_a_step_whose_start_cannot_be_written_is_refused(error: AnabranchError) -> None:
     docs = FakeSubagent([DONE])
     bench = Workbench({"docs": docs})
     bench.log.faults = [error]
     with pytest.raises(type(error)):
         await bench.begin(here("docs"))
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert not docs.contexts
     assert [turns.left for turns in bench.turns.values()] == [[None]]
     assert bench.alarms.pending == 0
@@ -579,11 +581,13 @@ async def test_a_step_whose_beginning_cannot_be_written_is_refused(error: Anabra
 
 
 @pytest.mark.parametrize(("faults", "status"), [([], "success"), ([StreamUnavailable("gone")], "failed")])
-async def test_whoever_begins_a_step_may_leave(faults: list[Exception | None], status: str) -> None:
+async def test_a_step_continues_if_the_request_that_started_it_is_cancelled(
+    faults: list[Exception | None], status: str
+) -> None:
     bench = Workbench({"docs": FakeSubagent([DONE])})
     bench.log.faults = faults
     asking = asyncio.create_task(bench.begin(here("docs")))
-    await bench.until(lambda: len(bench.coordinator))
+    await bench.until(lambda: len(bench.coordinator._steps))
     asking.cancel()
     await asyncio.wait([asking])
     assert (await bench.ended())[-1]["content"]["status"] == status
@@ -592,8 +596,8 @@ async def test_whoever_begins_a_step_may_leave(faults: list[Exception | None], s
 async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
     bench = Workbench(max_steps=1)
     token = await bench.begin(expects("docs"))
-    with pytest.raises(Overloaded):
-        bench.coordinator.admit()
+    with pytest.raises(Overloaded), bench.coordinator.reserve("another"):
+        pass
     directive = bench.coordinator._steps[STREAM].directive
     with pytest.raises(Conflict):
         await bench.coordinator.begin(STREAM, token, directive, Context(correlation_id="c", deadline=9e9))
@@ -603,14 +607,14 @@ async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
     assert not bench.coordinator.holds(STREAM)
 
 
-async def test_draining_gives_time_and_then_ends_what_is_left_as_lost() -> None:
+async def test_drain_waits_and_then_ends_open_steps_as_worker_lost() -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"), expects("rows"))
     draining = asyncio.create_task(bench.coordinator.drain(0.05))
     await asyncio.sleep(0)
-    with pytest.raises(ShuttingDown):
-        bench.coordinator.admit()
+    with pytest.raises(ShuttingDown), bench.coordinator.reserve("another"):
+        pass
     assert (await bench.push("rows", "success")).sequence
     await draining
     end = (await bench.ended())[-1]["content"]
@@ -618,7 +622,7 @@ async def test_draining_gives_time_and_then_ends_what_is_left_as_lost() -> None:
     assert end["payload"]["subagents"]["docs_result"]["status"] == "cancelled"
 
 
-async def test_draining_waits_no_longer_than_it_must() -> None:
+async def test_drain_returns_as_soon_as_all_steps_have_ended() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"))
     draining = asyncio.create_task(bench.coordinator.drain(600.0))
@@ -632,7 +636,7 @@ def compared(bench: Workbench) -> list[Compared]:
     return [signal for signal in bench.telemetry.signals if isinstance(signal, Compared)]
 
 
-async def test_in_shadow_mode_the_difference_is_told_whichever_comes_first() -> None:
+async def test_shadow_mode_reports_the_difference_whichever_answer_comes_first() -> None:
     legacy: dict[str, Any] = {"docs_result": raw({"a": 1}), "rows_result": raw({"b": [1, 2]})}
     bench = Workbench()
     await bench.begin(expects("docs"), expects("rows"), shadow=True, legacy=legacy)
@@ -651,12 +655,12 @@ async def test_in_shadow_mode_the_difference_is_told_whichever_comes_first() -> 
     assert [signal.equal for signal in compared(bench)] == [True]
 
 
-async def test_what_a_comparison_needs_is_not_kept_for_ever() -> None:
+async def test_results_for_shadow_mode_are_dropped_after_their_time_to_live() -> None:
     bench = Workbench(ttl_s=60.0)
     await bench.begin(expects("docs"), shadow=True)
     await bench.take(Progress(legacy=None))
     await bench.push("docs", "success", {"a": 1})
-    assert not bench.coordinator.empty
+    assert not bench.idle
     await bench.advance(61.0)
     await bench.ended()
     assert not compared(bench)

@@ -99,9 +99,9 @@ async def history(seed: int) -> None:
         everything = await asyncio.gather(*(caller() for _ in range(chance.randrange(1, 6))))
         if chance.random() < 0.2:
             await bench.coordinator.drain(0)
-        await bench.until(lambda: not len(bench.coordinator))
+        await bench.until(lambda: not len(bench.coordinator._steps))
         bench.coordinator._shadows.clear()
-        await bench.until(lambda: bench.coordinator.empty)
+        await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
     assert all(span.ended for span in bench.telemetry.spans)
     assert all(len(turns.left) == turns.entered for turns in bench.turns.values())
@@ -134,7 +134,7 @@ async def checked(bench: Workbench, heard: list[tuple[Any, Receipt | str]], loss
 
 
 @pytest.mark.parametrize("block", range(4))
-async def test_whatever_happens_there_is_one_end_and_nothing_is_left(block: int) -> None:
+async def test_random_commands_and_faults_leave_one_end_and_no_tasks(block: int) -> None:
     for seed in range(block * 25, block * 25 + 25):
         try:
             await history(seed)
@@ -144,7 +144,7 @@ async def test_whatever_happens_there_is_one_end_and_nothing_is_left(block: int)
 
 
 @pytest.mark.soak
-async def test_a_thousand_more_of_these() -> None:
+async def test_a_thousand_random_runs_leave_one_end_and_no_tasks() -> None:
     for seed in range(1000, 2000):
         try:
             await history(seed)
@@ -153,15 +153,15 @@ async def test_a_thousand_more_of_these() -> None:
             raise
 
 
-async def test_steps_by_the_hundred_leave_nothing_behind() -> None:
+async def test_hundreds_of_steps_free_their_memory() -> None:
     bench = Workbench({"docs": FakeSubagent([Fragment(status="success")])})
     for n in range(300):
         stream = f"{STREAM}{n}"
         await bench.begin(here("docs"), expects("rows"), stream=stream)
         await bench.take(Push(name="rows", status="success"), stream)
-    await bench.until(lambda: bench.coordinator.empty)
+    await bench.until(lambda: bench.idle)
     assert bench.alarms.pending == 0
-    assert len(bench.memory) == 300
+    assert len(bench.memory.streams) == 300
     bench.clock.advance(1801)
     bench.memory.tend()
-    assert len(bench.memory) == 0
+    assert len(bench.memory.streams) == 0

@@ -43,15 +43,15 @@ def told(legacy: dict[str, Any], results: dict[str, Any]) -> list[str]:
         ({"k": {"a/b": 1, "~": 1}}, {"k": {"~": 2}}, ["missing /k/a~1b", "different /k/~0"]),
     ],
 )
-def test_where_they_differ(legacy: dict[str, Any], results: dict[str, Any], found: list[str]) -> None:
+def test_differences_between_the_legacy_answer_and_the_results(
+    legacy: dict[str, Any], results: dict[str, Any], found: list[str]
+) -> None:
     assert told(legacy, results) == found
 
 
 @settings(max_examples=60)
 @given(answers, answers)
-def test_it_finds_a_difference_exactly_if_there_is_one_and_the_other_way_round_too(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_differences_are_found_exactly_if_the_json_values_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
     found, back = told(one, other), told(other, one)
     assert bool(found) == (json.dumps(_normal(one), sort_keys=True) != json.dumps(_normal(other), sort_keys=True))
     turned = {"missing": "extra", "extra": "missing", "different": "different"}
@@ -67,7 +67,7 @@ def _normal(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def test_it_is_bounded_and_never_shows_what_stands_there() -> None:
+def test_differences_are_bounded_and_contain_no_values() -> None:
     secret = "s3cret"
     found = told({"k": {str(n): secret for n in range(200)}}, {"k": {"x" * 1000: secret}})
     assert len(found) == MAX_DIFFERENCES
@@ -75,5 +75,5 @@ def test_it_is_bounded_and_never_shows_what_stands_there() -> None:
 
 
 @pytest.mark.parametrize("broken", [b"{", b'{"a":"\xff"}', b"[" * 5000 + b"]" * 5000])
-def test_what_cannot_be_read_is_different(broken: bytes) -> None:
+def test_json_that_cannot_be_decoded_is_different(broken: bytes) -> None:
     assert [str(one) for one in differences({"k": msgspec.Raw(b"{}")}, {"k": msgspec.Raw(broken)})] == ["different /k"]

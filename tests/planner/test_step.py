@@ -33,10 +33,10 @@ def stepped(*keys: str, next_step_id: str | None = None, **more: Any) -> Step:
     return step
 
 
-def bring(step: Step, key: str, status: SubagentStatus, now: float = 1.0, **more: Any) -> Applied:
+def deliver(step: Step, key: str, status: SubagentStatus, now: float = 1.0, **more: Any) -> Applied:
     words = {name: more.pop(name) for name in ("verdict", "reason") if name in more}
     fragment = Fragment(status=status, payload=msgspec.Raw(b'{"a":1}'), **words)
-    return step.bring(f"{key}_result", fragment, now, **more)
+    return step.deliver(f"{key}_result", fragment, now, **more)
 
 
 def kinds(applied: Applied) -> list[type[StepEvent]]:
@@ -52,10 +52,10 @@ def end(applied: Applied) -> StepCompleted:
     return applied.events[-1]
 
 
-def test_one_who_pushes_has_begun_with_its_first_push_and_is_through_with_its_last() -> None:
+def test_a_pushing_subagent_starts_with_its_first_push_and_completes_with_its_last() -> None:
     step = stepped("docs")
-    assert kinds(bring(step, "docs", "partial")) == [SubagentStarted, SubagentResult]
-    applied = bring(step, "docs", "success", now=2.5)
+    assert kinds(deliver(step, "docs", "partial")) == [SubagentStarted, SubagentResult]
+    applied = deliver(step, "docs", "success", now=2.5)
     assert kinds(applied) == [SubagentResult, SubagentCompleted, StepCompleted]
     assert applied.events[1] == SubagentCompleted(
         subagent="docs", result_key="docs_result", status="success", latency_ms=2500
@@ -64,70 +64,70 @@ def test_one_who_pushes_has_begun_with_its_first_push_and_is_through_with_its_la
     assert end(applied).outcomes["docs_result"].revision == 2
 
 
-def test_what_a_subagent_says_of_its_latency_counts() -> None:
-    applied = bring(stepped("docs"), "docs", "success", latency_ms=930)
+def test_the_latency_that_a_subagent_reports_is_used() -> None:
+    applied = deliver(stepped("docs"), "docs", "success", latency_ms=930)
     assert end(applied).outcomes["docs_result"].latency_ms == 930
 
 
-def test_revisions_are_taken_as_given_and_only_higher_ones_count() -> None:
+def test_only_higher_revisions_are_applied() -> None:
     step = stepped("docs")
-    assert revisions(bring(step, "docs", "partial", revision=2)) == [2]
-    assert bring(step, "docs", "partial", revision=2).ignored == "duplicate"
-    assert bring(step, "docs", "partial", revision=1).ignored == "superseded"
-    assert revisions(bring(step, "docs", "partial")) == [3]
-    assert bring(step, "docs", "partial", revision=2).ignored == "duplicate"
-    assert revisions(bring(step, "docs", "partial", revision=3)) == [4]
+    assert revisions(deliver(step, "docs", "partial", revision=2)) == [2]
+    assert deliver(step, "docs", "partial", revision=2).ignored == "duplicate"
+    assert deliver(step, "docs", "partial", revision=1).ignored == "superseded"
+    assert revisions(deliver(step, "docs", "partial")) == [3]
+    assert deliver(step, "docs", "partial", revision=2).ignored == "duplicate"
+    assert revisions(deliver(step, "docs", "partial", revision=3)) == [4]
 
 
-def test_who_numbers_only_partials_loses_none_of_them_and_can_end() -> None:
+def test_a_subagent_may_number_only_its_partials() -> None:
     step = stepped("docs")
-    bring(step, "docs", "pending")
-    bring(step, "docs", "in_progress")
-    assert revisions(bring(step, "docs", "partial", revision=1)) == [3]
-    assert revisions(bring(step, "docs", "partial", revision=2)) == [4]
-    assert bring(step, "docs", "partial", revision=1).ignored == "superseded"
-    assert revisions(bring(step, "docs", "in_progress", attempt=2)) == [5]
-    assert revisions(bring(step, "docs", "partial", attempt=2, revision=0)) == [6]
-    assert end(bring(step, "docs", "success", attempt=2, revision=0)).status == "success"
+    deliver(step, "docs", "pending")
+    deliver(step, "docs", "in_progress")
+    assert revisions(deliver(step, "docs", "partial", revision=1)) == [3]
+    assert revisions(deliver(step, "docs", "partial", revision=2)) == [4]
+    assert deliver(step, "docs", "partial", revision=1).ignored == "superseded"
+    assert revisions(deliver(step, "docs", "in_progress", attempt=2)) == [5]
+    assert revisions(deliver(step, "docs", "partial", attempt=2, revision=0)) == [6]
+    assert end(deliver(step, "docs", "success", attempt=2, revision=0)).status == "success"
 
 
-def test_what_comes_after_an_error_is_another_attempt_unless_it_is_old() -> None:
+def test_a_result_after_an_error_is_another_attempt_unless_its_revision_is_old() -> None:
     step = stepped("docs", "rows")
-    bring(step, "docs", "partial", revision=1)
-    bring(step, "docs", "error", revision=2)
-    assert bring(step, "docs", "error", attempt=None, revision=2).ignored == "duplicate"
-    assert bring(step, "docs", "partial", attempt=None, revision=1).ignored == "superseded"
-    again = bring(step, "docs", "success", attempt=None, revision=3)
+    deliver(step, "docs", "partial", revision=1)
+    deliver(step, "docs", "error", revision=2)
+    assert deliver(step, "docs", "error", attempt=None, revision=2).ignored == "duplicate"
+    assert deliver(step, "docs", "partial", attempt=None, revision=1).ignored == "superseded"
+    again = deliver(step, "docs", "success", attempt=None, revision=3)
     assert isinstance(again.events[0], SubagentRetried)
     assert again.events[0].attempt == 2
     assert step.part("docs_result").state == "success"
 
 
-def test_whoever_counts_from_zero_is_heard_from_zero() -> None:
+def test_revisions_may_count_from_zero() -> None:
     step = stepped("docs")
-    assert revisions(bring(step, "docs", "partial", revision=0)) == [1]
-    assert bring(step, "docs", "partial", revision=0).ignored == "duplicate"
-    assert revisions(bring(step, "docs", "partial", revision=1)) == [2]
-    assert revisions(bring(step, "docs", "partial", attempt=2, revision=0)) == [3]
+    assert revisions(deliver(step, "docs", "partial", revision=0)) == [1]
+    assert deliver(step, "docs", "partial", revision=0).ignored == "duplicate"
+    assert revisions(deliver(step, "docs", "partial", revision=1)) == [2]
+    assert revisions(deliver(step, "docs", "partial", attempt=2, revision=0)) == [3]
 
 
-def test_another_attempt_goes_on_counting_under_the_same_result_key() -> None:
+def test_another_attempt_continues_the_revisions_of_its_result_key() -> None:
     step = stepped("docs", "rows")
-    bring(step, "docs", "partial", revision=4)
-    bring(step, "docs", "error", revision=5, reason="it broke")
-    again = bring(step, "docs", "partial", attempt=2, revision=1)
+    deliver(step, "docs", "partial", revision=4)
+    deliver(step, "docs", "error", revision=5, reason="it broke")
+    again = deliver(step, "docs", "partial", attempt=2, revision=1)
     assert again.events[0] == SubagentRetried(subagent="docs", result_key="docs_result", attempt=2, reason="it broke")
     assert revisions(again) == [6]
-    assert bring(step, "docs", "partial", attempt=1, revision=9).ignored == "superseded"
-    assert bring(step, "docs", "partial", attempt=2, revision=1).ignored == "duplicate"
-    done = bring(step, "docs", "success", attempt=2, revision=1)
+    assert deliver(step, "docs", "partial", attempt=1, revision=9).ignored == "superseded"
+    assert deliver(step, "docs", "partial", attempt=2, revision=1).ignored == "duplicate"
+    done = deliver(step, "docs", "success", attempt=2, revision=1)
     assert isinstance(done.events[-1], SubagentCompleted)
     assert done.events[-1].attempt == 2
     assert step.part("docs_result").error is None
 
 
-def test_one_who_first_comes_with_a_later_attempt_has_been_retried() -> None:
-    assert kinds(bring(stepped("docs"), "docs", "partial", attempt=3)) == [
+def test_a_first_push_with_a_later_attempt_is_a_retry() -> None:
+    assert kinds(deliver(stepped("docs"), "docs", "partial", attempt=3)) == [
         SubagentStarted,
         SubagentRetried,
         SubagentResult,
@@ -145,15 +145,15 @@ def test_one_who_first_comes_with_a_later_attempt_has_been_retried() -> None:
         ("error", 2, None, None),
     ],
 )
-def test_after_a_last_word_only_another_attempt_can_help(
+def test_after_a_final_result_only_another_attempt_is_applied(
     last: SubagentStatus, attempt: int, revision: int | None, ignored: str | None
 ) -> None:
     step = stepped("docs", "rows")
-    bring(step, "docs", last, revision=1)
-    assert bring(step, "docs", "partial", attempt=attempt, revision=revision).ignored == ignored
+    deliver(step, "docs", last, revision=1)
+    assert deliver(step, "docs", "partial", attempt=attempt, revision=revision).ignored == ignored
 
 
-def test_a_time_out_counts_from_its_moment_whoever_notices() -> None:
+def test_a_time_out_counts_from_its_deadline_whichever_command_notices_it() -> None:
     step = Step(
         Directive(
             session_id="s",
@@ -167,22 +167,22 @@ def test_a_time_out_counts_from_its_moment_whoever_notices() -> None:
         timeout_s=10.0,
     )
     step.begin()
-    assert bring(step, "docs", "partial", now=2.9).ignored is None
-    late = bring(step, "docs", "success", now=3.0)
+    assert deliver(step, "docs", "partial", now=2.9).ignored is None
+    late = deliver(step, "docs", "success", now=3.0)
     assert late.ignored == "late"
     assert late.events == (SubagentTimedOut(subagent="docs", result_key="docs_result", deadline_ms=3000),)
     assert step.due() == 10.0
-    applied = bring(step, "rows", "success", now=9.0)
+    applied = deliver(step, "rows", "success", now=9.0)
     assert end(applied).status == "partial_failure"
     assert end(applied).outcomes["docs_result"].status == "timeout"
-    assert bring(step, "rows", "success", now=9.0).ignored == "ended"
+    assert deliver(step, "rows", "success", now=9.0).ignored == "ended"
 
 
-def test_another_attempt_does_not_get_more_time() -> None:
+def test_another_attempt_has_the_same_deadline() -> None:
     step = stepped("docs", "rows", deadline_ms=3000)
-    bring(step, "docs", "error")
-    bring(step, "rows", "partial")
-    assert bring(step, "docs", "partial", attempt=2, now=3.5).ignored == "ended"
+    deliver(step, "docs", "error")
+    deliver(step, "rows", "partial")
+    assert deliver(step, "docs", "partial", attempt=2, now=3.5).ignored == "ended"
     assert step.end is not None
     assert {key: outcome.status for key, outcome in step.end.outcomes.items()} == {
         "docs_result": "error",
@@ -190,45 +190,45 @@ def test_another_attempt_does_not_get_more_time() -> None:
     }
 
 
-def test_what_is_late_by_its_own_deadline_stays_an_error() -> None:
+def test_an_attempt_after_the_deadline_leaves_the_error() -> None:
     expected = (
         Expected(key="docs", result_key="docs_result", deadline_ms=3000),
         Expected(key="rows", result_key="rows_result"),
     )
     step = Step(Directive(session_id="s", plan_step_id="p", expected=expected), now=0.0, timeout_s=10.0)
     step.begin()
-    bring(step, "docs", "error")
-    assert bring(step, "docs", "success", attempt=2, now=4.0).ignored == "late"
+    deliver(step, "docs", "error")
+    assert deliver(step, "docs", "success", attempt=2, now=4.0).ignored == "late"
     assert step.part("docs_result").state == "error"
 
 
-def test_one_who_is_not_asked_is_degraded_and_not_listened_to() -> None:
+def test_a_subagent_that_is_not_called_is_degraded_and_its_pushes_are_ignored() -> None:
     step = stepped("docs", "rows")
     assert step.degrade("docs_result", "off", 0.0).events == (
         SubagentDegraded(subagent="docs", result_key="docs_result", reason="off"),
     )
-    assert bring(step, "docs", "success").ignored == "degraded"
-    assert end(bring(step, "rows", "success")).status == "partial_failure"
+    assert deliver(step, "docs", "success").ignored == "degraded"
+    assert end(deliver(step, "rows", "success")).status == "partial_failure"
 
 
 @pytest.mark.parametrize(
     ("required", "first", "status"),
     [(False, "partial", "partial_failure"), (True, "partial", "failed"), (False, "in_progress", "failed")],
 )
-def test_how_a_step_ends_depends_on_what_was_delivered_and_required(
+def test_the_status_of_a_step_depends_on_delivered_and_required_results(
     required: bool, first: SubagentStatus, status: str
 ) -> None:
     step = stepped("docs", required=required)
-    bring(step, "docs", first)
+    deliver(step, "docs", first)
     assert end(step.expire(10.0)).status == status
     assert step.expire(11.0) == Applied()
     assert step.due() > 1e9
 
 
 @pytest.mark.parametrize("decision", ["block", "BLOCK", "", "maybe"])
-def test_what_is_neither_allow_nor_warn_blocks(decision: str) -> None:
+def test_a_decision_other_than_allow_and_warn_blocks(decision: str) -> None:
     step = stepped("docs", "rows", next_step_id="q")
-    bring(step, "docs", "success")
+    deliver(step, "docs", "success")
     applied = step.decide(decision, "too risky", 2.0)
     assert applied.events[0] == SafetyDecided(verdict="block", reason="too risky")
     assert end(applied).status == "blocked"
@@ -237,38 +237,38 @@ def test_what_is_neither_allow_nor_warn_blocks(decision: str) -> None:
     assert step.decide("allow", "", 3.0).ignored == "ended"
 
 
-def test_allow_and_warn_are_told_and_the_step_goes_on() -> None:
+def test_allow_and_warn_are_events_and_the_step_continues() -> None:
     step = stepped("docs")
     assert step.decide("warn", "hm", 1.0).events == (SafetyDecided(verdict="warn", reason="hm", revision=1),)
     assert step.decide("allow", "", 1.0).events == (SafetyDecided(verdict="allow", reason="", revision=2),)
     assert step.end is None
 
 
-def test_a_verdict_among_the_results_blocks_too_after_its_result() -> None:
+def test_a_blocking_verdict_in_a_result_ends_the_step_after_the_result() -> None:
     step = stepped("safety", "docs")
-    applied = bring(step, "safety", "success", verdict="block", reason="no")
+    applied = deliver(step, "safety", "success", verdict="block", reason="no")
     assert kinds(applied) == [SubagentStarted, SubagentResult, SafetyDecided, SubagentCompleted, StepCompleted]
     assert end(applied).status == "blocked"
     assert end(applied).outcomes["docs_result"].status == "cancelled"
 
 
-def test_the_planners_own_words_are_told_and_may_name_the_next_step() -> None:
+def test_progress_of_the_planner_is_an_event_and_may_name_the_next_step() -> None:
     step = stepped("docs")
     said = Progress(payload=msgspec.Raw(b'{"x":1}'), stage="plan", next_step_id="q")
     assert step.progress(said, 1.0).events == (
         StepProgressed(payload=msgspec.Raw(b'{"x":1}'), revision=1, stage="plan"),
     )
     step.progress(Progress(), 1.0)
-    assert end(bring(step, "docs", "success")).next_step_id == "q"
+    assert end(deliver(step, "docs", "success")).next_step_id == "q"
     assert step.progress(Progress(), 2.0).ignored == "ended"
 
 
-def test_one_who_works_here_is_tried_again_and_fails_for_good() -> None:
+def test_a_called_subagent_is_retried_and_then_fails() -> None:
     step = stepped("docs")
     assert step.start("docs_result", 0.0).events == (SubagentStarted(subagent="docs", result_key="docs_result"),)
-    bring(step, "docs", "partial")
+    deliver(step, "docs", "partial")
     assert kinds(step.retry("docs_result", 2, "down", 1.0)) == [SubagentRetried]
-    assert bring(step, "docs", "partial", attempt=1).ignored == "superseded"
+    assert deliver(step, "docs", "partial", attempt=1).ignored == "superseded"
     assert step.fail("docs_result", 1, "old", 1.0).ignored == "superseded"
     applied = step.fail("docs_result", 2, "down", 2.0)
     assert kinds(applied) == [SubagentCompleted, StepCompleted]
@@ -284,27 +284,27 @@ def test_a_step_can_be_ended_once(status: Any) -> None:
     assert step.stop(status, "enough", 1.0) == Applied(ignored="ended")
 
 
-def test_what_could_not_be_written_has_not_happened() -> None:
+def test_assigning_an_earlier_state_undoes_commands() -> None:
     step = stepped("docs")
-    bring(step, "docs", "partial", revision=1)
+    deliver(step, "docs", "partial", revision=1)
     mark = step.state
-    bring(step, "docs", "success", revision=2)
+    deliver(step, "docs", "success", revision=2)
     step.state = mark
     assert step.end is None
-    assert kinds(bring(step, "docs", "success", revision=2)) == [SubagentResult, SubagentCompleted, StepCompleted]
+    assert kinds(deliver(step, "docs", "success", revision=2)) == [SubagentResult, SubagentCompleted, StepCompleted]
 
 
 @pytest.mark.parametrize(
     "given", [{"attempt": 0}, {"attempt": LAST + 1}, {"revision": -1}, {"revision": LAST + 1}, {"attempt": -3}]
 )
-def test_numbers_out_of_range_are_refused_and_change_nothing(given: dict[str, int]) -> None:
+def test_attempts_and_revisions_out_of_range_are_refused(given: dict[str, int]) -> None:
     step = stepped("docs")
     with pytest.raises(InvalidQuestion, match="out of range"):
-        bring(step, "docs", "partial", **given)
+        deliver(step, "docs", "partial", **given)
     assert step.part("docs_result").state == "waiting"
 
 
-def test_a_step_expects_somebody_and_nobody_twice() -> None:
+def test_a_step_needs_subagents_with_distinct_result_keys() -> None:
     with pytest.raises(InvalidQuestion, match="at least one"):
         Step(Directive(session_id="s", plan_step_id="p", expected=()), now=0.0, timeout_s=1.0)
     with pytest.raises(InvalidQuestion, match="same result key"):

@@ -54,7 +54,7 @@ class Steps(RuleBasedStateMachine):
         assert self.step.due() > self.now
 
     @rule(key=keys, status=statuses, attempt=attempts, revision=numbers, verdict=verdicts)
-    def bring(
+    def deliver(
         self,
         key: str,
         status: SubagentStatus,
@@ -65,7 +65,7 @@ class Steps(RuleBasedStateMachine):
         self.heard(self.step.expire(self.now))
         before, ended = self.step.part(key), self.step.end
         fragment = Fragment(status=status, payload=msgspec.Raw(b"{}"), verdict=verdict)
-        applied = self.heard(self.step.bring(key, fragment, self.now, attempt=attempt, revision=revision))
+        applied = self.heard(self.step.deliver(key, fragment, self.now, attempt=attempt, revision=revision))
         results = [event for event in applied.events if isinstance(event, SubagentResult)]
         assert len(results) == (applied.ignored is None)
         match applied.ignored:
@@ -87,7 +87,7 @@ class Steps(RuleBasedStateMachine):
                 assert attempt == before.attempt
                 assert revision is not None
         if applied.ignored is None and revision is not None:  # once more the very same
-            again = self.heard(self.step.bring(key, fragment, self.now, attempt=attempt, revision=revision))
+            again = self.heard(self.step.deliver(key, fragment, self.now, attempt=attempt, revision=revision))
             assert again.ignored == ("duplicate" if self.step.end is None else "ended")
 
     @rule(key=keys)
@@ -125,7 +125,7 @@ class Steps(RuleBasedStateMachine):
     def undo(self, key: str, status: SubagentStatus) -> None:
         """What was undone leaves no trace."""
         mark, due = self.step.state, self.step.due()
-        self.step.bring(key, Fragment(status=status), self.now)
+        self.step.deliver(key, Fragment(status=status), self.now)
         self.step.decide("block", "", self.now)
         self.step.state = mark
         assert self.step.state == mark

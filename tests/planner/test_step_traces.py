@@ -13,7 +13,7 @@ TRACE = Trace(trace_id="a" * 32, span_id="b" * 16, parent_span_id="c" * 16, trac
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-31c8b63d42d203f9-01"
 
 
-async def test_what_was_put_is_there_for_its_time_and_for_nobody_else() -> None:
+async def test_a_stored_trace_is_found_by_session_step_and_subagent_until_it_expires() -> None:
     clock = ManualClock()
     store = TelemetryContextStore(MemoryCache(100_000, clock), 60)
     await store.put("s", "p", "docs", TRACE)
@@ -42,13 +42,13 @@ class BrokenCache:
 @pytest.mark.parametrize(
     "found", [b"", b"\xff", b"[]", b'{"trace_id":1}', OSError(), TimeoutError(), InternalError("no")]
 )
-async def test_a_cache_that_fails_is_a_miss(found: bytes | Exception) -> None:
+async def test_a_failing_cache_counts_as_no_stored_trace(found: bytes | Exception) -> None:
     store = TelemetryContextStore(BrokenCache(found), 60)
     await store.put("s", "p", "docs", TRACE)
     assert await store.get("s", "p", "docs") is None
 
 
-def test_a_step_works_under_the_requests_trace_else_under_its_own() -> None:
+def test_a_step_uses_the_trace_of_its_request_or_a_new_one() -> None:
     asked = Context(correlation_id="c", deadline=0, traceparent=TRACEPARENT, tracestate="y=2")
     assert step_trace(asked).traceparent == TRACEPARENT
     assert step_trace(asked).tracestate == "y=2"
@@ -58,7 +58,7 @@ def test_a_step_works_under_the_requests_trace_else_under_its_own() -> None:
         assert made != step_trace(Context(correlation_id="c", deadline=0, traceparent=given))
 
 
-def test_a_subagents_trace_is_below_the_request_unless_it_says_otherwise() -> None:
+def test_the_request_is_the_parent_of_a_subagents_trace_unless_it_names_one() -> None:
     asked = Context(correlation_id="c", deadline=0, traceparent=TRACEPARENT)
     bare = Trace(trace_id="a" * 32, span_id="b" * 16)
     assert within(bare, asked).parent_span_id == "31c8b63d42d203f9"
@@ -66,7 +66,7 @@ def test_a_subagents_trace_is_below_the_request_unless_it_says_otherwise() -> No
     assert within(bare, Context(correlation_id="c", deadline=0)) == bare
 
 
-def test_without_a_trace_of_the_request_a_step_belongs_to_the_one_that_its_envelope_names() -> None:
+def test_without_a_trace_of_the_request_a_step_uses_the_trace_of_its_envelope() -> None:
     named = Trace(trace_id="a" * 32, span_id="b" * 16, tracestate="vendor=1")
     own = step_trace(Context(correlation_id="c", deadline=1.0), [named, Trace(trace_id="c" * 32, span_id="d" * 16)])
     assert (own.trace_id, own.tracestate) == (named.trace_id, named.tracestate)

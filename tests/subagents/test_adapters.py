@@ -78,7 +78,7 @@ def test_rows_given_as_objects_become_a_table() -> None:
     }
 
 
-def test_rows_given_as_arrays_take_the_columns_that_are_named() -> None:
+def test_rows_given_as_arrays_use_the_named_columns() -> None:
     columns = ["sku", {"name": "price", "header": "Price (EUR)", "type": "currency"}]
     found = card("row_selection", {"columns": columns, "rows": [["A-1", 9.5, "beyond"], ["B-2"]]})
     assert found["columns"] == [
@@ -91,7 +91,7 @@ def test_rows_given_as_arrays_take_the_columns_that_are_named() -> None:
     assert unnamed["rows"] == [[1, None], [2, "x"]]
 
 
-def test_a_preview_shows_as_much_as_fits_on_a_card() -> None:
+def test_a_table_preview_is_truncated() -> None:
     found = card("row_selection", {"rows": [{"n": n, "text": "x" * 600, "more": {"a": [n]}} for n in range(60)]})
     assert (len(found["rows"]), found["row_count"], found["truncated"]) == (50, 60, True)
     assert found["rows"][3] == [3, "x" * 499 + "…", '{"a":[3]}']
@@ -100,7 +100,7 @@ def test_a_preview_shows_as_much_as_fits_on_a_card() -> None:
     assert (len(wide["columns"]), len(wide["rows"][0]), wide["truncated"]) == (100, 100, True)
 
 
-def test_what_is_no_table_is_refused_by_the_name_of_its_field() -> None:
+def test_an_invalid_table_is_refused_with_the_name_of_its_field() -> None:
     assert refusal("row_selection", {"columns": ["a"]}) == "rows (or records, data) is missing."
     assert refusal("row_selection", {"rows": "none"}).startswith("rows or records or data cannot be understood")
     assert refusal("row_selection", {"rows": [{"a": 1}, 5]}).startswith("rows[1] cannot be understood")
@@ -111,7 +111,7 @@ def test_what_is_no_table_is_refused_by_the_name_of_its_field() -> None:
 # --- action
 
 
-def test_an_action_that_says_nothing_of_it_waits_for_a_confirmation() -> None:
+def test_an_action_requires_a_confirmation_by_default() -> None:
     given = {"action_name": "send_quote", "params": {"id": 7}, "summary": "Send it?", "confirmation_id": "c-1"}
     assert card("action", {**given, "workflow": "quotes"}) == {
         "card": "action_confirmation",
@@ -139,12 +139,12 @@ def test_an_action_that_says_nothing_of_it_waits_for_a_confirmation() -> None:
         ({"state": "error"}, "failed", False),
     ],
 )
-def test_the_state_of_an_action(given: Any, state: str, asks: bool) -> None:
+def test_synonyms_of_an_actions_state(given: Any, state: str, asks: bool) -> None:
     found = card("action", {"action": "ship", **given})
     assert (found["state"], found["requires_confirmation"]) == (state, asks)
 
 
-def test_what_is_no_action_is_refused_by_the_name_of_its_field() -> None:
+def test_an_invalid_action_is_refused_with_the_name_of_its_field() -> None:
     assert refusal("action", {"title": "Ship"}).startswith("action (or")
     assert refusal("action", {"action": "ship", "state": "sideways"}).startswith("state must be one of proposed,")
     assert refusal("action", {"action": "ship", "args": [1]}).startswith("parameters or params or arguments")
@@ -153,7 +153,7 @@ def test_what_is_no_action_is_refused_by_the_name_of_its_field() -> None:
 # --- voice
 
 
-def test_what_was_heard_in_pieces_becomes_one_transcript() -> None:
+def test_voice_segments_become_one_transcript() -> None:
     segments = [{"text": "Send it", "start": 0, "end": 1.25, "speaker": "A"}, {"transcript": "now.", "end_ms": 2100}]
     assert card("voice", {"segments": segments, "lang": "en-GB", "confidence": 0.9}) == {
         "card": "voice_transcript",
@@ -181,7 +181,7 @@ def test_what_was_heard_in_pieces_becomes_one_transcript() -> None:
         ({"transcript": "x", "segments": [{"text": 1}]}, "segments[0]: text or transcript"),
     ],
 )
-def test_what_is_no_transcript_is_refused_by_the_name_of_its_field(given: Any, said: str) -> None:
+def test_an_invalid_transcript_is_refused_with_the_name_of_its_field(given: Any, said: str) -> None:
     assert refusal("voice", given).startswith(said)
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_transcript_is_refused_by_the_name_of_its_field(given: Any, s
         ({}, "block", "No decision was given, which counts as block."),
     ],
 )
-def test_what_does_not_allow_blocks(given: Any, verdict: str, reason: str) -> None:
+def test_a_safety_decision_other_than_allow_and_warn_blocks(given: Any, verdict: str, reason: str) -> None:
     fragment = taken("safety", given)
     assert (fragment.verdict, fragment.reason) == (verdict, reason)
     shown = json.loads(bytes(fragment.payload))
@@ -212,7 +212,7 @@ def test_what_does_not_allow_blocks(given: Any, verdict: str, reason: str) -> No
 
 
 @pytest.mark.parametrize("status", ["pending", "in_progress", "partial", "error"])
-def test_before_the_judge_is_through_only_a_block_counts(status: SubagentStatus) -> None:
+def test_in_an_unfinished_safety_result_only_a_block_counts(status: SubagentStatus) -> None:
     for undecided in ({}, {"decision": "reviewing"}, {"decision": "allow"}, {"message": "Reading."}):
         assert taken("safety", undecided, status).verdict is None
     assert taken("safety", {"decision": "block"}, status).verdict == "block"
@@ -221,7 +221,7 @@ def test_before_the_judge_is_through_only_a_block_counts(status: SubagentStatus)
 # --- documentation
 
 
-def test_an_answer_from_elsewhere_is_put_in_our_form() -> None:
+def test_the_answer_of_a_remote_subagent_is_converted() -> None:
     citations = [{"doc_id": "d-1", "source": "Handbook", "quote": "Thirty days.", "page": 4}, "FAQ"]
     fragment = taken("documentation", {"text": "Thirty days [1].", "citations": citations, "confidence": 0.8})
     assert json.loads(bytes(fragment.payload)) == {
@@ -251,12 +251,12 @@ def test_an_answer_from_elsewhere_is_put_in_our_form() -> None:
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 @pytest.mark.parametrize("status", ["pending", "in_progress", "partial", "error"])
-def test_what_is_not_finished_need_not_be_complete(kind: str, status: SubagentStatus) -> None:
+def test_an_unfinished_result_may_be_incomplete(kind: str, status: SubagentStatus) -> None:
     given = {"message": "searching", "rows": 3, "segments": "none", "sources": 1, "state": "odd"}
     assert card(kind, given, status) == given
 
 
-def test_what_could_not_be_checked_is_nothing_that_a_page_would_trust() -> None:
+def test_unchecked_fields_are_removed_from_an_unfinished_result() -> None:
     spoofed = {"card": "table_preview", "rows": "<b>", "message": "Hm."}
     assert card("row_selection", spoofed, "partial") == {"rows": "<b>", "message": "Hm."}
     assert card("voice", {"audio_url": "javascript:x", "stage": "listening"}, "partial") == {"stage": "listening"}
@@ -269,12 +269,12 @@ def test_the_citations_may_come_before_the_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-def test_an_error_says_why(kind: str) -> None:
+def test_an_error_result_has_a_reason(kind: str) -> None:
     assert taken(kind, {"message": "The table is locked."}, "error").reason == "The table is locked."
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind != "documentation"])
-async def test_an_input_in_the_envelope_is_the_result(kind: str) -> None:
+async def test_the_input_in_the_envelope_is_the_result(kind: str) -> None:
     given = {"rows": [], "action": "ship", "transcript": "Hm.", "decision": "allow"}
     envelope = Expected(key=kind, result_key="r", input=msgspec.Raw(json.dumps(given, indent=1).encode()))
     directive = Directive(session_id="s", plan_step_id="p", expected=(envelope,))
@@ -306,13 +306,13 @@ async def test_an_input_in_the_envelope_is_the_result(kind: str) -> None:
     ],
     ids=lambda payload: payload[:12].decode(errors="replace"),
 )
-def test_what_is_no_payload_is_refused_whatever_its_status(kind: str, payload: bytes) -> None:
+def test_an_invalid_payload_is_refused_with_every_status(kind: str, payload: bytes) -> None:
     for status in STATUSES:
         with pytest.raises(InvalidQuestion):
             ADAPTERS[kind].taken(payload, status)
 
 
-def test_what_grows_beyond_the_bound_when_it_is_written_is_refused() -> None:
+def test_a_payload_that_exceeds_the_limit_when_encoded_is_refused() -> None:
     with pytest.raises(InvalidQuestion, match="larger"):
         taken("other", {"a": "\u2028" * (payloads.MAX_BYTES // 3 - 100)})
     with pytest.raises(InvalidQuestion, match="larger"):
@@ -346,9 +346,7 @@ values = st.recursive(
 @example("row_selection", "success", {"rows": [{"a": 10**400}], "row_count": 10**400})
 @example("documentation", "partial", {"retrieval_count": 10**400})
 @example("voice", "success", {"transcript": "", "duration": 1e308, "duration_ms": None})
-def test_whatever_is_sent_becomes_one_line_of_an_object_or_is_refused(
-    kind: str, status: SubagentStatus, value: Any
-) -> None:
+def test_any_payload_becomes_an_object_on_one_line_or_is_refused(kind: str, status: SubagentStatus, value: Any) -> None:
     payload = json.dumps(value, ensure_ascii=False, indent=1).encode()
     try:
         fragment = ADAPTERS[kind].taken(payload, status)

@@ -88,7 +88,7 @@ def shown(fragment: Fragment) -> Any:
     return json.loads(bytes(fragment.payload))
 
 
-async def test_a_planner_sees_the_search_the_words_and_the_answer() -> None:
+async def test_the_documentation_subagent_streams_sources_text_and_answer() -> None:
     pipeline, _ = river()
     fragments = await told(documentation(pipeline), {"question": "When are refunds paid?"})
     searching = [shown(one) for one in fragments if one.status == "in_progress"]
@@ -127,7 +127,7 @@ async def test_a_planner_sees_the_search_the_words_and_the_answer() -> None:
         assert "".join(WORDS).startswith(partial)
 
 
-async def test_its_input_decides_what_is_asked() -> None:
+async def test_the_documentation_input_sets_question_collections_and_language() -> None:
     class Asked:
         async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
             self.question = question
@@ -164,12 +164,12 @@ async def test_its_input_decides_what_is_asked() -> None:
     ],
     ids=str,
 )
-async def test_an_input_that_is_none_is_refused_by_the_name_of_its_field(given: Any, said: str) -> None:
+async def test_an_invalid_documentation_input_is_refused_with_the_name_of_its_field(given: Any, said: str) -> None:
     with pytest.raises(InvalidQuestion, match=said):
         await told(documentation(river()[0]), given)
 
 
-async def test_nothing_found_is_an_answer_and_nobody_to_ask_is_a_failure() -> None:
+async def test_no_passages_is_an_answer_and_failed_sources_are_a_failure() -> None:
     nothing, _ = river(SourceReply(path="collections", status=Status.SUCCESS))
     last = (await told(documentation(nothing), {"question": "Why?"}))[-1]
     assert (last.status, shown(last)["refused"], shown(last)["citations"]) == ("success", True, [])
@@ -181,7 +181,7 @@ async def test_nothing_found_is_an_answer_and_nobody_to_ask_is_a_failure() -> No
     assert failed.value.trouble is Trouble.DOWN
 
 
-async def test_a_model_that_fails_is_the_subagents_failure() -> None:
+async def test_a_failed_model_fails_the_documentation_subagent() -> None:
     pipeline, _ = river(writer=FakeGenerator(WORDS, fail_after=1))
     with pytest.raises(GenerationFailed):
         await told(documentation(pipeline), {"question": "Why?"})
@@ -211,7 +211,7 @@ class Held:
         return Answer(text=text, ground=Ground.DOCUMENTS)
 
 
-async def test_the_text_so_far_comes_at_most_ten_times_a_second() -> None:
+async def test_partial_text_is_sent_at_most_ten_times_a_second() -> None:
     held, clock = Held(), ManualClock()
     soon = Context(correlation_id="c", deadline=60.0)
     work = documentation(held, clock).work(*envelope({"question": "Why?"}), soon)
@@ -236,7 +236,7 @@ async def test_the_text_so_far_comes_at_most_ten_times_a_second() -> None:
         assert [one async for one in fragments] == []
 
 
-async def test_one_who_leaves_ends_the_question() -> None:
+async def test_closing_the_documentation_subagent_cancels_the_question() -> None:
     held = Held()
     work = documentation(held).work(*envelope({"question": "Why?"}), context())
     held.said.put_nowait("One ")
@@ -245,7 +245,7 @@ async def test_one_who_leaves_ends_the_question() -> None:
     assert held.cancelled
 
 
-async def test_one_who_does_not_read_holds_the_answer_back() -> None:
+async def test_a_slow_reader_of_the_documentation_subagent_delays_the_answer() -> None:
     held = Held()
     async with aclosing(documentation(held).work(*envelope({"question": "Why?"}), context())) as fragments:
         held.said.put_nowait("One ")
@@ -263,7 +263,7 @@ async def test_one_who_does_not_read_holds_the_answer_back() -> None:
         assert shown(last)["answer"] == "One " + "more " * 2 * PENDING
 
 
-async def test_it_ends_at_its_deadline() -> None:
+async def test_the_documentation_subagent_ends_at_its_deadline() -> None:
     held = Held()
     with pytest.raises(DeadlineExceeded):
         async for _ in documentation(held).work(*envelope({"question": "Why?"}), context(0.05)):
@@ -271,7 +271,7 @@ async def test_it_ends_at_its_deadline() -> None:
     assert held.cancelled
 
 
-async def test_a_bug_below_is_not_taken_for_a_failure() -> None:
+async def test_an_unexpected_exception_of_the_answerer_is_raised() -> None:
     class Broken:
         async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
             await emit(Token(text="Well"))

@@ -21,7 +21,7 @@ from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.subagents.http import MAX_FRAGMENTS, HttpSubagent
 from anabranch.subagents.kinds import KINDS, SafetySubagent, SubagentRegistry, confirmation, preview
-from anabranch.subagents.payloads import MAX_BYTES, CardSubagent, as_sent
+from anabranch.subagents.payloads import MAX_BYTES, CardSubagent
 
 LOOPBACK = Settings(endpoint_allowlist=("127.0.0.0/8",)).allowed_networks
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -116,7 +116,7 @@ def shown(fragment: Fragment) -> Any:
 # --- what it is asked
 
 
-async def test_it_is_told_its_task_and_its_trace_and_nobodys_token() -> None:
+async def test_the_request_to_a_subagent_has_its_task_and_trace_and_no_token() -> None:
     async with replying(json.dumps(GOOD).encode()) as upstream:
         await upstream.all(input=msgspec.Raw(b'{"filter": "open"}'))
     ((headers, asked),) = upstream.requests
@@ -134,7 +134,7 @@ async def test_it_is_told_its_task_and_its_trace_and_nobodys_token() -> None:
     assert "Authorization" not in headers
 
 
-async def test_an_address_that_is_not_open_is_not_called() -> None:
+async def test_a_subagent_at_a_blocked_address_is_not_called() -> None:
     async with replying(b"{}") as upstream:
         shut = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=1_000)
         upstream._outbound, reaching = shut, upstream._outbound
@@ -162,20 +162,20 @@ async def test_an_address_that_is_not_open_is_not_called() -> None:
     ],
     ids=str,
 )
-async def test_one_reply_is_one_success(reply: Any) -> None:
+async def test_a_json_reply_of_a_subagent_is_a_success(reply: Any) -> None:
     async with replying(json.dumps(reply, indent=1).encode()) as upstream:
         (fragment,) = await upstream.all()
     assert fragment.status == "success"
     assert (shown(fragment)["card"], shown(fragment)["rows"]) == ("table_preview", [[1]])
 
 
-async def test_a_payload_with_a_status_of_its_own_is_a_payload() -> None:
+async def test_a_payload_with_a_field_status_is_a_payload() -> None:
     async with replying(b'{"action":"ship","status":"success","state":"executed"}') as upstream:
         (fragment,) = await upstream.all(CardSubagent(confirmation))
     assert (shown(fragment)["action"], shown(fragment)["status"]) == ("ship", "success")
 
 
-async def test_its_numbers_come_along() -> None:
+async def test_metrics_of_a_subagent_are_passed_on() -> None:
     metrics = {"retrieval_count": 4, "share": 0.5, "words": "no", "huge": 10**300, "x" * 200: 1}
     async with replying(json.dumps({**GOOD, "telemetry": {"metrics": metrics}}).encode()) as upstream:
         (fragment,) = await upstream.all()
@@ -187,7 +187,7 @@ async def test_its_numbers_come_along() -> None:
 @pytest.mark.parametrize(
     ("written", "content_type"), [(sse, "text/event-stream"), (lines, "application/x-ndjson")], ids=["sse", "lines"]
 )
-async def test_a_stream_is_taken_as_it_comes(written: Callable[..., bytes], content_type: str) -> None:
+async def test_sse_and_json_lines_of_a_subagent_are_streamed(written: Callable[..., bytes], content_type: str) -> None:
     going_on = asyncio.Event()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -208,7 +208,7 @@ async def test_a_stream_is_taken_as_it_comes(written: Callable[..., bytes], cont
     assert seen == [("in_progress", "searching", None), ("partial", None, []), ("success", None, [[1]])]
 
 
-async def test_an_error_that_it_reports_is_its_last_word() -> None:
+async def test_nothing_is_read_after_an_error_of_a_subagent() -> None:
     reply = {"status": "error", "payload": {"message": "The table is locked."}}
     async with replying(sse({"status": "pending"}, reply, GOOD), "text/event-stream") as upstream:
         fragments = await upstream.all()
@@ -216,7 +216,7 @@ async def test_an_error_that_it_reports_is_its_last_word() -> None:
     assert fragments[-1].reason == "The table is locked."
 
 
-async def test_a_judge_at_a_url_judges() -> None:
+async def test_a_safety_subagent_at_a_url_decides() -> None:
     async with replying(b'{"decision":"block","reason":"A secret."}') as upstream:
         (fragment,) = await upstream.all(SafetySubagent())
     assert (fragment.verdict, fragment.reason) == ("block", "A secret.")
@@ -249,7 +249,7 @@ DEEP = b"[" * 50_000 + b"]" * 50_000
     ],
     ids=lambda reply: reply[:25].decode(errors="replace") if isinstance(reply, bytes) else reply,
 )
-async def test_what_cannot_be_used_would_be_no_better_again(reply: bytes, content_type: str) -> None:
+async def test_an_unusable_reply_of_a_subagent_is_not_retried(reply: bytes, content_type: str) -> None:
     async with replying(reply, content_type) as upstream:
         failed = await upstream.failure()
     assert failed.trouble is Trouble.UNUSABLE
@@ -266,7 +266,7 @@ async def test_what_cannot_be_used_would_be_no_better_again(reply: bytes, conten
         (lines({"status": "in_progress"}), "application/x-ndjson"),
     ],
 )
-async def test_one_that_ends_without_a_result_may_have_one_later(reply: bytes, content_type: str) -> None:
+async def test_a_reply_without_a_result_can_be_retried(reply: bytes, content_type: str) -> None:
     async with replying(reply, content_type) as upstream:
         failed = await upstream.failure()
     assert (failed.trouble, failed.message) == (Trouble.DOWN, "It ended without a result.")
@@ -284,7 +284,7 @@ async def test_one_that_ends_without_a_result_may_have_one_later(reply: bytes, c
         (503, Trouble.DOWN),
     ],
 )
-async def test_a_refusal_says_whether_asking_again_can_help(status: int, trouble: Trouble) -> None:
+async def test_the_http_status_of_a_subagent_decides_about_a_retry(status: int, trouble: Trouble) -> None:
     refusal = web.Response(status=status, text='{"detail":"No."}', content_type="application/json")
     refusal.headers.update({"Retry-After": "7", "Location": "http://127.0.0.1/"})
     async with replying(refusal) as upstream:
@@ -293,7 +293,7 @@ async def test_a_refusal_says_whether_asking_again_can_help(status: int, trouble
     assert (failed.wait_s, len(upstream.requests)) == (7.0, 1)
 
 
-async def test_one_that_breaks_off_may_be_well_later() -> None:
+async def test_a_broken_connection_to_a_subagent_can_be_retried() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -318,7 +318,7 @@ async def _unreachable(url: str) -> UpstreamError:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_one_that_takes_too_long_is_left_at_the_deadline(begun: bool) -> None:
+async def test_a_call_of_a_subagent_ends_at_its_deadline(begun: bool) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         if begun:
@@ -335,7 +335,7 @@ async def test_one_that_takes_too_long_is_left_at_the_deadline(begun: bool) -> N
             await upstream.gone.wait()
 
 
-async def test_when_nobody_waits_any_more_the_connection_is_closed() -> None:
+async def test_a_cancelled_call_of_a_subagent_closes_its_connection() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -364,7 +364,7 @@ async def test_a_subagent_that_sends_too_many_parts_fails() -> None:
 # --- who is found
 
 
-async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
+async def test_a_kind_of_subagent_is_found_only_if_it_is_enabled() -> None:
     outbound = AiohttpOutbound(guard=AddressGuard(()), max_reply_bytes=1_000)
     documentation = CardSubagent()
     roster = SubagentRegistry(
@@ -381,5 +381,5 @@ async def test_each_kind_is_found_only_where_it_is_switched_on() -> None:
     rows, other = (every.find(Expected(key=key, result_key="r")) for key in ("row-selection", "whatever this is"))
     assert isinstance(rows, CardSubagent)
     assert isinstance(other, CardSubagent)
-    assert (rows.card, other.card) == (preview, as_sent)
+    assert (rows.card, other.card) == (preview, dict)
     await outbound.close()

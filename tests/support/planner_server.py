@@ -102,6 +102,12 @@ class Workbench:
         )
         self.coordinator = Coordinator(services)
 
+    @property
+    def idle(self) -> bool:
+        """No step, no task and no shadow is left."""
+        coordinator = self.coordinator
+        return not (coordinator._steps or coordinator._tasks or coordinator._shadows._kept)
+
     async def notify(self, url: str, body: bytes) -> None:
         if self.notice_errors:
             raise self.notice_errors.pop(0)
@@ -156,7 +162,7 @@ class Workbench:
 
     async def ended(self) -> list[dict[str, Any]]:
         """All events, once nothing is left of the step."""
-        await self.until(lambda: self.coordinator.empty)
+        await self.until(lambda: self.idle)
         assert self.alarms.pending == 0
         assert all(span.ended for span in self.telemetry.spans)
         assert all(len(turns.left) == turns.entered for turns in self.turns.values())

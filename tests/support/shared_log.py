@@ -11,7 +11,7 @@ from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import Conflict, NotFound, StreamUnavailable
 from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.signals import Signal
-from anabranch.eventlog.redis.log import USUAL_TIMING, RedisLog
+from anabranch.eventlog.redis.log import RedisLog
 from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.redis.client import Redis, Reply
 from anabranch.redis.rpc import WorkerRpc
@@ -53,7 +53,7 @@ async def worker(
     name: str = "here",
     clock: Clock | None = None,
     timeout_s: float = TIMEOUT_S,
-    timing: RedisLogTiming = USUAL_TIMING,
+    timing: RedisLogTiming = RedisLogTiming(),
     probe_every_s: float = 0.5,
     **limits: Any,
 ) -> AsyncIterator[Worker]:

@@ -204,8 +204,8 @@ class Simulation:
         await asyncio.sleep(chance.choice((0, 0.3, 5)) if step == "p" else chance.choice((0, 3, 12)))
         while (await ask(self.app, "POST", "/planner/sessions/s/steps", envelope))[0] == 503:
             self.figures["503 for a step"] += 1
-            if self.planner._closing:
-                self.planner._closing = self.coordinator._draining = False  # another worker takes it
+            if self.coordinator._draining:
+                self.coordinator._draining = False  # another worker takes it
             await asyncio.sleep(1)
         if self.drawn.next_step and step == "p" and self.drawn.named_later:
             await ask(self.app, "POST", f"{path}/progress", {"next_step_id": "q"})

@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,13 @@ from anabranch.planner.services import (
     StepLimits,
     TelemetryContextStore,
 )
-from anabranch.subagents.documentation import Chosen, DocumentationSubagent
+from anabranch.subagents.documentation import DocumentationSubagent
 from anabranch.subagents.kinds import SubagentRegistry
 from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile
 
-if TYPE_CHECKING:  # most have no Redis
+if TYPE_CHECKING:  # most have no Redis and no collector
     from anabranch.redis.client import Redis
+    from anabranch.telemetry.otlp import OtlpBreadcrumbs
 
 
 class EventStreams:
@@ -95,7 +97,7 @@ async def event_streams(
         clock,
         template=documentation,
         max_top_k=settings.max_top_k,
-        chosen=_chosen(rooms),
+        chosen=partial(_chosen, rooms),
     )
     roster = SubagentRegistry(
         documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
@@ -144,7 +146,7 @@ def _services(
         telemetry=telemetry,
         crumbs=crumbs,
         traces=TelemetryContextStore(policies.cache, settings.stream_ttl),
-        notify=_callback_sender(outbound, timing.callback_timeout_s),
+        notify=partial(_send_callback, outbound, timing.callback_timeout_s),
         limits=StepLimits(
             timeout_s=settings.planner_timeout,
             retries=settings.planner_retries,
@@ -211,21 +213,18 @@ async def _stores(
 async def _breadcrumbs(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Breadcrumbs]:
     """The analytics sinks. They have connections of their own, so that a slow collector delays nothing else."""
     async with AsyncExitStack() as leaving:
-        sinks: list[Breadcrumbs] = []
+        sinks: list[BreadcrumbFile | OtlpBreadcrumbs] = []
         if settings.analytics_file is not None:
-            lines = BreadcrumbFile(_path(settings.analytics_file), telemetry)
-            lines.start()
-            leaving.push_async_callback(lines.close)
-            sinks.append(lines)
+            sinks.append(BreadcrumbFile(_path(settings.analytics_file), telemetry))
         if settings.analytics_otlp and settings.otlp_endpoint is not None:
-            from anabranch.telemetry.otlp import OtlpBreadcrumbs, headers  # noqa: PLC0415  most have no collector
+            from anabranch.telemetry import otlp  # noqa: PLC0415  most have no collector
 
             outbound = await leaving.enter_async_context(outbound_for(settings, COLLECTOR_REPLY_BYTES))
-            given = headers(settings.otlp_headers) if settings.otlp_headers else {}
-            logs = OtlpBreadcrumbs(outbound, settings.otlp_endpoint, given, telemetry)
-            logs.start()
-            leaving.push_async_callback(logs.close)
-            sinks.append(logs)
+            given = otlp.headers(settings.otlp_headers) if settings.otlp_headers else {}
+            sinks.append(otlp.OtlpBreadcrumbs(outbound, settings.otlp_endpoint, given, telemetry))
+        for sink in sinks:
+            sink.start()
+            leaving.push_async_callback(sink.close)
         yield BreadcrumbFanout(*sinks)
 
 
@@ -256,24 +255,17 @@ def _named(name: str) -> Endpoint:
     return Endpoint(slug=key, url=name)
 
 
-def _chosen(rooms: KnowledgeOpener) -> Chosen:
-    async def chosen(names: Sequence[str], context: Context) -> tuple[str, ...]:
-        room = await rooms()
-        return tuple(one.id for one in await room.chosen(Caller.of(context), list(names)))
-
-    return chosen
+async def _chosen(rooms: KnowledgeOpener, names: Sequence[str], context: Context) -> tuple[str, ...]:
+    return tuple(one.id for one in await (await rooms()).chosen(Caller.of(context), list(names)))
 
 
-def _callback_sender(outbound: Outbound, timeout_s: float) -> Callable[[str, bytes], Awaitable[None]]:
-    async def notify(url: str, body: bytes) -> None:
-        """The URL came with a request: the address guard applies to it."""
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with asyncio.timeout(timeout_s), outbound.request("POST", url, headers=headers, body=body) as reply:
-                await reply.read()
-        except TimeoutError as late:
-            raise UpstreamTimedOut("The callback was not answered in time.") from late
-        if not 200 <= reply.status < 300:
-            raise UpstreamError(f"The callback was answered with HTTP {reply.status}.")
-
-    return notify
+async def _send_callback(outbound: Outbound, timeout_s: float, url: str, body: bytes) -> None:
+    """The URL came with a request: the address guard applies to it."""
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with asyncio.timeout(timeout_s), outbound.request("POST", url, headers=headers, body=body) as reply:
+            await reply.read()
+    except TimeoutError as late:
+        raise UpstreamTimedOut("The callback was not answered in time.") from late
+    if not 200 <= reply.status < 300:
+        raise UpstreamError(f"The callback was answered with HTTP {reply.status}.")

@@ -16,7 +16,6 @@ from anabranch.domain.errors import (
     InvalidQuestion,
     LeaseLost,
     NotFound,
-    ShuttingDown,
     StreamFull,
     StreamsFull,
     StreamUnavailable,
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from anabranch.redis.rpc import WorkerRpc
 
 NOT_FOUND = "There is no such step."
-CLOSING = "The server is shutting down; send the step again in a moment."
-MOVED = "The step is moving to another worker; try again in a moment."
+FORWARDED_ERRORS = {error.code: error for error in (InvalidQuestion, NotFound, StreamFull, StreamsFull)}
 LOST = "The worker that ran this step is gone."
 
 
@@ -58,13 +56,6 @@ class ForwardedReply(Value):
     receipt: Receipt | None = None
     code: str = ""
     message: str = ""
-
-
-class Registered(NamedTuple):
-    """A step's stream, and whether it was created just now."""
-
-    created: bool
-    page: Page
 
 
 class StreamStores(NamedTuple):
@@ -92,26 +83,42 @@ class Planner:
         self._worker, self._log, self._sessions, self._rpc = stores
         self._coordinator = coordinator
         self._ttl_s = ttl_s
+        self._claim_s = 2 * ttl_s
         self._client_bytes = client_bytes
         self._readers = readers
         self._wall = wall
         self._owners: dict[str, tuple[str, str]] = {}
         self._claims_at = wall() + ttl_s / 2
-        self._closing = False
 
-    async def begin(self, directive: Directive, context: Context, identity: str) -> Registered:
-        """Start a step. The same envelope again changes nothing; another one of that name is a Conflict."""
-        if self._closing:
-            raise ShuttingDown(CLOSING)
+    async def begin(self, directive: Directive, context: Context, identity: str) -> tuple[bool, Page]:
+        """Start a step; whether it is new, and its stream. The same envelope again changes nothing; another one of that
+        name is a Conflict."""
+        session, step = directive.session_id, directive.plan_step_id
+        stream = stream_of(session, step)
+        digest = hashlib.blake2b(msgspec.json.encode(directive, order="sorted"), digest_size=16).hexdigest()
+        about = StepInfo(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
         # Before the session is claimed and a stream exists, so that a refused step leaves nothing behind.
-        with self._coordinator.reserve(stream_of(directive.session_id, directive.plan_step_id)):
-            return await self._begin(directive, context, identity)
+        with self._coordinator.reserve(stream):
+            if not await self._sessions.claim(session, identity, self._claim_s):
+                raise NotFound(NOT_FOUND)
+            try:
+                token = await self._log.open(stream, identity=identity, about=msgspec.json.encode(about))
+            except Conflict:
+                page = await self.page(identity, session, step)
+                if _about(page).digest != digest:
+                    raise Conflict(f"This session has another step {step!r}; give this one an id of its own.") from None
+                return False, page
+            await self._coordinator.begin(stream, token, directive, context)
+            self._owners[stream] = (session, identity)
+            return True, await self._log.read(stream, 0, 1)
 
     async def tell(self, identity: str, session_id: str, plan_step_id: str, command: Command) -> Receipt:
         """Send a command to the step, on whichever worker it runs."""
         stream = stream_of(session_id, plan_step_id)
-        page = await self._owned(identity, session_id, plan_step_id)
-        if page.keeper == self._worker or self._coordinator.holds(stream) or (page.ended and not _compares(command)):
+        page = await self.page(identity, session_id, plan_step_id)
+        # For its legacy answer, a step in shadow mode waits after its end.
+        compares = isinstance(command, Progress) and command.legacy is not None
+        if page.keeper == self._worker or self._coordinator.holds(stream) or (page.ended and not compares):
             return await self._execute(stream, command)
         if page.abandoned and await self._log.end_abandoned(stream, self.lost(page)):
             self._coordinator.record_ignored(session_id, plan_step_id, command)
@@ -130,7 +137,7 @@ class Planner:
 
     async def reader(self, identity: str, session_id: str, plan_step_id: str, after: int) -> StreamReader:
         """A reader of a step from a cursor on; not yet entered."""
-        await self._owned(identity, session_id, plan_step_id)
+        await self.page(identity, session_id, plan_step_id)
         return StreamReader(
             self._log,
             stream_of(session_id, plan_step_id),
@@ -141,8 +148,23 @@ class Planner:
             whole=not self.streaming,
         )
 
-    async def page(self, identity: str, session_id: str, plan_step_id: str, after: int, limit: int) -> Page:
-        return await self._owned(identity, session_id, plan_step_id, after, limit)
+    async def page(self, identity: str, session_id: str, plan_step_id: str, after: int = 0, limit: int = 1) -> Page:
+        """A page of a step that this identity owns; for any other identity it does not exist."""
+        stream = stream_of(session_id, plan_step_id)
+        try:
+            page = await self._log.read(stream, after, limit)
+        except NotFound:
+            raise NotFound(NOT_FOUND) from None
+        if page.identity != identity:
+            if page.keeper == self._worker:
+                # A step of this worker is known without asking Redis. Ask anyway, so that the time of the reply does
+                # not reveal that the step exists.
+                with suppress(NotFound):
+                    await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
+            raise NotFound(NOT_FOUND)
+        if page.abandoned and await self._log.end_abandoned(stream, self.lost(page)):
+            return await self._log.read(stream, after, limit)
+        return page
 
     def keeps(self, page: Page) -> bool:
         """Whether this worker writes the stream."""
@@ -160,9 +182,8 @@ class Planner:
     def lost(self, page: Page) -> Entry:
         """The final entry of a step whose worker is gone."""
         about = _about(page)
-        end = StepCompleted(status="worker_lost", reason=LOST)
         return encode(
-            end,
+            StepCompleted(status="worker_lost", reason=LOST),
             session_id=about.session_id,
             plan_step_id=about.plan_step_id,
             at=self._wall(),
@@ -179,46 +200,7 @@ class Planner:
             await self._sessions.claim(session, identity, self._claim_s)
 
     async def drain(self, grace_s: float) -> None:
-        self._closing = True
         await self._coordinator.drain(grace_s)
-
-    @property
-    def _claim_s(self) -> float:
-        return 2 * self._ttl_s
-
-    async def _owned(self, identity: str, session_id: str, plan_step_id: str, after: int = 0, limit: int = 1) -> Page:
-        """A page of a step that this identity owns; for any other identity it does not exist."""
-        try:
-            page = await self._log.read(stream_of(session_id, plan_step_id), after, limit)
-        except NotFound:
-            raise NotFound(NOT_FOUND) from None
-        if page.identity != identity:
-            if page.keeper == self._worker:
-                # A step of this worker is known without asking Redis. Ask anyway, so that the time of the reply does
-                # not reveal that the step exists.
-                with suppress(NotFound):
-                    await self._log.read(stream_of(session_id, secrets.token_hex(8)), 0, 1)
-            raise NotFound(NOT_FOUND)
-        if page.abandoned and await self._log.end_abandoned(stream_of(session_id, plan_step_id), self.lost(page)):
-            return await self._log.read(stream_of(session_id, plan_step_id), after, limit)
-        return page
-
-    async def _begin(self, directive: Directive, context: Context, identity: str) -> Registered:
-        session, step = directive.session_id, directive.plan_step_id
-        if not await self._sessions.claim(session, identity, self._claim_s):
-            raise NotFound(NOT_FOUND)
-        stream, digest = stream_of(session, step), _digest(directive)
-        about = StepInfo(session_id=session, plan_step_id=step, digest=digest, traceparent=context.traceparent or "")
-        try:
-            token = await self._log.open(stream, identity=identity, about=msgspec.json.encode(about))
-        except Conflict:
-            page = await self._owned(identity, session, step)
-            if _about(page).digest != digest:
-                raise Conflict(f"This session has another step {step!r}; give this one an id of its own.") from None
-            return Registered(created=False, page=page)
-        await self._coordinator.begin(stream, token, directive, context)
-        self._owners[stream] = (session, identity)
-        return Registered(created=True, page=await self._log.read(stream, 0, 1))
 
     async def _execute(self, stream: str, command: Command) -> Receipt:
         """Execute a command of a step that runs or ran on this worker. After the end it is ignored."""
@@ -230,31 +212,21 @@ class Planner:
             page = await self._log.read(stream, 0, 1)
             last = await self._log.read(stream, page.head - 1, 1)
             if not (page.ended and last.entries):
-                raise StreamUnavailable(MOVED) from gone
+                raise StreamUnavailable("The step is moving to another worker; try again in a moment.") from gone
             about = _about(page)
             self._coordinator.record_ignored(about.session_id, about.plan_step_id, command)
             return Receipt(ignored="ended", status=msgspec.json.decode(last.entries[-1].body)["content"]["status"])
-
-
-def _compares(command: Command) -> bool:
-    """Whether it is the legacy answer, for which a step in shadow mode waits after its end."""
-    return isinstance(command, Progress) and command.legacy is not None
 
 
 def _received(body: bytes) -> Receipt:
     reply = msgspec.json.decode(body, type=ForwardedReply)
     if reply.receipt is not None:
         return reply.receipt
-    kinds: tuple[type[AnabranchError], ...] = (InvalidQuestion, NotFound, StreamFull, StreamsFull)
-    raise next((kind for kind in kinds if kind.code == reply.code), StreamUnavailable)(reply.message)
+    raise FORWARDED_ERRORS.get(reply.code, StreamUnavailable)(reply.message)
 
 
 def _about(page: Page) -> StepInfo:
     return msgspec.json.decode(page.about, type=StepInfo)
-
-
-def _digest(directive: Directive) -> str:
-    return hashlib.blake2b(msgspec.json.encode(directive, order="sorted"), digest_size=16).hexdigest()
 
 
 def _trace(traceparent: str) -> Trace:

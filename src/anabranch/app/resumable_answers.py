@@ -15,15 +15,12 @@ from anabranch.pipeline.run import Listener, Run
 
 Frame = Callable[[AnswerEvent], bytes]
 
-# The id of some streams is all that a client needs to read the answer, so it must not be guessable.
-ID_BYTES = 24
 # Answers and planner steps share the log; the prefix keeps their names apart.
 PREFIX = "answer:"
 FRAME_END = b"\n\n"
 # Entries reserved for the end of an answer.
 RESERVE = 16
 MAX_PAUSE_S = 2.0
-TOO_LONG = "The answer is longer than a resumable stream may be; ask again without `Prefer: resumable`."
 
 
 class RecordingTiming(Value):
@@ -32,9 +29,6 @@ class RecordingTiming(Value):
 
     rewrite_s: float = 0.5
     last_events_s: float = 5.0
-
-
-USUAL_TIMING = RecordingTiming()
 
 
 class ResumableAnswers:
@@ -49,14 +43,14 @@ class ResumableAnswers:
         max_events: int,
         max_bytes: int,
         readers: StreamReaders | None = None,
-        timing: RecordingTiming = USUAL_TIMING,
+        timing: RecordingTiming = RecordingTiming(),
     ) -> None:
         self.log = log
-        self._timing = timing
+        self.timing = timing
         self._readers = readers
-        self._telemetry = telemetry
-        self._renewal_s = lease_s / 3
-        self._max_events = max_events
+        self.telemetry = telemetry
+        self.renewal_s = lease_s / 3
+        self.max_events = max_events
         self._max_bytes = max_bytes
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -66,18 +60,10 @@ class ResumableAnswers:
         """Start to record the listener's events; returns the id of the stream. From then on the recording owns the
         listener, and the Run continues if clients disconnect. StreamUnavailable or StreamFull if the log accepts no
         stream: then the caller still owns the listener."""
-        stream = secrets.token_urlsafe(ID_BYTES)
+        # The id of some streams is all that a client needs to read the answer, so it must not be guessable.
+        stream = secrets.token_urlsafe(24)
         token = await self.log.open(PREFIX + stream, identity=identity, about=about)
-        recording = _Recording(
-            run=run,
-            listener=listener,
-            frame=frame,
-            context=context,
-            tape=_Tape(self.log, PREFIX + stream, token, context.deadline, self._timing),
-            telemetry=self._telemetry,
-            renewal_s=self._renewal_s,
-            max_events=self._max_events,
-        )
+        recording = _Recording(self, run, listener, frame, context, stream=PREFIX + stream, token=token)
         self._tasks[stream] = task = asyncio.create_task(recording.main())
         task.add_done_callback(lambda _: self._tasks.pop(stream))
         return stream
@@ -98,7 +84,7 @@ class ResumableAnswers:
         if not self._tasks:
             return
         _, late = await asyncio.wait(
-            set(self._tasks.values()), timeout=self._timing.last_events_s if within_s is None else within_s
+            set(self._tasks.values()), timeout=self.timing.last_events_s if within_s is None else within_s
         )
         for task in late:
             task.cancel()
@@ -106,64 +92,28 @@ class ResumableAnswers:
             await asyncio.wait(late)
 
 
-class _Tape:
-    """The writing end of a stream in the log."""
-
-    def __init__(self, log: EventLog, stream: str, token: str, deadline: float, timing: RecordingTiming) -> None:
-        self._log = log
-        self._stream = stream
-        self._token = token
-        self._until = deadline + timing.last_events_s
-        self._rewrite_s = timing.rewrite_s
-        self.written = 0
-
-    async def append(self, entries: Sequence[Entry]) -> None:
-        """Retries while the log is unreachable, as long as there is time. The log ignores entries that it has
-        already."""
-        while True:
-            try:
-                await self._log.append(self._stream, self._token, entries)
-            except StreamUnavailable:
-                if asyncio.get_running_loop().time() > self._until:
-                    raise
-                await asyncio.sleep(self._rewrite_s)
-            else:
-                self.written += len(entries)
-                return
-
-    def entries(self, frames: Sequence[bytes], *, final: bool) -> list[Entry]:
-        """One entry per frame; an end without a frame is an empty entry."""
-        bodies = frames or [b""] * final
-        last = len(bodies) - 1
-        return [
-            Entry(key=str(self.written + number), revision=1, body=body, final=final and number == last)
-            for number, body in enumerate(bodies)
-        ]
-
-
 class _Recording:
-    """Records one Run, from its first event to its end."""
+    """Records one Run in its stream, from its first event to its end."""
 
     def __init__(
         self,
-        *,
+        answers: ResumableAnswers,
         run: Run,
         listener: Listener,
         frame: Frame,
         context: Context,
-        tape: _Tape,
-        telemetry: Telemetry,
-        renewal_s: float,
-        max_events: int,
+        *,
+        stream: str,
+        token: str,
     ) -> None:
+        self._answers = answers
         self._run = run
         self._listener = listener
         self._frame = frame
         self._context = context
-        self._tape = tape
-        self._telemetry = telemetry
-        self._renewal_s = renewal_s
-        self._max_events = max_events
+        self._stream = stream
+        self._token = token
+        self._written = 0
 
     async def main(self) -> None:
         async with self._listener:
@@ -173,42 +123,68 @@ class _Recording:
                 # Another worker has ended the stream, or the log is unreachable: nobody could read the error.
                 self._run.stop(error)
             except StreamFull as error:
-                await self._break_off(StreamFull(TOO_LONG, **error.details))
+                message = "The answer is longer than a resumable stream may be; ask again without `Prefer: resumable`."
+                await self._break_off(StreamFull(message, **error.details))
             except Exception as error:  # noqa: BLE001  the task's boundary: it becomes the end of the stream
-                self._telemetry.crashed(error, self._context)
-                await self._break_off(_internal(self._context))
+                self._answers.telemetry.crashed(error, self._context)
+                message = "Something went wrong on our side; the log has the details under this correlation id."
+                await self._break_off(InternalError(message, correlation_id=self._context.correlation_id))
 
     async def _write(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._renewal_s):
+                async with asyncio.timeout(self._answers.renewal_s):
                     events = await self._listener.ready()
             except TimeoutError:
-                await self._tape.append(())
+                await self._append(())
                 continue
             over = isinstance(events[-1], TERMINAL)
             frames = [frame for event in merged(events) for frame in split(self._frame(event))]
-            entries = self._tape.entries(frames, final=over)
+            entries = self._entries(frames, final=over)
             if entries:
-                await self._tape.append(entries)
+                await self._append(entries)
             if over:
                 return
             await asyncio.sleep(self._pause_s(len(entries)))
 
+    async def _append(self, entries: Sequence[Entry]) -> None:
+        """Retries while the log is unreachable, as long as there is time. The log ignores entries that it has
+        already."""
+        timing = self._answers.timing
+        while True:
+            try:
+                await self._answers.log.append(self._stream, self._token, entries)
+            except StreamUnavailable:
+                if asyncio.get_running_loop().time() > self._context.deadline + timing.last_events_s:
+                    raise
+                await asyncio.sleep(timing.rewrite_s)
+            else:
+                self._written += len(entries)
+                return
+
+    def _entries(self, frames: Sequence[bytes], *, final: bool) -> list[Entry]:
+        """One entry per frame; an end without a frame is an empty entry."""
+        bodies = frames or [b""] * final
+        return [
+            Entry(key=str(self._written + number), revision=1, body=body, final=final and number == len(bodies) - 1)
+            for number, body in enumerate(bodies)
+        ]
+
     def _pause_s(self, written: int) -> float:
         """Once half of the stream is used, the rest must last until the deadline: tokens that arrive during a pause are
         written as one."""
-        if self._tape.written * 2 < self._max_events:
+        max_events = self._answers.max_events
+        if self._written * 2 < max_events:
             return 0.0
-        room = max(1, self._max_events - self._tape.written - RESERVE)
+        room = max(1, max_events - self._written - RESERVE)
         time_s = self._context.deadline - asyncio.get_running_loop().time()
-        return min(max(0.0, time_s * written / room), self._renewal_s, MAX_PAUSE_S)
+        return min(max(0.0, time_s * written / room), self._answers.renewal_s, MAX_PAUSE_S)
 
     async def _break_off(self, error: AnabranchError) -> None:
         self._run.stop(error)
         with suppress(Exception):  # readers find an abandoned stream, and end it
             frames = split(self._frame(Failed(code=error.code, message=error.message, details=error.details)))
-            await self._tape.append(self._tape.entries(list(frames), final=True))
+            await self._append(self._entries(list(frames), final=True))
 
 
 def merged(events: Sequence[AnswerEvent]) -> Iterator[AnswerEvent]:
@@ -232,8 +208,3 @@ def split(frames: bytes) -> Iterator[bytes]:
     while (end := frames.find(FRAME_END, start)) >= 0:
         yield frames[start : end + len(FRAME_END)]
         start = end + len(FRAME_END)
-
-
-def _internal(context: Context) -> InternalError:
-    message = "Something went wrong on our side; the log has the details under this correlation id."
-    return InternalError(message, correlation_id=context.correlation_id)

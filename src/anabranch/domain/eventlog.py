@@ -46,7 +46,8 @@ class SequencedEntry(Entry, gc=False, kw_only=True):
 class Page(Value):
     """The entries after a cursor. With `reset` the cursor is not valid (it is of another epoch, was trimmed, or lies
     beyond the head): the entries start at the beginning, and the reader discards what it had. `keeper` is the worker
-    that writes the stream; `abandoned` says that its lease has expired."""
+    that writes the stream; `abandoned` says that its lease has expired. Entries up to `floor` were trimmed, so a lower
+    cursor is not valid."""
 
     entries: tuple[SequencedEntry, ...]
     head: int
@@ -57,6 +58,7 @@ class Page(Value):
     about: bytes = b""
     keeper: str = ""
     abandoned: bool = False
+    floor: int = 0
 
 
 def epoch(sequence: int) -> int:

@@ -54,16 +54,15 @@ class StreamEntries:
         self._latest_size = 0
 
     @classmethod
-    def of(
-        cls, recorded: Iterable[SequencedEntry], head: int, floor: int, ended: bool, *, max_events: int, max_bytes: int
-    ) -> Self:
-        """A copy of another worker's tape, from all of its entries, in order. Nothing is trimmed before `extend`."""
-        tape = cls(max_events=max_events, max_bytes=max_bytes, epoch=head // EPOCH)
+    def of(cls, recorded: Iterable[SequencedEntry], page: Page, *, max_events: int, max_bytes: int) -> Self:
+        """A copy of another worker's tape, from all of its entries, in order, and the last page of them. Nothing is
+        trimmed before `extend`."""
+        tape = cls(max_events=max_events, max_bytes=max_bytes, epoch=page.head // EPOCH)
         for each in recorded:
             tape._put(each)
-        tape.head = max(head, tape.head)
-        tape.floor = floor
-        tape.ended = ended or tape.ended
+        tape.head = max(page.head, tape.head)
+        tape.floor = page.floor
+        tape.ended = page.ended or tape.ended
         return tape
 
     def __len__(self) -> int:
@@ -124,7 +123,8 @@ class StreamEntries:
         """The entries after a cursor, whether the cursor was reset (then they start at the beginning), and whether
         there are more. A read from the beginning never stops below the floor, even if it exceeds the limit: its last
         sequence would not be a valid cursor."""
-        start, reset = self._start(after)
+        reset = after != 0 and not self.floor <= after <= self.head
+        start = 0 if reset or not after else self._index(after)
         stop = start + max(limit, 0)
         if start < stop < len(self._entries) and self._entries[stop - 1].sequence < self.floor:
             stop = self._index(self.floor) + 1
@@ -133,9 +133,15 @@ class StreamEntries:
     def page(self, after: int, limit: int, facts: Page) -> Page:
         """A read as a Page; `facts` has the identity, the owner and whether its lease has expired."""
         entries, reset, more = self.read(after, limit)
-        abandoned = facts.abandoned and not self.ended
         return msgspec.structs.replace(
-            facts, entries=entries, head=self.head, reset=reset, more=more, ended=self.ended, abandoned=abandoned
+            facts,
+            entries=entries,
+            head=self.head,
+            floor=self.floor,
+            reset=reset,
+            more=more,
+            ended=self.ended,
+            abandoned=facts.abandoned and not self.ended,
         )
 
     def renumbered(self, epoch: int) -> "StreamEntries":
@@ -147,17 +153,8 @@ class StreamEntries:
         tape.ended = self.ended
         return tape
 
-    def _start(self, after: int) -> tuple[int, bool]:
-        if after == 0:
-            return 0, False
-        if self.floor <= after <= self.head:
-            return self._index(after), False
-        return 0, True
-
     def _index(self, after: int) -> int:
-        if after >= self.head:
-            return len(self._entries)
-        return bisect_right(self._entries, after, key=_sequence)
+        return len(self._entries) if after >= self.head else bisect_right(self._entries, after, key=_sequence)
 
     def _put(self, recorded: SequencedEntry) -> None:
         size = weight(recorded)

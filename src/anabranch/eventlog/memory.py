@@ -2,9 +2,8 @@
 
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
-from anabranch.domain.contracts import Clock, Watch
+from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
 from anabranch.eventlog.entries_and_cursors import StreamEntries, weight
@@ -20,16 +19,10 @@ class MemoryLog:
         self._worker = worker
         self._limits = limits
         self._watchers = Watchers()
-        self._streams: Streams[Stream] = Streams(limits)
+        self.watch = self._watchers.watch
+        self.streams: Streams[Stream] = Streams(limits)
         # Streams with superseded partials, which are the first to go when memory is short.
         self._spare: dict[str, Stream] = {}
-
-    @property
-    def bytes_held(self) -> int:
-        return self._streams.bytes_held
-
-    def __len__(self) -> int:
-        return len(self._streams)
 
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
         if self._known(stream) is not None:
@@ -37,7 +30,7 @@ class MemoryLog:
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
         self._make_room(owner.size)
         tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
-        self._streams.add(Stream(owner, tape, self._clock.monotonic() + self._limits.lease_s))
+        self.streams.add(Stream(owner, tape, self._clock.monotonic() + self._limits.lease_s))
         self._watchers.notify(stream)
         return owner.token
 
@@ -48,16 +41,13 @@ class MemoryLog:
         planned = found.tape.plan(entries)
         recorded = [each for each in planned if each is not None]
         self._make_room(sum(weight(each) for each in recorded if not each.final))
-        self._streams.renew(found, self._clock.monotonic() + self._limits.lease_s)
+        self.streams.renew(found, self._clock.monotonic() + self._limits.lease_s)
         if recorded:
             self._write(found, recorded)
         return [0 if each is None else each.sequence for each in planned]
 
     async def read(self, stream: str, after: int, limit: int) -> Page:
         return self._found(stream).page(after, limit, keeper=self._worker, now=self._clock.monotonic())
-
-    def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
-        return self._watchers.watch(stream)
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         found = self._found(stream)
@@ -68,12 +58,12 @@ class MemoryLog:
 
     def tend(self) -> None:
         """Free the memory of expired streams."""
-        self._forgotten(self._streams.drop_expired(self._clock.monotonic()))
+        self._forgotten(self.streams.drop_expired(self._clock.monotonic()))
 
     def _known(self, stream: str) -> Stream | None:
-        found = self._streams.get(stream)
-        if found is not None and self._streams.expired(found, self._clock.monotonic()):
-            self._streams.drop(found)
+        found = self.streams.get(stream)
+        if found is not None and self.streams.expired(found, self._clock.monotonic()):
+            self.streams.drop(found)
             self._forgotten([found])
             return None
         return found
@@ -84,18 +74,18 @@ class MemoryLog:
         return found
 
     def _write(self, stream: Stream, recorded: Sequence[SequencedEntry]) -> None:
-        self._streams.write(stream, recorded, self._clock.monotonic())
+        self.streams.write(stream, recorded, self._clock.monotonic())
         if stream.tape.spare:
             self._spare[stream.owner.stream] = stream
         self._watchers.notify(stream.owner.stream)
 
     def _make_room(self, size: int) -> None:
         """Superseded partials go first, then whole streams that have ended."""
-        while self._spare and self._streams.missing(size) > 0:
+        while self._spare and self.streams.missing(size) > 0:
             _, stream = self._spare.popitem()
             stream.tape.squeeze()
-            self._streams.resized(stream)
-        self._forgotten(self._streams.make_room(size))
+            self.streams.resized(stream)
+        self._forgotten(self.streams.make_room(size))
 
     def _forgotten(self, streams: Sequence[Stream]) -> None:
         for stream in streams:

@@ -3,28 +3,16 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from anabranch.domain.contracts import EventLog, Telemetry, Watch
 from anabranch.domain.eventlog import Entry, Page, SequencedEntry
-from anabranch.domain.model import Value
 from anabranch.domain.signals import Reading
 
 BATCH = 100
 ALL = 2**31 - 1
-
-
-class Batch(Value):
-    """New entries. With `reset` they start a snapshot and the client discards what it had; with `ended` they are the
-    last."""
-
-    entries: tuple[SequencedEntry, ...]
-    head: int
-    reset: bool = False
-    ended: bool = False
 
 
 class TooSlow(Exception):
@@ -50,7 +38,13 @@ class StreamReader:
     TooSlow. A reader that is catching up never does. What it has read and not returned is one page of the log or at
     most the cap.
 
-    With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials."""
+    With `whole` it returns nothing before the stream has ended, and then all of it without superseded partials.
+
+    `page` is the first page, as it was on entering; without its entries once the first of them were returned."""
+
+    page: Page
+    _watch: Watch
+    _leaving: AsyncExitStack
 
     def __init__(
         self,
@@ -62,6 +56,7 @@ class StreamReader:
         lost: Callable[[Page], Entry],
         readers: StreamReaders | None = None,
         whole: bool = False,
+        batch: int = BATCH,
     ) -> None:
         self.sequence = after
         self.head = 0
@@ -71,9 +66,7 @@ class StreamReader:
         self._lost = lost
         self._readers = readers
         self._whole = whole
-        self._leaving = AsyncExitStack()
-        self._watch: Watch | None = None
-        self._page: Page | None = None
+        self._batch = batch
         # The page that was read but not queued yet; then the queue, of which entries from `_next` on are not returned
         # yet.
         self._fetched: Page | None = None
@@ -88,31 +81,23 @@ class StreamReader:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as leaving:
             self._watch = await leaving.enter_async_context(self._log.watch(self._stream))
-            self._fetched = await self._read(BATCH)
-            self._page = self._fetched
+            self._fetched = self.page = await self._read(self._batch)
             if self._readers is not None:
                 self._readers.add(1)
                 leaving.callback(self._readers.add, -1)
             self._leaving = leaving.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leaving.aclose()
 
-    @property
-    def page(self) -> Page:
-        """The first page, as it was on entering; without its entries once the first batch was returned."""
-        assert self._page is not None, "a reader must be entered first"
-        return self._page
-
-    async def next(self, wait_s: float) -> Batch | None:
-        """New entries, or None if there are none within `wait_s`. After the end always an empty batch."""
-        assert self._watch is not None, "a reader must be entered first"
+    async def next(self, wait_s: float) -> Page | None:
+        """New entries, or None if there are none within `wait_s`. With `reset` they start a snapshot and the client
+        discards what it had; with `ended` they are the last. After the end always an empty page."""
         until = asyncio.get_running_loop().time() + wait_s
         # If the last page was not the end of what is known, read before waiting.
-        if self._behind and (batch := await self._next_batch()) is not None:
+        behind = self._fetched is not None or self._reset or self._next < len(self._queue) or self._more or self._ended
+        if behind and (batch := await self._next_batch()) is not None:
             return batch
         while True:
             try:
@@ -124,15 +109,11 @@ class StreamReader:
             if (batch := await self._next_batch()) is not None:
                 return batch
 
-    @property
-    def _behind(self) -> bool:
-        return self._fetched is not None or self._reset or self._next < len(self._queue) or self._more or self._ended
-
-    async def _next_batch(self) -> Batch | None:
+    async def _next_batch(self) -> Page | None:
         """State changes only after the last await, so a cancelled call loses nothing."""
         if self._next >= len(self._queue) and not self._reset and not self._ended:
             await self._fill()
-        batch = tuple(self._queue[self._next : self._next + BATCH])
+        batch = tuple(self._queue[self._next : self._next + self._batch])
         if not batch and not self._reset and not self._ended:
             self._live = True
             return None
@@ -140,35 +121,39 @@ class StreamReader:
         drained = self._next >= len(self._queue)
         if drained:
             self._queue, self._next = (), 0
-        if batch:
-            self.sequence = batch[-1].sequence
-        elif self._reset:
-            self.sequence = 0
+            self._live = self._live or not self._more
+        if batch or self._reset:
+            self.sequence = batch[-1].sequence if batch else 0
         reset, self._reset = self._reset, False
-        if drained and not self._more:
-            self._live = True
-        return Batch(entries=batch, head=self.head, reset=reset, ended=drained and self._ended)
+        return Page(entries=batch, head=self.head, reset=reset, ended=drained and self._ended)
 
     async def _fill(self) -> None:
-        page = self._fetched or await self._read(BATCH)
-        if self._whole:
-            if not page.ended:
-                self._settle(page, ())
-                return
-            page = await self._read(ALL)
-            self._settle(page, coalesced(page.entries))
-            return
+        page = self._fetched or await self._read(self._batch)
         entries: Sequence[SequencedEntry] = page.entries
-        if self._live and not page.reset:
+        if self._whole:
+            page = await self._read(ALL) if page.ended else page
+            entries = coalesced(page.entries) if page.ended else ()
+        elif self._live and not page.reset:
             page, entries = await self._apply_cap(page)
-        self._settle(page, entries)
+        if self._fetched is not None:
+            self.page = msgspec.structs.replace(self._fetched, entries=())
+            self._fetched = None
+        self._queue = entries
+        if self._whole and not page.ended:
+            self._more = False
+            return
+        self._reset = page.reset
+        self._more = page.more
+        self._ended = page.ended and not page.more
+        if page.reset:
+            self._live = False
 
     async def _apply_cap(self, page: Page) -> tuple[Page, Sequence[SequencedEntry]]:
         """After one burst the reader catches up page by page. If it exceeds the cap again once it is live, TooSlow."""
         if page.more or _bytes(page.entries) > self._cap_bytes:
             behind = await self._read(ALL)
             if behind.reset:
-                behind = await self._read(BATCH)
+                behind = await self._read(self._batch)
                 return behind, behind.entries
             fewer = self._within_cap(behind.entries)
             if fewer is None and self._exceeded:
@@ -181,20 +166,6 @@ class StreamReader:
             fewer = page.entries
         self._exceeded = False
         return page, fewer
-
-    def _settle(self, page: Page, entries: Sequence[SequencedEntry]) -> None:
-        if self._fetched is not None:
-            self._page = msgspec.structs.replace(self._fetched, entries=())
-            self._fetched = None
-        self._queue = entries
-        if self._whole and not page.ended:
-            self._more = False
-            return
-        self._reset = page.reset
-        self._more = page.more
-        self._ended = page.ended and not page.more
-        if page.reset:
-            self._live = False
 
     def _within_cap(self, entries: Sequence[SequencedEntry]) -> Sequence[SequencedEntry] | None:
         """The entries within the cap, without superseded partials if necessary; None if they exceed it. A single entry

@@ -13,69 +13,38 @@ from anabranch.domain.model import Value
 from anabranch.eventlog.entries_and_cursors import StreamEntries
 
 
-class StreamSignal:
-    """Counts the changes of one stream, so that a watch misses none while it is not waiting."""
-
-    __slots__ = ("changes", "waiting", "watches")
+class StreamWatch:
+    """A Watch. It misses no change while nobody waits for one."""
 
     def __init__(self) -> None:
-        self.changes = 0
-        self.watches = 0
-        self.waiting: set[asyncio.Future[None]] = set()
-
-    def notify(self) -> None:
-        self.changes += 1
-        waiting, self.waiting = self.waiting, set()
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
-
-
-class StreamWatch:
-    """A Watch that has seen a signal up to some change."""
-
-    __slots__ = ("_seen", "_signal")
-
-    def __init__(self, signal: StreamSignal) -> None:
-        self._signal = signal
-        self._seen = signal.changes
+        self._event = asyncio.Event()
+        self.notify = self._event.set
 
     async def changed(self) -> None:
-        signal = self._signal
-        while self._seen == signal.changes:
-            # One future for each waiter: cancelling a shared one would cancel all.
-            waiting = asyncio.get_running_loop().create_future()
-            signal.waiting.add(waiting)
-            try:
-                await waiting
-            finally:
-                signal.waiting.discard(waiting)
-        self._seen = signal.changes
+        await self._event.wait()
+        self._event.clear()
 
 
 class Watchers:
-    """Signals by stream name. A signal exists while anybody watches, whether or not its stream exists."""
+    """Watches by stream name, whether or not the stream exists."""
 
     def __init__(self) -> None:
-        self._signals: dict[str, StreamSignal] = {}
-
-    def __len__(self) -> int:
-        return len(self._signals)
+        self._watches: dict[str, set[StreamWatch]] = {}
 
     @asynccontextmanager
     async def watch(self, stream: str) -> AsyncIterator[StreamWatch]:
-        signal = self._signals.setdefault(stream, StreamSignal())
-        signal.watches += 1
+        watch, watches = StreamWatch(), self._watches.setdefault(stream, set())
+        watches.add(watch)
         try:
-            yield StreamWatch(signal)
+            yield watch
         finally:
-            signal.watches -= 1
-            if not signal.watches:
-                del self._signals[stream]
+            watches.discard(watch)
+            if not watches:
+                del self._watches[stream]
 
     def notify(self, stream: str) -> None:
-        if (signal := self._signals.get(stream)) is not None:
-            signal.notify()
+        for watch in self._watches.get(stream, ()):
+            watch.notify()
 
 
 # Memory of a stream besides its names and its entries.
@@ -132,20 +101,20 @@ S = TypeVar("S", bound=Stream)
 
 
 class Streams(Generic[S]):
-    """Streams by name, within `memory_bytes`. `elsewhere` counts memory that others use of the same bound."""
+    """Streams by name, within `memory_bytes`. `replica_bytes` is memory that replicas use of the same bound."""
 
     def __init__(self, limits: LogLimits) -> None:
         self._ttl_s = limits.ttl_s
         self._memory_bytes = limits.memory_bytes
         self._bytes = 0
-        self.elsewhere = 0
+        self.replica_bytes = 0
         # Leases and times to live are equally long for all streams, so each table is ordered by expiry.
         self._live: OrderedDict[str, S] = OrderedDict()
         self._ended: OrderedDict[str, S] = OrderedDict()
 
     @property
     def bytes_held(self) -> int:
-        return self._bytes + self.elsewhere
+        return self._bytes + self.replica_bytes
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended)

@@ -3,62 +3,34 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import msgspec
 
+from anabranch.domain import events
 from anabranch.domain.errors import InvalidQuestion, StreamFull
-from anabranch.domain.events import (
-    SafetyDecided,
-    StepCompleted,
-    StepEvent,
-    StepProgressed,
-    StepStarted,
-    StreamDegraded,
-    SubagentCompleted,
-    SubagentDegraded,
-    SubagentResult,
-    SubagentRetried,
-    SubagentStarted,
-    SubagentTimedOut,
-)
 from anabranch.domain.steps import Decision, Expected, Fragment, Progress, Push, Receipt, Trace, verdict_of
-from anabranch.planner.step import Applied, Step
+from anabranch.planner.step import FINAL, Applied, Step
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_METRICS = 64
 MAX_TEXT = 500
-STATUSES = ("pending", "in_progress", "partial", "success", "error")
-NO_ROOM = f"There is no room for its result in the stream ({StreamFull.code})."
-EVENT_TYPES: Mapping[type[StepEvent], str] = {
-    StepStarted: "step_started",
-    StreamDegraded: "degraded",
-    SafetyDecided: "safety",
-    StepProgressed: "progress",
-    StepCompleted: "plan_step_completed",
-    SubagentStarted: "subagent_started",
-    SubagentResult: "subagent_result",
-    SubagentCompleted: "subagent_completed",
-    SubagentRetried: "retry",
-    SubagentTimedOut: "timeout",
-    SubagentDegraded: "degraded",
-}
 
 _objects = msgspec.json.Decoder(dict)
 
 
 class StepCommand(msgspec.Struct, kw_only=True, eq=False):
     """One command, and how it fails. `keeps`: while the log is unreachable it waits, else it is refused. `forced`: if
-    the stream is full it takes effect and only an end is written, else it is refused and `instead` is done. `asked`: a
-    caller waits for the reply and should get an error rather than wait. `answers` is the event that it is about;
+    the stream is full it takes effect and only an end is written, else it is refused and `instead` is done. `awaited`:
+    a caller waits for the reply and should get an error rather than wait. `answers` is the event that it is about;
     `renews` renews the lease with nothing to write; `bare` is set once the stream was full."""
 
     apply: Callable[[Step], Applied]
-    answers: type[StepEvent]
+    answers: type[events.StepEvent]
     reply: asyncio.Future[Receipt] | None = None
     keeps: bool = False
     forced: bool = False
-    asked: bool = False
+    awaited: bool = False
     renews: bool = False
     bare: bool = False
     instead: "StepCommand | None" = None
@@ -70,20 +42,17 @@ class StepCommand(msgspec.Struct, kw_only=True, eq=False):
     metrics: Mapping[str, float] = {}
 
     @property
-    def subagent(self) -> str | None:
-        return None if self.expected is None else self.expected.key
-
-    @property
     def result_key(self) -> str | None:
         return None if self.expected is None else self.expected.result_key
 
-    def answer(self, receipt: Receipt) -> None:
-        if self.reply is not None and not self.reply.done():
-            self.reply.set_result(receipt)
-
-    def refuse(self, error: Exception) -> None:
-        if self.reply is not None and not self.reply.done():
-            self.reply.set_exception(error)
+    def resolve(self, result: Receipt | Exception) -> None:
+        """Give its caller the receipt or the error."""
+        if self.reply is None or self.reply.done():
+            return
+        if isinstance(result, Receipt):
+            self.reply.set_result(result)
+        else:
+            self.reply.set_exception(result)
 
 
 def checked_payload(payload: msgspec.Raw) -> msgspec.Raw:
@@ -105,21 +74,21 @@ def checked_fragment(fragment: object) -> Fragment:
     if not isinstance(fragment, Fragment):
         raise InvalidQuestion("A subagent must yield fragments.")
     status, payload, verdict = cast("tuple[object, ...]", (fragment.status, fragment.payload, fragment.verdict))
-    if not isinstance(payload, msgspec.Raw) or not isinstance(verdict, str | None) or status not in STATUSES:
+    if (
+        not isinstance(payload, msgspec.Raw)
+        or not isinstance(verdict, str | None)
+        or status not in get_args(events.SubagentStatus)
+    ):
         raise InvalidQuestion("A subagent must yield fragments with a status and a payload.")
-    payload, reason = checked_payload(fragment.payload), plain(fragment.reason)
     check_metrics(fragment.metrics)
-    if payload is fragment.payload and reason is fragment.reason:
-        return fragment
-    return msgspec.structs.replace(fragment, payload=payload, reason=reason)
+    return msgspec.structs.replace(fragment, payload=checked_payload(fragment.payload), reason=plain(fragment.reason))
 
 
 def check_metrics(metrics: object) -> None:
     if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
         raise InvalidQuestion(f"Metrics are at most {MAX_METRICS} named numbers.")
-    for name, value in metrics.items():
-        if not isinstance(name, str) or not isinstance(value, int | float):
-            raise InvalidQuestion("Metrics are named numbers.")
+    if not all(isinstance(name, str) and isinstance(value, int | float) for name, value in metrics.items()):
+        raise InvalidQuestion("Metrics are named numbers.")
 
 
 def plain(value: object) -> str:
@@ -130,26 +99,24 @@ def plain(value: object) -> str:
     return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
-def begun(here: Iterable[str], refused: Mapping[str, str], now: float) -> StepCommand:
-    """`here` are the subagents to call, `refused` those that are not called and why; both by result key."""
+def begin(called: Iterable[str], refused: Mapping[str, str], now: float) -> StepCommand:
+    """`called` are the subagents to call, `refused` those that are not called and why; both by result key."""
 
     def apply(step: Step) -> Applied:
-        events = list(step.begin().events)
-        for result_key, why in refused.items():
-            events += step.degrade(result_key, why, now).events
-        for result_key in here:
-            events += step.start(result_key, now).events
-        return Applied(events=tuple(events))
+        applied = [step.begin()]
+        applied += [step.degrade(result_key, reason, now) for result_key, reason in refused.items()]
+        applied += [step.start(result_key, now) for result_key in called]
+        return Applied(events=tuple(event for each in applied for event in each.events))
 
-    return StepCommand(apply=apply, answers=StepStarted, asked=True)
+    return StepCommand(apply=apply, answers=events.StepStarted, awaited=True)
 
 
-def pushed(
+def push(
     push: Push, expected: Expected, fragment: Fragment, metrics: Mapping[str, float], trace: Trace | None, now: float
 ) -> StepCommand:
     return StepCommand(
         apply=partial(
-            Step.bring,
+            Step.deliver,
             result_key=expected.result_key,
             fragment=fragment,
             now=now,
@@ -157,26 +124,27 @@ def pushed(
             revision=push.revision,
             latency_ms=push.latency_ms,
         ),
-        answers=SubagentResult,
-        asked=True,
+        answers=events.SubagentResult,
+        awaited=True,
         expected=expected,
         status=fragment.status,
         attempt=push.attempt or 1,
         trace=trace,
         latency_ms=push.latency_ms,
         metrics=metrics,
-        instead=_blocked(fragment, expected, now),
+        instead=_block(fragment, expected, now),
     )
 
 
-def brought(expected: Expected, fragment: Fragment, attempt: int, latency_ms: int, now: float) -> StepCommand:
+def deliver(expected: Expected, fragment: Fragment, attempt: int, latency_ms: int, now: float) -> StepCommand:
     """A fragment of a subagent that is called here. If the stream has no room for its last one, it has failed."""
-    instead = _blocked(fragment, expected, now)
-    if instead is None and fragment.status in ("success", "error"):
-        instead = failed(expected, attempt, NO_ROOM, now)
+    instead = _block(fragment, expected, now)
+    if instead is None and fragment.status in FINAL:
+        reason = f"There is no room for its result in the stream ({StreamFull.code})."
+        instead = fail(expected, attempt, reason, now)
     return StepCommand(
-        apply=partial(Step.bring, result_key=expected.result_key, fragment=fragment, now=now, attempt=attempt),
-        answers=SubagentResult,
+        apply=partial(Step.deliver, result_key=expected.result_key, fragment=fragment, now=now, attempt=attempt),
+        answers=events.SubagentResult,
         keeps=True,
         expected=expected,
         status=fragment.status,
@@ -187,10 +155,10 @@ def brought(expected: Expected, fragment: Fragment, attempt: int, latency_ms: in
     )
 
 
-def retried(expected: Expected, attempt: int, reason: str, now: float) -> StepCommand:
+def retry(expected: Expected, attempt: int, reason: str, now: float) -> StepCommand:
     return StepCommand(
         apply=partial(Step.retry, result_key=expected.result_key, attempt=attempt, reason=reason, now=now),
-        answers=SubagentRetried,
+        answers=events.SubagentRetried,
         keeps=True,
         forced=True,
         expected=expected,
@@ -199,10 +167,10 @@ def retried(expected: Expected, attempt: int, reason: str, now: float) -> StepCo
     )
 
 
-def failed(expected: Expected, attempt: int, error: str, now: float) -> StepCommand:
+def fail(expected: Expected, attempt: int, error: str, now: float) -> StepCommand:
     return StepCommand(
         apply=partial(Step.fail, result_key=expected.result_key, attempt=attempt, error=error, now=now),
-        answers=SubagentCompleted,
+        answers=events.SubagentCompleted,
         keeps=True,
         forced=True,
         expected=expected,
@@ -211,59 +179,57 @@ def failed(expected: Expected, attempt: int, error: str, now: float) -> StepComm
     )
 
 
-def progressed(said: Progress, now: float) -> StepCommand:
-    apply = partial(Step.progress, said=said, now=now)
-    return StepCommand(apply=apply, answers=StepProgressed, status=said.status, asked=True)
+def progress(progress: Progress, now: float) -> StepCommand:
+    apply = partial(Step.progress, progress=progress, now=now)
+    return StepCommand(apply=apply, answers=events.StepProgressed, status=progress.status, awaited=True)
 
 
-def decided(said: Decision, now: float) -> StepCommand:
+def decide(decision: Decision, now: float) -> StepCommand:
     """A decision that ends the step takes effect even if it cannot be written at once."""
-    blocks = verdict_of(said.decision) == "block"
+    verdict = verdict_of(decision.decision)
     return StepCommand(
-        apply=partial(Step.decide, decision=said.decision, reason=plain(said.reason), now=now),
-        answers=SafetyDecided,
-        status=verdict_of(said.decision),
-        asked=True,
-        keeps=blocks,
-        forced=blocks,
+        apply=partial(Step.decide, decision=decision.decision, reason=plain(decision.reason), now=now),
+        answers=events.SafetyDecided,
+        status=verdict,
+        awaited=True,
+        keeps=verdict == "block",
+        forced=verdict == "block",
     )
 
 
-def ended(
-    status: Literal["cancelled", "worker_lost", "failed"], reason: str, now: float, *, asked: bool = False
+def end(
+    status: Literal["cancelled", "worker_lost", "failed"], reason: str, now: float, *, awaited: bool = False
 ) -> StepCommand:
     return StepCommand(
         apply=partial(Step.stop, status=status, reason=plain(reason), now=now),
-        answers=StepCompleted,
+        answers=events.StepCompleted,
         status=status,
         keeps=True,
         forced=True,
-        asked=asked,
+        awaited=awaited,
     )
 
 
-def expired(now: float) -> StepCommand:
-    apply = partial(Step.expire, now=now)
-    return StepCommand(apply=apply, answers=SubagentTimedOut, keeps=True, forced=True)
+def expire(now: float) -> StepCommand:
+    return StepCommand(apply=partial(Step.expire, now=now), answers=events.SubagentTimedOut, keeps=True, forced=True)
 
 
-def detached(epoch: int) -> StepCommand:
-    return StepCommand(apply=partial(Step.detach, epoch=epoch), answers=StreamDegraded, keeps=True, forced=True)
+def detach(epoch: int) -> StepCommand:
+    return StepCommand(apply=partial(Step.detach, epoch=epoch), answers=events.StreamDegraded, keeps=True, forced=True)
 
 
-def renewed() -> StepCommand:
+def renew() -> StepCommand:
     """Renews the lease without an event."""
-    return StepCommand(apply=lambda _: Applied(), answers=StepStarted, renews=True)
+    return StepCommand(apply=lambda _: Applied(), answers=events.StepStarted, renews=True)
 
 
-def _blocked(fragment: Fragment, expected: Expected, now: float) -> StepCommand | None:
+def _block(fragment: Fragment, expected: Expected, now: float) -> StepCommand | None:
     """The safety decision alone, for a blocking result that the stream has no room for."""
     if fragment.verdict != "block":
         return None
-    apply = partial(Step.decide, decision="block", reason=fragment.reason, now=now, subagent=expected.key)
     return StepCommand(
-        apply=apply,
-        answers=SafetyDecided,
+        apply=partial(Step.decide, decision="block", reason=fragment.reason, now=now, subagent=expected.key),
+        answers=events.SafetyDecided,
         keeps=True,
         forced=True,
         expected=expected,

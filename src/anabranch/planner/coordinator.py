@@ -11,66 +11,50 @@ from anabranch.domain.events import StepCompleted
 from anabranch.domain.model import Context
 from anabranch.domain.signals import Ignored
 from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt
-from anabranch.planner.encoder import stamp, too_late
+from anabranch.planner.encoder import ignored_after_end, stamp
 from anabranch.planner.services import PlannerServices
 from anabranch.planner.shadow import Shadow, Shadows
-from anabranch.planner.step_runner import StepRunner
-from anabranch.planner.step_writer import OpenedStep
+from anabranch.planner.step_runner import OpenedStep, StepRunner
 
 TRIES = 3
 
 
-class Callbacks:
-    def __init__(self, services: PlannerServices) -> None:
-        self._services = services
-
-    async def send(self, directive: Directive, end: StepCompleted, context: Context) -> None:
-        """Tries up to three times, and records a breadcrumb of the result."""
-        assert directive.callback_url is not None, "only a step with a callback URL has a callback"
-        body = msgspec.json.encode(
-            {
-                "type": "safety",
-                "session_id": directive.session_id,
-                "plan_step_id": directive.plan_step_id,
-                "decision": "block",
-                "reason": end.reason or "",
-                "status": end.status,
-                "subagents": end.outcomes,
-                "timestamp": stamp(self._services.time.wall()),
-            }
-        )
-        for attempt in range(TRIES):
-            if attempt:
-                await self._services.time.pause(self._services.timing.first_callback_s * 2.0 ** (attempt - 1))
-            if await self._sent(directive.callback_url, body, context):
-                self._record(directive, "success", attempt)
-                return
-        self._record(directive, "error", TRIES - 1)
-
-    async def _sent(self, url: str, body: bytes, context: Context) -> bool:
+async def send_callback(services: PlannerServices, directive: Directive, end: StepCompleted, context: Context) -> None:
+    """Tries up to three times, and records a breadcrumb of the result."""
+    assert directive.callback_url is not None, "only a step with a callback URL has a callback"
+    body = msgspec.json.encode(
+        {
+            "type": "safety",
+            "session_id": directive.session_id,
+            "plan_step_id": directive.plan_step_id,
+            "decision": "block",
+            "reason": end.reason or "",
+            "status": end.status,
+            "subagents": end.outcomes,
+            "timestamp": stamp(services.time.wall()),
+        }
+    )
+    attempt, status = 0, "error"
+    while status == "error" and attempt < TRIES:
+        if attempt:
+            await services.time.pause(services.timing.first_callback_s * 2.0 ** (attempt - 1))
         try:
-            await self._services.notify(url, body)
-        except AnabranchError:
-            return False
+            await services.notify(directive.callback_url, body)
+            status = "success"
         except Exception as error:  # noqa: BLE001  the task's boundary: a callback that fails is tried again
-            self._services.telemetry.crashed(error, context)
-            return False
-        return True
-
-    def _record(self, directive: Directive, status: str, retries: int) -> None:
-        self._services.crumbs.drop(
-            Breadcrumb(
-                session_id=directive.session_id,
-                plan_step_id=directive.plan_step_id,
-                type="callback",
-                timestamp=stamp(self._services.time.wall()),
-                status=status,
-                retry_count=retries,
-            )
+            if not isinstance(error, AnabranchError):
+                services.telemetry.crashed(error, context)
+        attempt += 1
+    services.crumbs.drop(
+        Breadcrumb(
+            session_id=directive.session_id,
+            plan_step_id=directive.plan_step_id,
+            type="callback",
+            timestamp=stamp(services.time.wall()),
+            status=status,
+            retry_count=attempt - 1,
         )
-
-
-LOST = "The worker was shut down before the step had ended."
+    )
 
 
 class Coordinator:
@@ -79,7 +63,6 @@ class Coordinator:
 
     def __init__(self, services: PlannerServices) -> None:
         self._services = services
-        self._callbacks = Callbacks(services)
         self._shadows = Shadows(services)
         self._steps: dict[str, StepRunner] = {}
         self._reserved: set[str] = set()
@@ -88,27 +71,14 @@ class Coordinator:
         self._idle.set()
         self._draining = False
 
-    def __len__(self) -> int:
-        """The number of steps in progress."""
-        return len(self._steps)
-
-    @property
-    def empty(self) -> bool:
-        """No step, no task and no shadow is left."""
-        return not (self._steps or self._tasks or self._shadows)
-
-    def admit(self) -> None:
-        """Overloaded if the limit of steps is reached."""
+    @contextmanager
+    def reserve(self, stream: str) -> Iterator[None]:
+        """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
+        look like a step in progress. Overloaded if the limit of steps is reached."""
         self._require_open()
         limit = self._services.limits.max_steps
         if len(self._steps) + len(self._reserved) >= limit:
             raise Overloaded(f"Step limit reached ({limit:,}).")
-
-    @contextmanager
-    def reserve(self, stream: str) -> Iterator[None]:
-        """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
-        look like a step in progress."""
-        self.admit()
         self._reserved.add(stream)
         try:
             yield
@@ -130,7 +100,7 @@ class Coordinator:
 
     def _require_open(self) -> None:
         if self._draining:
-            raise ShuttingDown("The service is shutting down and accepts no new step.")
+            raise ShuttingDown("The server is shutting down; send the step again in a moment.")
 
     def holds(self, stream: str) -> bool:
         return stream in self._steps or stream in self._shadows
@@ -138,7 +108,7 @@ class Coordinator:
     async def execute(self, stream: str, command: Command) -> Receipt:
         """Apply a command. NotFound if the step is not held here; LeaseLost if this worker loses it meanwhile."""
         if (runner := self._steps.get(stream)) is not None:
-            return await runner.take(command)
+            return await runner.handle(command)
         if (shadow := self._shadows.find(stream)) is None:
             raise NotFound("The step is not held here.")
         if isinstance(command, Progress) and command.legacy is not None:
@@ -150,7 +120,9 @@ class Coordinator:
 
     def record_ignored(self, session_id: str, plan_step_id: str, command: Command) -> None:
         """Record a command that was sent to a step after its end. It has no effect."""
-        self._services.crumbs.drop(too_late(session_id, plan_step_id, command, stamp(self._services.time.wall())))
+        self._services.crumbs.drop(
+            ignored_after_end(session_id, plan_step_id, command, stamp(self._services.time.wall()))
+        )
         self._services.telemetry.noted(Ignored(reason="ended"))
 
     async def drain(self, grace_s: float) -> None:
@@ -158,7 +130,7 @@ class Coordinator:
         self._draining = True
         await self._wait_idle(grace_s)
         for runner in list(self._steps.values()):
-            runner.lose(LOST)
+            runner.lose("The worker was shut down before the step had ended.")
         await self._wait_idle(self._services.timing.last_events_s)
         for runner in list(self._steps.values()):
             runner.stop()
@@ -182,13 +154,16 @@ class Coordinator:
         if not self._steps:
             self._idle.set()
         directive, end = runner.directive, runner.step.end
-        if end is None:
-            return
-        if end.status == "blocked" and directive.callback_url is not None:
-            self._spawn(self._callbacks.send(directive, end, runner.context))
-        if runner.shadow:
-            ids = {"session_id": directive.session_id, "plan_step_id": directive.plan_step_id}
-            shadow = Shadow(**ids, status=end.status, results=runner.results, subagents=runner.subagents)
+        if end is not None and end.status == "blocked" and directive.callback_url is not None:
+            self._spawn(send_callback(self._services, directive, end, runner.context))
+        if end is not None and runner.shadow:
+            shadow = Shadow(
+                session_id=directive.session_id,
+                plan_step_id=directive.plan_step_id,
+                status=end.status,
+                results=runner.results,
+                subagents=runner.subagents,
+            )
             if runner.legacy is not None:
                 self._spawn(self._shadows.compare(shadow, runner.legacy))
             elif not self._draining:

@@ -1,4 +1,4 @@
-"""How a step's events are encoded: one JSON form for the log, the stream and the replay, and the breadcrumb of each."""
+"""How a step's events are encoded: one JSON form for the log, the stream and the replay."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,15 +28,26 @@ from anabranch.domain.steps import (
     Cancel,
     Command,
     Decision,
-    Directive,
     Progress,
     Push,
     Trace,
     verdict_of,
 )
-from anabranch.planner.commands import EVENT_TYPES, StepCommand
-from anabranch.planner.services import PlannerServices
 from anabranch.planner.step import FINAL
+
+EVENT_TYPES: Mapping[type[StepEvent], str] = {
+    StepStarted: "step_started",
+    StreamDegraded: "degraded",
+    SafetyDecided: "safety",
+    StepProgressed: "progress",
+    StepCompleted: "plan_step_completed",
+    SubagentStarted: "subagent_started",
+    SubagentResult: "subagent_result",
+    SubagentCompleted: "subagent_completed",
+    SubagentRetried: "retry",
+    SubagentTimedOut: "timeout",
+    SubagentDegraded: "degraded",
+}
 
 
 class StepTelemetry(Value, gc=False, omit_defaults=True):
@@ -68,12 +79,6 @@ class StepRecord(Value):
     timestamp: str
     content: StepContent
     telemetry: StepTelemetry
-
-    @property
-    def key(self) -> str:
-        """Later revisions under this key replace it: spec 2's result key, after the type, which separates lifecycle
-        events from results."""
-        return f"{self.type}:{self.content.result_key or ''}"
 
 
 class EncodedEvent(Value):
@@ -113,7 +118,8 @@ def encode(
         ),
     )
     entry = Entry(
-        key=record.key,
+        # Later revisions under this key replace it. The type separates lifecycle events from results.
+        key=f"{record.type}:{content.result_key or ''}",
         revision=content.revision,
         body=one_line(msgspec.json.encode(record)),
         partial=isinstance(event, SubagentResult) and event.status not in FINAL,
@@ -174,79 +180,7 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class StepEncoder:
-    """Encodes one step's events and records its breadcrumbs. `traces` are those of the subagents, by result key;
-    `trace` is the step's own."""
-
-    def __init__(self, directive: Directive, services: PlannerServices, trace: Trace, traces: dict[str, Trace]) -> None:
-        self._session_id = directive.session_id
-        self._plan_step_id = directive.plan_step_id
-        self._crumbs = services.crumbs
-        self._wall = services.time.wall
-        self._trace = trace
-        self._traces = traces
-
-    def encode(self, event: StepEvent, command: StepCommand) -> EncodedEvent:
-        result_key: str | None = getattr(event, "result_key", None)
-        own = result_key is not None and result_key == command.result_key
-        measured = own and isinstance(event, SubagentResult)
-        if isinstance(event, SafetyDecided) and event.subagent is not None:
-            result_key, own = command.result_key, True
-        return encode(
-            event,
-            session_id=self._session_id,
-            plan_step_id=self._plan_step_id,
-            at=self._wall(),
-            trace=command.trace if own and command.trace is not None else self._trace_of(result_key),
-            latency_ms=command.latency_ms if measured else None,
-            metrics=command.metrics if measured else None,
-        )
-
-    def _trace_of(self, result_key: str | None) -> Trace:
-        return self._traces.get(result_key or "", self._trace)
-
-    def record(self, encoded: EncodedEvent, command: StepCommand, sequence: int, ignored: str | None = None) -> None:
-        event, record = encoded.event, encoded.record
-        own = record.content.result_key is not None and record.content.result_key == command.result_key
-        self._crumbs.drop(
-            Breadcrumb(
-                session_id=self._session_id,
-                plan_step_id=self._plan_step_id,
-                type=record.type,
-                timestamp=record.timestamp,
-                sequence=sequence,
-                subagent=getattr(event, "subagent", None),
-                result_key=record.content.result_key,
-                status=record.content.status,
-                revision=record.content.revision,
-                retry_count=max(0, getattr(event, "attempt", command.attempt if own else 1) - 1),
-                latency_ms=getattr(event, "latency_ms", record.telemetry.latency_ms),
-                trace_id=record.telemetry.trace_id,
-                ignored=ignored,
-            )
-        )
-
-    def record_ignored(self, command: StepCommand, ignored: str) -> None:
-        """A breadcrumb for a command that had no effect."""
-        trace = command.trace or self._trace_of(command.result_key)
-        self._crumbs.drop(
-            Breadcrumb(
-                session_id=self._session_id,
-                plan_step_id=self._plan_step_id,
-                type=EVENT_TYPES[command.answers],
-                timestamp=stamp(self._wall()),
-                subagent=command.subagent,
-                result_key=command.result_key,
-                status=command.status,
-                retry_count=max(0, command.attempt - 1),
-                latency_ms=command.latency_ms,
-                trace_id=trace.trace_id,
-                ignored=ignored,
-            )
-        )
-
-
-def too_late(session_id: str, plan_step_id: str, command: Command, timestamp: str) -> Breadcrumb:
+def ignored_after_end(session_id: str, plan_step_id: str, command: Command, timestamp: str) -> Breadcrumb:
     """The breadcrumb of a command that was sent after the end of its step."""
     crumb = Breadcrumb(session_id=session_id, plan_step_id=plan_step_id, type="", timestamp=timestamp, ignored="ended")
     match command:

@@ -1,11 +1,13 @@
 """What a step needs from outside: log, sessions, traces, clock, timing."""
 
 import asyncio
-import heapq
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -17,11 +19,8 @@ from anabranch.domain.steps import Trace
 from anabranch.redis.client import Redis, RedisGone, script
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-# Errors of a cache; they count as a miss.
-MISSES = (AnabranchError, OSError, TimeoutError)
-
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Trace)
+# Errors of a cache, and of a stored trace that cannot be decoded; they count as a miss.
+MISSES = (AnabranchError, OSError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError)
 
 
 class TelemetryContextStore:
@@ -32,38 +31,32 @@ class TelemetryContextStore:
         self._ttl_s = ttl_s
 
     async def put(self, session_id: str, plan_step_id: str, subagent_key: str, trace: Trace) -> None:
-        try:
-            await self._cache.put(_key(session_id, plan_step_id, subagent_key), _encoder.encode(trace), self._ttl_s)
-        except MISSES:
-            return
+        with suppress(*MISSES):
+            key = _key(session_id, plan_step_id, subagent_key)
+            await self._cache.put(key, msgspec.json.encode(trace), self._ttl_s)
 
     async def get(self, session_id: str, plan_step_id: str, subagent_key: str) -> Trace | None:
-        try:
+        with suppress(*MISSES):
             found = await self._cache.get(_key(session_id, plan_step_id, subagent_key))
-        except MISSES:
-            return None
-        try:
-            return None if found is None else _decoder.decode(found)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
+            return None if found is None else msgspec.json.decode(found, type=Trace)
+        return None
 
 
 def step_trace(context: Context, named: Iterable[Trace] = ()) -> Trace:
     """The trace of the request that started the step; else a new span in the first trace of its envelope, or in a new
     trace."""
-    if asked := requested(context):
-        return Trace(trace_id=asked[0], span_id=asked[1], tracestate=context.tracestate)
-    first = next(iter(named), None)
-    trace_id = first.trace_id if first is not None else secrets.token_hex(16)
-    return Trace(trace_id=trace_id, span_id=secrets.token_hex(8), tracestate=first.tracestate if first else None)
+    if request := requested(context):
+        return Trace(trace_id=request[0], span_id=request[1], tracestate=context.tracestate)
+    first = next(iter(named), Trace(trace_id=secrets.token_hex(16), span_id=""))
+    return msgspec.structs.replace(first, span_id=secrets.token_hex(8), parent_span_id=None)
 
 
 def within(trace: Trace, context: Context) -> Trace:
     """A subagent's trace, with the request that started the step as its parent."""
-    asked = requested(context)
-    if asked is None or trace.parent_span_id is not None or asked[1] == trace.span_id:
+    request = requested(context)
+    if request is None or trace.parent_span_id is not None or request[1] == trace.span_id:
         return trace
-    return msgspec.structs.replace(trace, parent_span_id=asked[1])
+    return msgspec.structs.replace(trace, parent_span_id=request[1])
 
 
 def requested(context: Context) -> tuple[str, str] | None:
@@ -82,12 +75,8 @@ class MemorySessions:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: dict[str, tuple[str, float]] = {}
-        # One item per session: when to check it. It may have been claimed again by then.
-        self._due: list[tuple[float, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._held)
+        # In the order of the latest claims, which is that of their expiry if all are equally long.
+        self._held: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     async def claim(self, session: str, identity: str, ttl_s: float) -> bool:
         now = self._clock.monotonic()
@@ -95,22 +84,15 @@ class MemorySessions:
         if held is not None and held[0] != identity and held[1] > now:
             return False
         self._held[session] = identity, now + ttl_s
-        if held is None:
-            heapq.heappush(self._due, (now + ttl_s, session))
+        self._held.move_to_end(session)
         return True
 
     def tend(self) -> None:
         now = self._clock.monotonic()
-        while self._due and self._due[0][0] <= now:
-            session = self._due[0][1]
-            until = self._held[session][1]
-            if until > now:
-                heapq.heapreplace(self._due, (until, session))
-            else:
-                heapq.heappop(self._due)
-                del self._held[session]
+        for session, _ in list(takewhile(lambda held: held[1][1] <= now, self._held.items())):
+            del self._held[session]
         if not self._held:
-            self._held.clear()
+            self._held.clear()  # A dict keeps the size that it once had until it is cleared.
 
 
 class RedisSessions:
@@ -134,11 +116,6 @@ class Alarm(Protocol):
     def cancel(self) -> None: ...
 
 
-Later = Callable[[float, Callable[[], None]], Alarm]
-# Sends a callback to an orchestrator's URL; raises an AnabranchError if that fails.
-Notify = Callable[[str, bytes], Awaitable[None]]
-
-
 def later(seconds: float, call: Callable[[], None]) -> Alarm:
     return asyncio.get_running_loop().call_later(seconds, call)
 
@@ -148,16 +125,16 @@ class PlannerTime(Value):
 
     clock: Clock
     wall: Callable[[], float] = time.time
-    later: Later = later
+    later: Callable[[float, Callable[[], None]], Alarm] = later
 
     def now(self) -> float:
         return self.clock.monotonic()
 
     async def pause(self, seconds: float) -> None:
-        over = asyncio.get_running_loop().create_future()
-        alarm = self.later(seconds, lambda: None if over.done() else over.set_result(None))
+        over = asyncio.Event()
+        alarm = self.later(seconds, over.set)
         try:
-            await over
+            await over.wait()
         finally:
             alarm.cancel()
 
@@ -188,13 +165,15 @@ class StepLimits(Value):
 
 
 class PlannerServices(Value):
+    """`notify` sends a callback to an orchestrator's URL; it raises an AnabranchError if that fails."""
+
     log: EventLog
     subagents: Subagents
     breakers: Callable[[str], Turns]
     telemetry: Telemetry
     crumbs: Breadcrumbs
     traces: TelemetryContextStore
-    notify: Notify
+    notify: Callable[[str, bytes], Awaitable[None]]
     limits: StepLimits
     time: PlannerTime
     timing: PlannerTiming = PlannerTiming()

@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice, zip_longest
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,6 @@ from anabranch.planner.services import Alarm, PlannerServices
 
 MAX_DIFFERENCES = 50
 MAX_PATH = 200
-Kind = Literal["missing", "extra", "different"]
 
 
 class Difference(Value, gc=False):
@@ -24,7 +24,7 @@ class Difference(Value, gc=False):
     with the result key."""
 
     path: str
-    kind: Kind
+    kind: Literal["missing", "extra", "different"]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.path}"
@@ -32,24 +32,17 @@ class Difference(Value, gc=False):
 
 def differences(legacy: Mapping[str, msgspec.Raw], results: Mapping[str, msgspec.Raw]) -> tuple[Difference, ...]:
     """The first differences, in the order of their paths."""
-    found: list[Difference] = []
-    for key in sorted({*legacy, *results}):
-        for difference in _under(key, legacy.get(key), results.get(key)):
-            if len(found) == MAX_DIFFERENCES:
-                return tuple(found)
-            found.append(difference)
-    return tuple(found)
+    keys = sorted({*legacy, *results})
+    found = (difference for key in keys for difference in _under(key, legacy.get(key), results.get(key)))
+    return tuple(islice(found, MAX_DIFFERENCES))
 
 
 def _under(key: str, old: msgspec.Raw | None, new: msgspec.Raw | None) -> Iterator[Difference]:
     path = _below("", key)
-    if old is None or new is None:
-        yield Difference(path=path, kind="missing" if new is None else "extra")
-        return
-    if bytes(old) == bytes(new):
+    if old is not None and new is not None and bytes(old) == bytes(new):
         return
     try:
-        pair = msgspec.json.decode(old), msgspec.json.decode(new)
+        pair = [ABSENT if one is None else msgspec.json.decode(one) for one in (old, new)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         yield Difference(path=path, kind="different")
         return
@@ -65,10 +58,8 @@ def _between(path: str, old: Any, new: Any) -> Iterator[Difference]:
             below = sorted({*left, *right}, reverse=True)
             todo += [(_below(at, key), left.get(key, ABSENT), right.get(key, ABSENT)) for key in below]
         elif isinstance(left, list) and isinstance(right, list):
-            for index in reversed(range(max(len(left), len(right)))):
-                one = left[index] if index < len(left) else ABSENT
-                other = right[index] if index < len(right) else ABSENT
-                todo.append((_below(at, str(index)), one, other))
+            pairs = list(enumerate(zip_longest(left, right, fillvalue=ABSENT)))
+            todo += [(_below(at, str(index)), *pair) for index, pair in reversed(pairs)]
         elif left is ABSENT or right is ABSENT:
             yield Difference(path=at, kind="missing" if right is ABSENT else "extra")
         elif isinstance(left, bool) != isinstance(right, bool) or left != right:
@@ -108,9 +99,6 @@ class Shadows:
         self._kept: OrderedDict[str, tuple[Shadow, Alarm]] = OrderedDict()
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def __contains__(self, stream: str) -> bool:
         return stream in self._kept
 
@@ -122,14 +110,13 @@ class Shadows:
             self.drop(next(iter(self._kept)))
 
     def find(self, stream: str) -> Shadow | None:
-        kept = self._kept.get(stream)
-        return None if kept is None else kept[0]
+        return self._kept[stream][0] if stream in self._kept else None
 
     def drop(self, stream: str) -> None:
-        kept = self._kept.pop(stream, None)
-        if kept is not None:
-            self._bytes -= kept[0].size
-            kept[1].cancel()
+        if stream in self._kept:
+            shadow, alarm = self._kept.pop(stream)
+            self._bytes -= shadow.size
+            alarm.cancel()
 
     def clear(self) -> None:
         for stream in list(self._kept):
@@ -137,24 +124,28 @@ class Shadows:
 
     async def compare(self, shadow: Shadow, legacy: Mapping[str, msgspec.Raw]) -> None:
         """Result by result, so that the event loop is not blocked for all of them."""
-        found: list[str] = []
+        found: list[Difference] = []
         for key in sorted({*legacy, *shadow.results}):
             if len(found) < MAX_DIFFERENCES:
-                other = {key: shadow.results[key]} if key in shadow.results else {}
-                found += [str(each) for each in _fewest(key, legacy.get(key), other, shadow.subagents.get(key))]
+                results = {key: shadow.results[key]} if key in shadow.results else {}
+                found += _fewest(key, legacy.get(key), results, shadow.subagents.get(key))
                 await asyncio.sleep(0)
-        ids = {"session_id": shadow.session_id, "plan_step_id": shadow.plan_step_id}
-        self._services.telemetry.noted(Compared(**ids, equal=not found, differences=tuple(found[:MAX_DIFFERENCES])))
+        self._services.telemetry.noted(
+            Compared(
+                session_id=shadow.session_id,
+                plan_step_id=shadow.plan_step_id,
+                equal=not found,
+                differences=tuple(map(str, found[:MAX_DIFFERENCES])),
+            )
+        )
 
 
 def _fewest(
     key: str, old: msgspec.Raw | None, results: Mapping[str, msgspec.Raw], subagent: Subagent | None
 ) -> tuple[Difference, ...]:
     """The legacy answer may have the form that subagents push, or the one of the stream."""
-    if old is None:
-        return differences({}, results)
-    found = differences({key: old}, results)
-    if found and subagent is not None:
+    found = differences({} if old is None else {key: old}, results)
+    if found and old is not None and subagent is not None:
         with suppress(AnabranchError):
             found = min(found, differences({key: subagent.taken(bytes(old), "success").payload}, results), key=len)
     return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import Literal, cast
 
 import msgspec
 
@@ -29,12 +29,9 @@ from anabranch.domain.events import (
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Directive, Expected, Fragment, Ignored, Progress, verdict_of
 
-Open = Literal["waiting", "running"]
-State = Open | OutcomeStatus
-OPEN: tuple[Open, ...] = ("waiting", "running")
-CLOSED: dict[str, OutcomeStatus] = {status: status for status in get_args(OutcomeStatus)}
+State = Literal["waiting", "running"] | OutcomeStatus
+OPEN = ("waiting", "running")
 FINAL = ("success", "error")
-DETACHED = "Redis is unreachable; the stream continues on one worker."
 
 
 class SubagentState(Value):
@@ -61,7 +58,7 @@ class SubagentState(Value):
     def outcome(self) -> Outcome:
         return Outcome(
             subagent=self.expected.key,
-            status=CLOSED.get(self.state, "cancelled"),
+            status="cancelled" if self.open else cast("OutcomeStatus", self.state),
             revision=self.revision,
             attempts=self.attempt,
             latency_ms=self.latency_ms,
@@ -71,8 +68,8 @@ class SubagentState(Value):
     def implied_attempt(self, revision: int | None) -> int:
         """The attempt of a result that names none: after an error the next one, unless the revision is an old one."""
         attempt = max(1, self.attempt)
-        again = self.state == "error" and (revision is None or self.placed(attempt, revision)[1] > self.revision)
-        return attempt + again
+        is_new = revision is None or self.placed(attempt, revision)[1] > self.revision
+        return attempt + (self.state == "error" and is_new)
 
     def placed(self, attempt: int, revision: int | None) -> tuple[int, int]:
         """The base of an attempt's revisions, and the revision's place among all of this result."""
@@ -105,7 +102,7 @@ class Applied(Value):
 class StepState(Value):
     parts: dict[str, SubagentState]
     next_step_id: str | None
-    begun: bool = False
+    started: bool = False
     end: StepCompleted | None = None
     decisions: int = 0
     progress: int = 0
@@ -116,13 +113,15 @@ class Step:
     deadline, whether or not anybody noticed: later commands find it done. To undo commands, assign an earlier
     `state`."""
 
-    __slots__ = ("_began", "_directive", "state")
+    __slots__ = ("_directive", "_events", "_started_at", "state")
 
     def __init__(self, directive: Directive, *, now: float, timeout_s: float) -> None:
         if not directive.expected:
             raise InvalidQuestion("A step must expect at least one subagent.")
         self._directive = directive
-        self._began = now
+        self._started_at = now
+        # The events of the command that is being applied.
+        self._events: list[StepEvent] = []
         parts: dict[str, SubagentState] = {}
         for expected in directive.expected:
             if expected.result_key in parts:
@@ -144,35 +143,30 @@ class Step:
         return self.state.parts[result_key]
 
     def due(self) -> float:
-        """The next deadline of an open subagent."""
-        if self.end is not None:
-            return math.inf
+        """The next deadline of an open subagent; after the end none is open."""
         return min((part.deadline for part in self.state.parts.values() if part.state in OPEN), default=math.inf)
 
     def begin(self) -> Applied:
-        self._set(begun=True)
+        self._set(started=True)
         return Applied(events=(StepStarted(expected=tuple(one.key for one in self._directive.expected)),))
 
     def start(self, result_key: str, now: float) -> Applied:
         """The subagent is called."""
-        events, ended = self._reached(now)
-        part = self.state.parts[result_key]
-        if not ended and part.state == "waiting":
+        part = self._part_at(now, result_key)
+        if part.state == "waiting":
             self._change(part, state="running", attempt=1)
-            events.append(SubagentStarted(subagent=part.expected.key, result_key=result_key))
-        return Applied(events=tuple(events))
+            self._events.append(SubagentStarted(subagent=part.expected.key, result_key=result_key))
+        return self._applied()
 
     def degrade(self, result_key: str, reason: str, now: float) -> Applied:
         """The subagent is not called at all."""
-        events, ended = self._reached(now)
-        part = self.state.parts[result_key]
-        if ended or part.state != "waiting":
-            return Applied(events=tuple(events))
-        self._change(part, state="degraded", error=reason)
-        events.append(SubagentDegraded(subagent=part.expected.key, result_key=result_key, reason=reason))
-        return self._end_if_complete(events)
+        part = self._part_at(now, result_key)
+        if part.state == "waiting":
+            self._change(part, state="degraded", error=reason)
+            self._events.append(SubagentDegraded(subagent=part.expected.key, result_key=result_key, reason=reason))
+        return self._end_if_complete()
 
-    def bring(
+    def deliver(
         self,
         result_key: str,
         fragment: Fragment,
@@ -183,25 +177,23 @@ class Step:
         latency_ms: int | None = None,
     ) -> Applied:
         """A result, or a part of one."""
-        self._require_begun()
-        part = self.state.parts[result_key]
+        self._require_started()
+        part = self.part(result_key)
         attempt = part.implied_attempt(revision) if attempt is None else attempt
         base, placed = part.placed(attempt, revision)
         if not 1 <= attempt <= LAST or placed > LAST or (revision is not None and revision < 0):
             raise InvalidQuestion("The attempt or the revision is out of range.")
-        events, _ = self._reached(now)
-        part = self.state.parts[result_key]
+        part = self._part_at(now, result_key)
         if part.open and attempt == part.attempt and fragment.status in FINAL and placed <= part.revision:
             base, placed = base + part.revision + 1 - placed, part.revision + 1  # the end of an attempt is never stale
         if ignored := self._ignored(part, attempt, revision, placed, now):
-            return Applied(events=tuple(events), ignored=ignored)
+            return self._applied(ignored)
         key = part.expected.key
         if part.state == "waiting":
-            events.append(SubagentStarted(subagent=key, result_key=result_key, attempt=attempt))
+            self._events.append(SubagentStarted(subagent=key, result_key=result_key, attempt=attempt))
         if attempt > max(1, part.attempt):
-            why = part.error or ""
-            events.append(SubagentRetried(subagent=key, result_key=result_key, attempt=attempt, reason=why))
-        delivered = part.delivered or fragment.status in ("partial", "success")
+            reason = part.error or ""
+            self._events.append(SubagentRetried(subagent=key, result_key=result_key, attempt=attempt, reason=reason))
         part = self._change(
             part,
             state="running",
@@ -209,96 +201,92 @@ class Step:
             base=base,
             revision=placed,
             numbered=revision is not None or (attempt == part.attempt and part.numbered),
-            delivered=delivered,
+            delivered=part.delivered or fragment.status in ("partial", "success"),
             latency_ms=None,
             error=None,
         )
-        events.append(
+        self._events.append(
             SubagentResult(
                 subagent=key, result_key=result_key, status=fragment.status, revision=placed, payload=fragment.payload
             )
         )
-        verdict = None
-        if fragment.verdict is not None:
-            verdict = self._decided(events, fragment.verdict, fragment.reason, key)
+        verdict = fragment.verdict and self._decide(fragment.verdict, fragment.reason, key)
         if fragment.status in FINAL:
-            self._complete(events, part, fragment.status == "success", fragment.reason, now, latency_ms)
-        if verdict == "block":
-            return self._finish(events, "blocked", fragment.reason)
-        return self._end_if_complete(events)
+            self._complete(part, fragment.status == "success", fragment.reason, now, latency_ms)
+        return self._finish("blocked", fragment.reason) if verdict == "block" else self._end_if_complete()
 
     def retry(self, result_key: str, attempt: int, reason: str, now: float) -> Applied:
         """The subagent failed and is called again."""
-        events, _ = self._reached(now)
-        part = self.state.parts[result_key]
+        part = self._part_at(now, result_key)
         if ignored := self._ignored(part, attempt, None, part.revision + 1, now):
-            return Applied(events=tuple(events), ignored=ignored)
+            return self._applied(ignored)
         self._change(part, state="running", attempt=attempt, base=part.revision, numbered=False, error=None)
-        again = SubagentRetried(subagent=part.expected.key, result_key=result_key, attempt=attempt, reason=reason)
-        return Applied(events=(*events, again))
+        self._events.append(
+            SubagentRetried(subagent=part.expected.key, result_key=result_key, attempt=attempt, reason=reason)
+        )
+        return self._applied()
 
     def fail(self, result_key: str, attempt: int, error: str, now: float) -> Applied:
         """The subagent failed for good. What it has delivered stays."""
-        events, _ = self._reached(now)
-        part = self.state.parts[result_key]
+        part = self._part_at(now, result_key)
         if ignored := self._ignored(part, attempt, None, part.revision + 1, now):
-            return Applied(events=tuple(events), ignored=ignored)
-        self._complete(events, self._change(part, attempt=attempt), False, error, now, None)
-        return self._end_if_complete(events)
+            return self._applied(ignored)
+        self._complete(self._change(part, attempt=attempt), False, error, now, None)
+        return self._end_if_complete()
 
     def decide(self, decision: str, reason: str, now: float, subagent: str | None = None) -> Applied:
-        self._require_begun()
-        events, ended = self._reached(now)
-        if ended:
-            return Applied(events=tuple(events), ignored="ended")
-        if self._decided(events, decision, reason, subagent) == "block":
-            return self._finish(events, "blocked", reason)
-        return Applied(events=tuple(events))
+        self._require_started()
+        if self._ended_at(now):
+            return self._applied("ended")
+        blocked = self._decide(decision, reason, subagent) == "block"
+        return self._finish("blocked", reason) if blocked else self._applied()
 
-    def progress(self, said: Progress, now: float) -> Applied:
-        self._require_begun()
-        events, ended = self._reached(now)
-        if ended:
-            return Applied(events=tuple(events), ignored="ended")
+    def progress(self, progress: Progress, now: float) -> Applied:
+        self._require_started()
+        if self._ended_at(now):
+            return self._applied("ended")
         revision = self.state.progress + 1
-        self._set(progress=revision, next_step_id=said.next_step_id or self.state.next_step_id)
-        events.append(StepProgressed(payload=said.payload, revision=revision, stage=said.stage, status=said.status))
-        return Applied(events=tuple(events))
+        self._set(progress=revision, next_step_id=progress.next_step_id or self.state.next_step_id)
+        self._events.append(
+            StepProgressed(payload=progress.payload, revision=revision, stage=progress.stage, status=progress.status)
+        )
+        return self._applied()
 
     def stop(self, status: Literal["cancelled", "worker_lost", "failed"], reason: str, now: float) -> Applied:
-        events, ended = self._reached(now)
-        if ended:
-            return Applied(events=tuple(events), ignored="ended")
-        return self._finish(events, status, reason)
+        return self._applied("ended") if self._ended_at(now) else self._finish(status, reason)
 
     def expire(self, now: float) -> Applied:
-        return Applied(events=tuple(self._reached(now)[0]))
+        self._ended_at(now)
+        return self._applied()
 
     def detach(self, epoch: int) -> Applied:
         """The log continues in another epoch, without Redis."""
-        return Applied() if self.end is not None else Applied(events=(StreamDegraded(epoch=epoch, reason=DETACHED),))
+        event = StreamDegraded(epoch=epoch, reason="Redis is unreachable; the stream continues on one worker.")
+        return Applied(events=(event,) if self.end is None else ())
 
-    def _require_begun(self) -> None:
+    def _require_started(self) -> None:
         """A step whose start event is not written accepts no commands."""
-        if not self.state.begun:
+        if not self.state.started:
             raise StreamUnavailable("The start of the step could not be written.")
 
-    def _reached(self, now: float) -> tuple[list[StepEvent], bool]:
-        """Apply time-outs up to now; returns their events and whether the step has ended."""
-        events: list[StepEvent] = []
-        if self.end is not None:
-            return events, True
-        if now < self.due():
-            return events, False
+    def _ended_at(self, now: float) -> bool:
+        """Begin a command: apply the time-outs up to now. Whether the step has ended."""
+        self._events = []
         late = [part for part in self.state.parts.values() if part.open and part.deadline <= now]
         for part in sorted(late, key=lambda part: part.deadline):
             self._change(part, state="timeout", latency_ms=part.deadline_ms)
-            events.append(
-                SubagentTimedOut(
-                    subagent=part.expected.key, result_key=part.expected.result_key, deadline_ms=part.deadline_ms
-                )
-            )
-        return list(self._end_if_complete(events).events), self.end is not None
+            key, result_key = part.expected.key, part.expected.result_key
+            self._events.append(SubagentTimedOut(subagent=key, result_key=result_key, deadline_ms=part.deadline_ms))
+        self._end_if_complete()
+        return self.end is not None
+
+    def _part_at(self, now: float, result_key: str) -> SubagentState:
+        """Begin a command on one subagent."""
+        self._ended_at(now)
+        return self.part(result_key)
+
+    def _applied(self, ignored: Ignored | None = None) -> Applied:
+        return Applied(events=tuple(self._events), ignored=ignored)
 
     def _ignored(
         self, part: SubagentState, attempt: int, revision: int | None, placed: int, now: float
@@ -319,22 +307,19 @@ class Step:
             return "duplicate" if placed == part.revision else "superseded"
         return None if part.open else "completed"
 
-    def _decided(self, events: list[StepEvent], said: str, reason: str, subagent: str | None) -> SafetyVerdict:
-        verdict = verdict_of(said)
-        revision = self.state.decisions + 1
+    def _decide(self, decision: str, reason: str, subagent: str | None) -> SafetyVerdict:
+        verdict, revision = verdict_of(decision), self.state.decisions + 1
         self._set(decisions=revision)
-        events.append(SafetyDecided(verdict=verdict, reason=reason, revision=revision, subagent=subagent))
+        self._events.append(SafetyDecided(verdict=verdict, reason=reason, revision=revision, subagent=subagent))
         return verdict
 
-    def _complete(
-        self, events: list[StepEvent], part: SubagentState, good: bool, reason: str, now: float, latency_ms: int | None
-    ) -> None:
+    def _complete(self, part: SubagentState, good: bool, reason: str, now: float, latency_ms: int | None) -> None:
         if latency_ms is None:
-            latency_ms = max(0, round((now - self._began) * 1000))
+            latency_ms = max(0, round((now - self._started_at) * 1000))
         status: Literal["success", "error"] = "success" if good else "error"
         error = None if good else reason or None
         self._change(part, state=status, latency_ms=latency_ms, error=error)
-        events.append(
+        self._events.append(
             SubagentCompleted(
                 subagent=part.expected.key,
                 result_key=part.expected.result_key,
@@ -353,14 +338,14 @@ class Step:
     def _set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
 
-    def _end_if_complete(self, events: list[StepEvent]) -> Applied:
+    def _end_if_complete(self) -> Applied:
         """End the step if no subagent is open."""
         parts = self.state.parts.values()
         if self.end is not None or any(part.state in OPEN for part in parts):
-            return Applied(events=tuple(events))
-        return self._finish(events, outcome_of(parts), None)
+            return self._applied()
+        return self._finish(outcome_of(parts), None)
 
-    def _finish(self, events: list[StepEvent], status: StepStatus, reason: str | None) -> Applied:
+    def _finish(self, status: StepStatus, reason: str | None) -> Applied:
         for part in list(self.state.parts.values()):
             if part.open:
                 self._change(part, state="cancelled")
@@ -369,4 +354,5 @@ class Step:
             status=status, outcomes=outcomes, reason=reason or None, next_step_id=self.state.next_step_id
         )
         self._set(end=end)
-        return Applied(events=(*events, end))
+        self._events.append(end)
+        return self._applied()

@@ -34,8 +34,6 @@ from anabranch.planner.step import FINAL
 # A timer may fire this much early.
 TIMER_GRAIN_S = 0.05
 TIMED_OUT = (UpstreamTimedOut, RetrievalTimedOut, GenerationTimedOut, DeadlineExceeded)
-DISABLED = "It is switched off."
-CIRCUIT_OPEN = "It has failed too often recently; its circuit breaker is open."
 FAILED_HERE = "It failed on our side."
 # Which end of a subagent counts as a success for its breaker.
 BREAKER_OUTCOMES = {"success": True, "error": False, "timeout": False}
@@ -58,7 +56,7 @@ class SubagentTask:
         self._breaker = services.breakers(_upstream(expected, context))
         self._turn = 0 if subagent is None else self._breaker.enter()
         self._open = True
-        self._began = services.time.now()
+        self._started_at = services.time.now()
         self._task: asyncio.Task[None] | None = None
         self._alarm: Alarm | None = None
         # A span may be entered here and left in another task, and must not enclose anything else meanwhile.
@@ -72,18 +70,19 @@ class SubagentTask:
     @property
     def refused(self) -> str | None:
         if self.subagent is None:
-            return DISABLED
-        return None if self._turn else CIRCUIT_OPEN
+            return "It is switched off."
+        return None if self._turn else "It has failed too often recently; its circuit breaker is open."
 
     def start(self, directive: Directive, execute: Execute, broke: Callable[[], None]) -> asyncio.Task[None]:
-        self._began = self._services.time.now()
-        call = self._run(directive, self._span.context, execute)
+        self._started_at = self._services.time.now()
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._cancel_alarm()
+            if self._alarm is not None:
+                self._alarm.cancel()
             if not task.cancelled() and task.exception() is not None:
                 broke()
 
+        call = self._run(directive, self._span.context, execute)
         self._task = asyncio.get_running_loop().create_task(call, context=self._variables.copy())
         self._task.add_done_callback(ended)
         return self._task
@@ -92,7 +91,8 @@ class SubagentTask:
         """Cancel the call, and again as long as it does not end."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            self._cancel_alarm()
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._alarm = self._services.time.later(self._services.timing.cancel_again_s, self.cancel)
 
     def close(self, status: str, latency_ms: int) -> None:
@@ -102,28 +102,28 @@ class SubagentTask:
         good = BREAKER_OUTCOMES.get(status)
         if self._turn:
             self._breaker.leave(self._turn, good)
-            self._turn = 0
         self._services.telemetry.noted(Subagented(subagent=self.expected.key, status=status, latency_ms=latency_ms))
         self._span.set("status", status)
         if good is False:
             self._span.set("error.type", status)
         self._variables.run(self._wait_span.__exit__, None, None, None)
 
-    def reopen(self) -> None:
+    def reopen(self, attempt: int) -> None:
         """Another attempt was pushed after the end of one. It was not called, so the breaker only counts it."""
         if not self._open:
             self._open = True
             self._turn = self._breaker.enter()
             self._wait_span, self._span = self._enter_span()
+        with self._retry_span(self.context, attempt):
+            pass
 
     def _enter_span(self) -> tuple[AbstractContextManager[Span], Span]:
         span = self._services.telemetry.span("aggregation.wait", self.context, subagent=self.expected.key)
         return span, self._variables.run(span.__enter__)
 
-    def _cancel_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _retry_span(self, context: Context, attempt: int) -> AbstractContextManager[Span]:
+        key = self.expected.key
+        return self._services.telemetry.span("aggregation.retry", context, subagent=key, attempt=attempt)
 
     async def _run(self, directive: Directive, context: Context, execute: Execute) -> None:
         """Call the subagent, and again after an error that may pass."""
@@ -134,14 +134,12 @@ class SubagentTask:
             if wait_s is None:
                 # The step's own time-out may be noticed a moment early here. The step reports it.
                 if not (isinstance(error, TIMED_OUT) and time.now() >= context.deadline - TIMER_GRAIN_S):
-                    await execute(commands.failed(self.expected, attempt, reason, time.now()))
+                    await execute(commands.fail(self.expected, attempt, reason, time.now()))
                 return
             attempt += 1
-            labels: dict[str, str | int] = {"subagent": self.expected.key, "attempt": attempt}
-            with self._services.telemetry.span("aggregation.retry", context, **labels):
+            with self._retry_span(context, attempt):
                 await time.pause(wait_s)
-            receipt = await execute(commands.retried(self.expected, attempt, reason, time.now()))
-            if not _applied(receipt):
+            if not _applied(await execute(commands.retry(self.expected, attempt, reason, time.now()))):
                 return
 
     async def _call(
@@ -169,21 +167,19 @@ class SubagentTask:
     async def _deliver(self, fragment: Fragment, execute: Execute, attempt: int) -> bool:
         """Whether the step wants more of this attempt."""
         now = self._services.time.now()
-        latency_ms = round((now - self._began) * 1000)
-        unfinished = fragment.status not in FINAL
+        latency_ms = round((now - self._started_at) * 1000)
         try:
-            receipt = await execute(commands.brought(self.expected, fragment, attempt, latency_ms, now))
-        except StreamFull:
-            return unfinished  # A part is skipped; for an end the writer has done the command's `instead`.
-        return unfinished and _applied(receipt) and receipt.status == "in_progress"
+            receipt = await execute(commands.deliver(self.expected, fragment, attempt, latency_ms, now))
+        except StreamFull:  # A part is skipped; for an end the writer has done the command's `instead`.
+            receipt = Receipt(status="in_progress")
+        return fragment.status not in FINAL and _applied(receipt) and receipt.status == "in_progress"
 
     def _retry_in_s(self, error: AnabranchError, attempt: int, context: Context) -> float | None:
         """None if a retry cannot help or would be too late."""
         if attempt > self._services.limits.retries or not isinstance(error, Elsewhere) or not error.trouble.may_pass:
             return None
-        wait_s = error.wait_s
-        if wait_s is None:
-            wait_s = self._services.timing.first_retry_s * 2.0 ** (attempt - 1) * (0.5 + random.random() / 2)  # noqa: S311
+        backoff_s = self._services.timing.first_retry_s * 2.0 ** (attempt - 1) * (0.5 + random.random() / 2)  # noqa: S311
+        wait_s = backoff_s if error.wait_s is None else error.wait_s
         return wait_s if self._services.time.now() + wait_s < context.deadline else None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from anabranch.domain.contracts import Answerer, Clock, Emit
+from anabranch.domain.contracts import Answerer, Clock
 from anabranch.domain.errors import DeadlineExceeded, InvalidQuestion, Trouble, UpstreamError
 from anabranch.domain.events import (
     AnswerEvent,
@@ -22,15 +22,16 @@ from anabranch.subagents.payloads import (
     MAX_LABEL,
     Aliases,
     Object,
-    closed,
+    convert,
     cut,
-    fitted,
+    decode,
+    encode,
     fragment,
     input_of,
-    joined,
+    merge,
     missing,
-    opened,
     web_address,
+    within,
 )
 from anabranch.text.messages import LANGUAGES, known
 
@@ -55,9 +56,9 @@ class PartialResults:
                 self._sources = [{"source": path, "status": "pending", "passages": 0} for path in event.sources]
                 return self._retrieval()
             case SourceReplied(index=index, reply=reply) if index < len(self._sources):
-                here = {"source": reply.path, "status": reply.status, "passages": len(reply.passages)}
-                self._sources[index] = here
-                self._found += len(reply.passages)
+                count = len(reply.passages)
+                self._sources[index] = {"source": reply.path, "status": reply.status, "passages": count}
+                self._found += count
                 return self._retrieval()
             case RetrievalFinished():
                 self._found = event.passages
@@ -65,9 +66,9 @@ class PartialResults:
             case Token() if event.text and not self._all_failed:
                 self._text.append(event.text)
                 self._unsent = True
-                return None
             case _:
-                return None
+                pass
+        return None
 
     @property
     def _all_failed(self) -> bool:
@@ -85,11 +86,11 @@ class PartialResults:
             return None
         self._sent_at, self._unsent = now, False
         self._text = ["".join(self._text)]
-        return Fragment(status="partial", payload=closed({"stage": "generation", "answer": self._text[0]}))
+        return Fragment(status="partial", payload=encode({"stage": "generation", "answer": self._text[0]}))
 
     def _retrieval(self, *, finished: bool = False) -> Fragment:
-        said = {"stage": "retrieval", "sources": self._sources, "passages": self._found, "finished": finished}
-        return Fragment(status="in_progress", payload=closed(said))
+        payload = {"stage": "retrieval", "sources": self._sources, "passages": self._found, "finished": finished}
+        return Fragment(status="in_progress", payload=encode(payload))
 
 
 MAX_QUESTION = 10_000
@@ -105,9 +106,6 @@ CITATION_ALIASES: Aliases = {
     "url": ("link",),
 }
 
-# Resolves collection names for a caller; NotFound if one does not exist.
-Chosen = Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]]
-
 
 class DocumentationInput(Value):
     question: str | None = None
@@ -116,8 +114,8 @@ class DocumentationInput(Value):
     language: str | None = None
 
 
-class Written(Value):
-    """What a subagent elsewhere sends as its answer."""
+class DocumentationPayload(Value):
+    """What a remote subagent sends as its answer."""
 
     answer: str | None = None
     citations: list[dict[str, Any] | str] | None = None
@@ -125,7 +123,7 @@ class Written(Value):
     retrieval_count: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
 
 
-class Cited(Value):
+class CitationPayload(Value):
     document_id: str | int | None = None
     title: str | None = None
     quoted_text: str | None = None
@@ -135,9 +133,18 @@ class Cited(Value):
 
 class DocumentationSubagent:
     """A Subagent that answers from collections. Its `input` has a `question` (or `query`) and may name `collections`,
-    `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question."""
+    `top_k` and a `language`. Without an input it pushes its result. `template` has the settings of every question.
+    `chosen` resolves collection names for a caller; NotFound if one does not exist."""
 
-    def __init__(self, answerer: Answerer, clock: Clock, *, template: Question, max_top_k: int, chosen: Chosen) -> None:
+    def __init__(
+        self,
+        answerer: Answerer,
+        clock: Clock,
+        *,
+        template: Question,
+        max_top_k: int,
+        chosen: Callable[[Sequence[str], Context], Awaitable[tuple[str, ...]]],
+    ) -> None:
         self._answerer = answerer
         self._clock = clock
         self._template = template
@@ -145,8 +152,8 @@ class DocumentationSubagent:
         self._chosen = chosen
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        made = fragment(payload, status, written if status == "success" else so_far, ("citations",))
-        count = msgspec.json.decode(made.payload, type=CountedSources).retrieval_count
+        made = fragment(payload, status, final_answer if status == "success" else partial_answer, ("citations",))
+        count = msgspec.json.decode(made.payload).get("retrieval_count")
         metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MAX_COUNT else {}
         return msgspec.structs.replace(made, metrics=metrics)
 
@@ -156,10 +163,14 @@ class DocumentationSubagent:
         directive: Directive,  # noqa: ARG002
         context: Context,
     ) -> AsyncGenerator[Fragment, None]:
-        question = await self._question(opened(input_of(expected)), context)
+        question = await self._question(decode(input_of(expected)), context)
         results = PartialResults(self._clock)
         events: asyncio.Queue[AnswerEvent] = asyncio.Queue(PENDING)
-        answering = asyncio.create_task(self._answered(question, context, events.put))
+        late = DeadlineExceeded("The answer was not complete in time.")
+        answer = within(
+            self._answerer.answer(question, context, events.put), context.deadline - self._clock.monotonic(), late
+        )
+        answering = asyncio.create_task(answer)
         try:
             while not (answering.done() and events.empty()):
                 for event in await _next_events(events, answering, results.wait_s):
@@ -174,18 +185,8 @@ class DocumentationSubagent:
             if not answering.cancelled():
                 answering.exception()  # avoids the warning about an exception never retrieved
 
-    async def _answered(self, question: Question, context: Context, emit: Emit) -> Answer:
-        limit = asyncio.timeout(context.deadline - self._clock.monotonic())
-        try:
-            async with limit:
-                return await self._answerer.answer(question, context, emit)
-        except TimeoutError:
-            if limit.expired():
-                raise DeadlineExceeded("The answer was not complete in time.") from None
-            raise
-
     async def _question(self, given: Object, context: Context) -> Question:
-        asked, _ = fitted(given, DocumentationInput, INPUT_ALIASES)
+        asked, _ = convert(given, DocumentationInput, INPUT_ALIASES)
         if asked.question is None:
             raise missing("question", INPUT_ALIASES)
         if not asked.question.strip() or len(asked.question) > MAX_QUESTION:
@@ -221,10 +222,6 @@ async def _next_events(
     return found
 
 
-class CountedSources(Value):
-    retrieval_count: Any = None
-
-
 def finished(answer: Answer) -> Fragment:
     """The final result. UpstreamError if every source failed; that may pass."""
     if answer.ground is Ground.ALL_FAILED:
@@ -240,7 +237,7 @@ def finished(answer: Answer) -> Fragment:
         "finish_reason": answer.finish_reason,
         "latency_ms": answer.timings.total_ms,
     }
-    return Fragment(status="success", payload=closed(payload), metrics={"retrieval_count": float(found)})
+    return Fragment(status="success", payload=encode(payload), metrics={"retrieval_count": float(found)})
 
 
 def _citations(answer: Answer) -> list[Object]:
@@ -269,38 +266,34 @@ def _citations(answer: Answer) -> list[Object]:
     return found
 
 
-def written(given: Object) -> Object:
-    """The final answer of a subagent elsewhere, in our form."""
-    found = so_far(given)
+def final_answer(given: Object) -> Object:
+    """The final answer of a remote subagent, in our form."""
+    found = partial_answer(given)
     if found.get("answer") is None:
         raise missing("answer", ALIASES)
     return {"answer": "", "citations": [], "model": None, "retrieval_count": 0} | found
 
 
-def so_far(given: Object) -> Object:
+def partial_answer(given: Object) -> Object:
     """The fields that are there so far."""
-    sent, others = fitted(given, Written, ALIASES)
-    count = sent.retrieval_count
-    if sent.citations is not None and count is None:
-        count = len(sent.citations)
-    cited = None if sent.citations is None else [_cited(*one) for one in enumerate(sent.citations[:MAX_CITATIONS])]
-    card = {"answer": sent.answer, "citations": cited, "model": sent.model, "retrieval_count": count}
-    return joined({name: value for name, value in card.items() if value is not None}, others)
+    sent, others = convert(given, DocumentationPayload, ALIASES)
+    card: Object = {"answer": sent.answer, "model": sent.model, "retrieval_count": sent.retrieval_count}
+    if sent.citations is not None:
+        card["citations"] = [_cited(*one) for one in enumerate(sent.citations[:MAX_CITATIONS])]
+        card["retrieval_count"] = len(sent.citations) if sent.retrieval_count is None else sent.retrieval_count
+    return merge({name: value for name, value in card.items() if value is not None}, others)
 
 
 def _cited(at: int, given: Object | str) -> Object:
     if isinstance(given, str):
         given = {"title": given}
-    try:
-        cited, others = fitted(given, Cited, CITATION_ALIASES)
-        url = web_address(cited.url, "url")
-    except InvalidQuestion as error:
-        raise InvalidQuestion(f"citations[{at}]: {error.message}") from None
+    where = f"citations[{at}]: "
+    cited, others = convert(given, CitationPayload, CITATION_ALIASES, where)
     citation = {
         "citation_index": at + 1 if cited.citation_index is None else cited.citation_index,
         "document_id": cited.document_id,
         "title": cut(cited.title, MAX_LABEL) if cited.title else None,
         "quoted_text": cut(cited.quoted_text, MAX_QUOTE) if cited.quoted_text else None,
-        "url": url,
+        "url": web_address(cited.url, f"{where}url"),
     }
-    return joined(citation, others)
+    return merge(citation, others)

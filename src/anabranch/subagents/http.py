@@ -1,8 +1,7 @@
 """A subagent at a URL: called once, and its reply is streamed."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +14,7 @@ from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
 from anabranch.network import sse
 from anabranch.network.redaction import content_of
 from anabranch.policies.resilience import refused
-from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE
+from anabranch.subagents.payloads import MAX_BYTES, UNDECODABLE, within
 
 MAX_FRAGMENTS = 10_000
 MAX_METRICS = 50
@@ -35,17 +34,6 @@ KEEP_ALIVE = (b'"heartbeat"', b'"ping"')
 DONE = b"[DONE]"
 
 T = TypeVar("T")
-
-
-class SubagentRequest(Value, omit_defaults=True):
-    """The request to a subagent; it never contains a token."""
-
-    session_id: str
-    plan_step_id: str
-    subagent: str
-    result_key: str
-    input: msgspec.Raw
-    planner_context: Mapping[str, str | int | float | bool | None] = {}
 
 
 class Measured(Value):
@@ -69,8 +57,9 @@ class HttpSubagent:
         return self._inner.taken(payload, status)
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
-        body = _body(expected, directive)
-        call = self._outbound.request("POST", expected.url or "", headers=_headers(context), body=body)
+        call = self._outbound.request(
+            "POST", expected.url or "", headers=_headers(context), body=_body(expected, directive)
+        )
         async with AsyncExitStack() as stack:
             exchange = await self._in_time(stack.enter_async_context(call), context)
             if not 200 <= exchange.status < 300:
@@ -88,14 +77,8 @@ class HttpSubagent:
 
     async def _in_time(self, waited_for: Awaitable[T], context: Context) -> T:
         """Wait for one step of a call: a generator must not yield inside a time-out."""
-        limit = asyncio.timeout(context.deadline - self._clock.monotonic())
-        try:
-            async with limit:
-                return await waited_for
-        except TimeoutError as error:
-            if limit.expired():
-                raise UpstreamTimedOut("It did not answer in time.", Trouble.DOWN) from error
-            raise
+        late = UpstreamTimedOut("It did not answer in time.", Trouble.DOWN)
+        return await within(waited_for, context.deadline - self._clock.monotonic(), late)
 
     def _fragment(self, output: bytes) -> Fragment:
         """One output in its adapter's form. Output that cannot be used is the subagent's failure, not the planner's."""
@@ -112,8 +95,7 @@ class HttpSubagent:
             fragment = self._inner.taken(_payload(given), _status(given.get("status")))
         except InvalidQuestion as error:
             raise UpstreamError(f"Its reply cannot be used: {error.message}", Trouble.UNUSABLE) from error
-        metrics = {**fragment.metrics, **_metrics(given.get("telemetry"))}
-        return msgspec.structs.replace(fragment, metrics=metrics)
+        return msgspec.structs.replace(fragment, metrics={**fragment.metrics, **_metrics(given.get("telemetry"))})
 
 
 async def _outputs(exchange: Exchange) -> AsyncGenerator[bytes, None]:
@@ -159,9 +141,8 @@ def _keeps_alive(event: bytes) -> bool:
 
 
 def _is_output(given: Mapping[str, msgspec.Raw]) -> bool:
-    if "status" not in given and "payload" not in given:
-        return False
-    return given.keys() <= OUTPUT or bytes(given.get("payload", b"")).startswith(b"{")
+    named = "status" in given or "payload" in given
+    return named and (given.keys() <= OUTPUT or bytes(given.get("payload", b"")).startswith(b"{"))
 
 
 def _payload(given: Mapping[str, msgspec.Raw]) -> bytes:
@@ -170,13 +151,9 @@ def _payload(given: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _status(given: msgspec.Raw | None) -> SubagentStatus:
-    try:
-        said = "success" if given is None else msgspec.json.decode(given, type=str)
-    except UNDECODABLE:
-        said = ""
-    if said not in STATUSES:
-        raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)}.")
-    return STATUSES[said]
+    with suppress(*UNDECODABLE, KeyError):
+        return STATUSES["success" if given is None else msgspec.json.decode(given, type=str)]
+    raise InvalidQuestion(f"status must be one of {', '.join(STATUSES)}.")
 
 
 def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
@@ -194,15 +171,17 @@ def _metrics(telemetry: msgspec.Raw | None) -> dict[str, float]:
 
 
 def _body(expected: Expected, directive: Directive) -> bytes:
-    asked = SubagentRequest(
-        session_id=directive.session_id,
-        plan_step_id=directive.plan_step_id,
-        subagent=expected.key,
-        result_key=expected.result_key,
-        input=EMPTY if expected.input is None else expected.input,
-        planner_context=directive.planner_context,
+    """The request to a subagent; it never contains a token."""
+    return msgspec.json.encode(
+        {
+            "session_id": directive.session_id,
+            "plan_step_id": directive.plan_step_id,
+            "subagent": expected.key,
+            "result_key": expected.result_key,
+            "input": EMPTY if expected.input is None else expected.input,
+            **({"planner_context": directive.planner_context} if directive.planner_context else {}),
+        }
     )
-    return msgspec.json.encode(asked)
 
 
 def _headers(context: Context) -> dict[str, str]:

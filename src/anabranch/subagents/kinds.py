@@ -1,36 +1,39 @@
 """The kinds of subagent payloads: action, safety, voice, row selection; and the registry that finds one by name."""
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Collection, Sequence
+from typing import Any, get_args
 
 import msgspec
 
 from anabranch.domain.contracts import Clock, Outbound, Subagent
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import SafetyVerdict, SubagentStatus
-from anabranch.domain.model import Context, Value
-from anabranch.domain.steps import Directive, Expected, Fragment
+from anabranch.domain.model import Value
+from anabranch.domain.steps import Expected, Fragment, verdict_of
 from anabranch.subagents.http import HttpSubagent
 from anabranch.subagents.payloads import (
     MAX_LABEL,
     Aliases,
     CardSubagent,
     Object,
-    closed,
+    convert,
     cut,
+    decode,
     encode,
-    fitted,
-    input_as_result,
-    joined,
     label,
+    merge,
     missing,
-    opened,
     web_address,
 )
 
-State = Literal["proposed", "awaiting_confirmation", "confirmed", "executed", "rejected", "failed"]
-STATES = get_args(State)
-STATUS_SYNONYMS: dict[str, State] = {
+# The states of an action, and their synonyms.
+STATES = {
+    "proposed": "proposed",
+    "awaiting_confirmation": "awaiting_confirmation",
+    "confirmed": "confirmed",
+    "executed": "executed",
+    "rejected": "rejected",
+    "failed": "failed",
     "pending": "awaiting_confirmation",
     "pending_confirmation": "awaiting_confirmation",
     "needs_confirmation": "awaiting_confirmation",
@@ -65,13 +68,14 @@ class Proposal(Value):
 
 def confirmation(given: Object) -> Object:
     """The card. Unless it says otherwise, an action needs a confirmation."""
-    sent, others = fitted(given, Proposal, ACTION_ALIASES)
+    sent, others = convert(given, Proposal, ACTION_ALIASES)
     if not sent.action:
         raise missing("action", ACTION_ALIASES)
-    state = _state(sent.state) if sent.state is not None else None
-    asks = sent.requires_confirmation
-    if asks is None:
-        asks = state in (None, "proposed", "awaiting_confirmation")
+    state = None if sent.state is None else STATES.get(sent.state.strip().lower())
+    if state is None and sent.state is not None:
+        raise InvalidQuestion(f"state must be one of {', '.join(dict.fromkeys(STATES.values()))}.")
+    unconfirmed = state in (None, "proposed", "awaiting_confirmation")
+    asks = unconfirmed if sent.requires_confirmation is None else sent.requires_confirmation
     card = {
         "card": "action_confirmation",
         "action": cut(sent.action, MAX_LABEL),
@@ -82,36 +86,27 @@ def confirmation(given: Object) -> Object:
         "message": sent.message,
         "confirmation_id": sent.confirmation_id,
     }
-    return joined(card, others)
-
-
-def _state(word: str) -> State:
-    plain = word.strip().lower()
-    found: State | None = next((state for state in STATES if state == plain), STATUS_SYNONYMS.get(plain))
-    if found is None:
-        raise InvalidQuestion(f"state must be one of {', '.join(STATES)}.")
-    return found
+    return merge(card, others)
 
 
 MAX_REASON = 1_000
-MAX_SHOWN = 100
+MAX_CATEGORY = 100
 MAX_CATEGORIES = 50
 DECISIONS = ("decision", "verdict", "outcome")
 REASONS = ("reason", "message", "rationale", "explanation")
-VERDICTS: dict[str, SafetyVerdict] = {"allow": "allow", "warn": "warn", "block": "block"}
 
 
-class SafetySubagent:
+class SafetySubagent(CardSubagent):
     """A Subagent that pushes its decision, is called at its URL, or has it in the envelope's `input`. Anything but
     allow and warn counts as block, also a missing decision. In an unfinished result only a block counts."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        given = opened(payload)
+        given = decode(payload)
         said = next((given[name] for name in DECISIONS if given.get(name) is not None), None)
         verdict, doubt = _verdict(said)
         reason = cut(" ".join(filter(None, (doubt, _reason(given)))), MAX_REASON)
         if status != "success" and (doubt or verdict != "block"):
-            return Fragment(status=status, payload=closed(given), reason=_reason(given))
+            return Fragment(status=status, payload=encode(given), reason=_reason(given))
         others = {name: value for name, value in given.items() if name not in DECISIONS}
         card: Object = {
             "card": "safety_decision",
@@ -119,21 +114,17 @@ class SafetySubagent:
             "reason": reason,
             "categories": _categories(given.get("categories")),
         }
-        return Fragment(status=status, payload=closed(joined(card, others)), verdict=verdict, reason=reason)
-
-    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return input_as_result(self, expected)
+        return Fragment(status=status, payload=encode(merge(card, others)), verdict=verdict, reason=reason)
 
 
 def _verdict(said: Any) -> tuple[SafetyVerdict, str]:
     """The decision, and why it counts as block if it is unknown."""
     if said is None:
         return "block", "No decision was given, which counts as block."
-    found = VERDICTS.get(said.strip().lower()) if isinstance(said, str) else None
-    if found is not None:
-        return found, ""
-    shown = cut(said if isinstance(said, str) else msgspec.json.encode(said).decode(), MAX_SHOWN)
-    return "block", f"The decision {shown!r} is not known, which counts as block."
+    if isinstance(said, str) and said.strip().lower() in get_args(SafetyVerdict):
+        return verdict_of(said), ""
+    quoted = cut(said if isinstance(said, str) else msgspec.json.encode(said).decode(), MAX_CATEGORY)
+    return "block", f"The decision {quoted!r} is not known, which counts as block."
 
 
 def _reason(given: Object) -> str:
@@ -142,7 +133,7 @@ def _reason(given: Object) -> str:
 
 def _categories(given: Any) -> list[str]:
     one_or_more = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    return [cut(name, MAX_SHOWN) for name in one_or_more[:MAX_CATEGORIES] if isinstance(name, str)]
+    return [cut(name, MAX_CATEGORY) for name in one_or_more[:MAX_CATEGORIES] if isinstance(name, str)]
 
 
 MAX_SEGMENTS = 500
@@ -187,7 +178,7 @@ class VoiceSegment(Value):
 
 def transcript(given: Object) -> Object:
     """The card. The segments replace a missing transcript, and the end of the last one a missing duration."""
-    speech, others = fitted(given, Speech, VOICE_ALIASES)
+    speech, others = convert(given, Speech, VOICE_ALIASES)
     segments = [_segment(one, at) for at, one in enumerate((speech.segments or [])[:MAX_SEGMENTS])]
     text = speech.transcript
     if text is None:
@@ -195,24 +186,22 @@ def transcript(given: Object) -> Object:
             raise missing("transcript", VOICE_ALIASES)
         text = " ".join(one["text"] for one in segments if one["text"])
     duration_ms = _ms(speech.duration_ms, speech.duration, "duration_ms")
+    ends = [one["end_ms"] for one in segments if one["end_ms"] is not None]
     card = {
         "card": "voice_transcript",
         "transcript": text,
         "language": cut(speech.language, MAX_LABEL) if speech.language else None,
         "confidence": _share(speech.confidence, "confidence"),
-        "duration_ms": _last(segments) if duration_ms is None else duration_ms,
+        "duration_ms": max(ends, default=None) if duration_ms is None else duration_ms,
         "segments": segments,
         "audio_url": web_address(speech.audio_url, "audio_url"),
     }
-    return joined(card, others)
+    return merge(card, others)
 
 
 def _segment(given: Object, at: int) -> Object:
     where = f"segments[{at}]"
-    try:
-        segment, _ = fitted(given, VoiceSegment, SEGMENT_ALIASES)
-    except InvalidQuestion as error:
-        raise InvalidQuestion(f"{where}: {error.message}") from None
+    segment, _ = convert(given, VoiceSegment, SEGMENT_ALIASES, f"{where}: ")
     return {
         "text": segment.text or "",
         "start_ms": _ms(segment.start_ms, segment.start, f"{where}.start_ms"),
@@ -237,15 +226,10 @@ def _share(given: float | None, field: str) -> float | None:
     return given
 
 
-def _last(segments: Sequence[Object]) -> int | None:
-    return max((one["end_ms"] for one in segments if one["end_ms"] is not None), default=None)
-
-
 MAX_ROWS = 50
 MAX_COLUMNS = 100
 MAX_CELL = 500
 MAX_SELECTED = 500
-MAX_INTEGER = 2**63
 SELECTION_ALIASES: Aliases = {
     "rows": ("records", "data"),
     "columns": ("fields", "headers"),
@@ -275,7 +259,7 @@ class Column(Value):
 
 def preview(given: Object) -> Object:
     """The card: columns with key, label and type, and the first rows as arrays."""
-    table, others = fitted(given, Table, SELECTION_ALIASES)
+    table, others = convert(given, Table, SELECTION_ALIASES)
     if table.rows is None:
         raise missing("rows", SELECTION_ALIASES)
     columns = _columns(table)
@@ -292,7 +276,7 @@ def preview(given: Object) -> Object:
         "truncated": bool(table.truncated) or row_count > len(rows) or len(columns) > len(shown),
         "selected": [_cell(one) for one in (table.selected or [])[:MAX_SELECTED]],
     }
-    return joined(card, others)
+    return merge(card, others)
 
 
 def _columns(table: Table) -> list[Column]:
@@ -307,27 +291,21 @@ def _columns(table: Table) -> list[Column]:
 def _column(given: str | Object, at: int) -> Column:
     if isinstance(given, str):
         return Column(key=given)
-    try:
-        column, _ = fitted(given, Column, COLUMN_ALIASES)
-    except InvalidQuestion as error:
-        raise InvalidQuestion(f"columns[{at}]: {error.message}") from None
-    if column.key is not None:
-        return column
-    return Column(key=f"column_{at + 1}", label=column.label, type=column.type)
+    column, _ = convert(given, Column, COLUMN_ALIASES, f"columns[{at}]: ")
+    return msgspec.structs.replace(column, key=f"column_{at + 1}") if column.key is None else column
 
 
 def _row(row: Object | list[Any], keys: Sequence[str]) -> list[Any]:
     if isinstance(row, dict):
         return [_cell(row.get(key)) for key in keys]
-    cells = [_cell(value) for value in row[: len(keys)]]
-    return cells + [None] * (len(keys) - len(cells))
+    return [_cell(row[at]) if at < len(row) else None for at in range(len(keys))]
 
 
 def _cell(value: Any) -> Any:
     """Scalars as they are; objects and arrays as JSON text."""
     if isinstance(value, dict | list):
-        value = encode(value).decode()
-    elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        value = msgspec.json.encode(value).decode()
+    elif isinstance(value, int) and abs(value) >= 2**63:
         value = str(value)
     return cut(value, MAX_CELL) if isinstance(value, str) else value
 
@@ -350,10 +328,9 @@ def _type(cells: Sequence[Any]) -> str:
     return "number" if kinds and kinds <= {int, float} else "string"
 
 
-Kind = Literal["documentation", "row_selection", "action", "voice", "safety", "other"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS = ("documentation", "row_selection", "action", "voice", "safety", "other")
 # Other names in spec 2.
-KIND_SYNONYMS: Mapping[str, Kind] = {
+KIND_SYNONYMS = {
     "documentation_qa": "documentation",
     "action_workflow": "action",
     "workflow": "action",
@@ -366,7 +343,7 @@ class SubagentRegistry:
     def __init__(
         self, *, documentation: Subagent, outbound: Outbound, clock: Clock, enabled: Collection[str] = KINDS
     ) -> None:
-        every: dict[Kind, Subagent] = {
+        every: dict[str, Subagent] = {
             "documentation": documentation,
             "row_selection": CardSubagent(preview),
             "action": CardSubagent(confirmation),
@@ -374,15 +351,11 @@ class SubagentRegistry:
             "safety": SafetySubagent(),
             "other": CardSubagent(),
         }
-        self._here = {kind: subagent for kind, subagent in every.items() if kind in enabled}
-        self._elsewhere = {kind: HttpSubagent(one, outbound, clock) for kind, one in self._here.items()}
+        self._local = {kind: subagent for kind, subagent in every.items() if kind in enabled}
+        self._remote = {kind: HttpSubagent(one, outbound, clock) for kind, one in self._local.items()}
 
     def find(self, expected: Expected) -> Subagent | None:
-        known = self._here if expected.url is None else self._elsewhere
-        return known.get(kind_of(expected.key))
-
-
-def kind_of(key: str) -> Kind:
-    """The kind of a key; `other` if it is unknown."""
-    plain = key.strip().lower().replace("-", "_").replace(" ", "_")
-    return next((kind for kind in KINDS if kind == plain), KIND_SYNONYMS.get(plain, "other"))
+        """None if its kind is disabled. A key of no known kind is an `other`."""
+        name = expected.key.strip().lower().replace("-", "_").replace(" ", "_")
+        kind = KIND_SYNONYMS.get(name, name if name in KINDS else "other")
+        return self._local.get(kind) if expected.url is None else self._remote.get(kind)

@@ -1,12 +1,12 @@
 """Shared by all adapters: decodes a payload, finds its fields under their aliases, and encodes the card."""
 
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from anabranch.domain.contracts import Subagent
-from anabranch.domain.errors import InvalidQuestion
+from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context
@@ -25,26 +25,21 @@ Object = dict[str, Any]
 Aliases = Mapping[str, tuple[str, ...]]
 T = TypeVar("T")
 
-encode = msgspec.json.Encoder().encode
-
-
-def as_sent(given: Object) -> Object:
-    return given
-
 
 class CardSubagent:
     """A Subagent that pushes its result, is called at its URL, or has it in the envelope's `input`. `card` converts its
     payload; the fields `unchecked` are removed from a payload that `card` cannot convert."""
 
-    def __init__(self, card: Callable[[Object], Object] = as_sent, unchecked: Collection[str] = ()) -> None:
+    def __init__(self, card: Callable[[Object], Object] = dict, unchecked: Collection[str] = ()) -> None:
         self.card = card
         self._unchecked = unchecked
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
         return fragment(payload, status, self.card, self._unchecked)
 
-    def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
-        return input_as_result(self, expected)
+    async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
+        """The envelope's `input` is the result."""
+        yield self.taken(input_of(expected), "success")
 
 
 def fragment(
@@ -52,19 +47,14 @@ def fragment(
 ) -> Fragment:
     """The payload as a card. An unfinished result may be incomplete: then it is passed on as it was sent, without the
     fields that a page would trust and that could not be checked."""
-    given = opened(payload)
+    given = decode(payload)
     try:
         made = card(given)
     except InvalidQuestion:
         if status == "success":
             raise
         made = {name: value for name, value in given.items() if name != "card" and name not in unchecked}
-    return Fragment(status=status, payload=closed(made), reason=reason(given) if status == "error" else "")
-
-
-async def input_as_result(subagent: Subagent, expected: Expected) -> AsyncGenerator[Fragment, None]:
-    """The envelope's `input` is the result."""
-    yield subagent.taken(input_of(expected), "success")
+    return Fragment(status=status, payload=encode(made), reason=reason(given) if status == "error" else "")
 
 
 def input_of(expected: Expected) -> bytes:
@@ -73,7 +63,7 @@ def input_of(expected: Expected) -> bytes:
     return bytes(expected.input)
 
 
-def opened(payload: bytes) -> Object:
+def decode(payload: bytes) -> Object:
     if len(payload) > MAX_BYTES:
         raise InvalidQuestion(f"The payload is larger than {MAX_BYTES:,} bytes.")
     try:
@@ -89,41 +79,51 @@ def opened(payload: bytes) -> Object:
     return given
 
 
-def closed(value: object) -> msgspec.Raw:
+def encode(value: object) -> msgspec.Raw:
     """Compact JSON without line ends."""
-    body = one_line(encode(value))
+    body = one_line(msgspec.json.encode(value))
     if len(body) > MAX_BYTES:
         raise InvalidQuestion(f"The payload is larger than {MAX_BYTES:,} bytes.")
     return msgspec.Raw(body)
 
 
-def fitted(given: Object, form: type[T], aliases: Aliases) -> tuple[T, Object]:
-    """The fields of a form, and all other fields as they were sent."""
+def convert(given: Object, form: type[T], aliases: Aliases, at: str = "") -> tuple[T, Object]:
+    """The fields of a form, and all other fields as they were sent. `at` is where the object is in the payload."""
     named = dict(given)
     for field, others in aliases.items():
-        found = next((name for name in (field, *others) if given.get(name) is not None), None)
-        if found is not None and found != field:
+        found = next((name for name in (field, *others) if given.get(name) is not None), field)
+        if found != field:
             named[field] = named.pop(found)
     try:
         known = msgspec.convert(named, form)
     except msgspec.ValidationError as error:
         expected, _, path = str(error).partition(" - at `$")
         field = path.strip(".`")
-        others = aliases.get(field, ())
-        what = " or ".join((field, *others)) if field else "The payload"
-        raise InvalidQuestion(f"{what} cannot be understood: {expected[:1].lower()}{expected[1:]}.") from None
+        what = " or ".join((field, *aliases.get(field, ()))) if field else "The payload"
+        raise InvalidQuestion(f"{at}{what} cannot be understood: {expected[:1].lower()}{expected[1:]}.") from None
     return known, {name: value for name, value in named.items() if name not in form.__struct_fields__}  # type: ignore[attr-defined]
 
 
 def missing(field: str, aliases: Aliases) -> InvalidQuestion:
-    others = aliases.get(field, ())
-    also = f" (or {', '.join(others)})" if others else ""
+    also = f" (or {', '.join(aliases[field])})" if field in aliases else ""
     return InvalidQuestion(f"{field}{also} is missing.")
 
 
-def joined(card: Object, others: Object) -> Object:
+def merge(card: Object, others: Object) -> Object:
     """A card and the unknown fields; the card wins where names are equal."""
     return card | {name: value for name, value in others.items() if name not in card}
+
+
+async def within(waited_for: Awaitable[T], seconds: float, late: AnabranchError) -> T:
+    """The result, or the error `late` after so many seconds."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await waited_for
+    except TimeoutError as error:
+        if limit.expired():
+            raise late from error
+        raise
 
 
 def cut(text: str, most: int) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from anabranch.domain.eventlog import EPOCH, SequencedEntry
+from anabranch.domain.eventlog import EPOCH, Page, SequencedEntry
 from anabranch.entrypoints.http import planner_wire as views
 from anabranch.entrypoints.http.log_stream import ShutdownEvent, StreamTiming, tail
-from anabranch.eventlog.reader import Batch
 from support.planner_fixtures import Desk, desk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("planner-stream")]
@@ -197,9 +196,9 @@ class Endless:
 
     head = 1
 
-    async def next(self, wait_s: float) -> Batch:
+    async def next(self, wait_s: float) -> Page:
         await asyncio.sleep(0)
-        return Batch(entries=(SequencedEntry(sequence=1, key="k", revision=1, body=b"{}"),), head=1)
+        return Page(entries=(SequencedEntry(sequence=1, key="k", revision=1, body=b"{}"),), head=1)
 
 
 async def test_a_client_that_does_not_read_in_time_ends_the_stream() -> None:

@@ -12,9 +12,10 @@ from starlette.types import Receive, Send
 
 from anabranch.app.revocations import Revocations
 from anabranch.domain.errors import AnabranchError, NotFound, ShuttingDown, StreamUnavailable
+from anabranch.domain.eventlog import Page
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.asgi import EVENT_STREAM, PIECE_BYTES, PIECE_S, Headers
-from anabranch.eventlog.reader import Batch, TooSlow
+from anabranch.eventlog.reader import TooSlow
 
 CLOSING = "The server is shutting down; come back in a moment."
 # Clients that were disconnected together must not reconnect together.
@@ -39,7 +40,7 @@ class Tailed(Protocol):
     @property
     def head(self) -> int: ...
 
-    async def next(self, wait_s: float) -> Batch | None: ...
+    async def next(self, wait_s: float) -> Page | None: ...
 
 
 class ShutdownEvent:
@@ -92,7 +93,7 @@ async def tail(
     receive: Receive,
     send: Send,
     *,
-    frames: Callable[[Batch], bytes],
+    frames: Callable[[Page], bytes],
     heartbeat: Callable[[int], bytes],
     heartbeat_s: float,
     closing: ShutdownEvent,
@@ -145,7 +146,7 @@ async def _pump(
     reader: Tailed,
     send: Send,
     timeouts: ReadTimeouts,
-    frames: Callable[[Batch], bytes],
+    frames: Callable[[Page], bytes],
     heartbeat: Callable[[int], bytes],
     heartbeat_s: float,
 ) -> None:
@@ -166,7 +167,7 @@ def pieces(body: bytes) -> Iterable[bytes]:
     return (body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
-def parts(batch: Batch) -> Iterator[Batch]:
+def parts(batch: Page) -> Iterator[Page]:
     """Splits a batch, so that a client that reads slowly holds one part in memory; a larger entry is a part of its
     own."""
     entries = batch.entries

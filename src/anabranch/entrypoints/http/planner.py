@@ -32,7 +32,7 @@ from anabranch.entrypoints.http.log_stream import (
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import WEBSOCKET, Call, EventStream, Handler, Operation, Reply
 from anabranch.entrypoints.http.planner_wire import next_step
-from anabranch.eventlog.reader import Batch, StreamReader, TooSlow
+from anabranch.eventlog.reader import StreamReader, TooSlow
 from anabranch.knowledge.model import Caller
 
 POLL_S = 0.25
@@ -117,7 +117,7 @@ class Chain:
     def head(self) -> int:
         return self._shift + (self._reader.head if self._reader is not None else 0)
 
-    async def next(self, wait_s: float) -> Batch | None:
+    async def next(self, wait_s: float) -> Page | None:
         """New events, or None if there were none within this time. Raises NotFound once the step before the awaited one
         has expired."""
         reader = self._reader
@@ -141,7 +141,7 @@ class Chain:
             await self._advance(batch.entries[-1].sequence, following, 0)
         if not shift and not reset and following is None:
             return batch
-        return Batch(
+        return Page(
             entries=tuple(_shifted(entry, shift) for entry in batch.entries) if shift else batch.entries,
             head=batch.head + shift,
             reset=batch.reset or reset,

@@ -14,7 +14,6 @@ from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Value
 from anabranch.domain.steps import Decision, Directive, Expected, Progress, Push, Receipt, Trace, verdict_of
 from anabranch.entrypoints.http.asgi import PIECE_BYTES, RequestTooLarge, is_deeper
-from anabranch.eventlog.reader import Batch
 from anabranch.planner.encoder import StepRecord, numbered
 
 LONGEST_ID = 200
@@ -451,19 +450,19 @@ class Frames:
     def __init__(self) -> None:
         self._batches = 0
 
-    def sse(self, batch: Batch) -> bytes:
+    def sse(self, batch: Page) -> bytes:
         frames = [b"event: reset\ndata: %b\n\n" % reset(batch.head)] if batch.reset else []
         for group, body in self._bodies(batch):
             frames.append(b"id: %d\nevent: planner_stream\ndata: %b\n\n" % (group[-1].sequence, body))
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
-    def messages(self, batch: Batch) -> Iterator[bytes]:
+    def messages(self, batch: Page) -> Iterator[bytes]:
         if batch.reset:
             yield reset(batch.head)
         for _, body in self._bodies(batch):
             yield body
 
-    def _bodies(self, batch: Batch) -> Iterator[tuple[Sequence[SequencedEntry], bytes]]:
+    def _bodies(self, batch: Page) -> Iterator[tuple[Sequence[SequencedEntry], bytes]]:
         for start in range(0, len(batch.entries), EVENTS_A_FRAME):
             group = batch.entries[start : start + EVENTS_A_FRAME]
             self._batches += 1

@@ -33,7 +33,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE
 from anabranch.entrypoints.http.log_stream import ShutdownEvent, tail, until_revoked
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation
-from anabranch.eventlog.reader import Batch, StreamReader
+from anabranch.eventlog.reader import StreamReader
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Listener, Run
 
@@ -285,7 +285,7 @@ def bearer_of(scope: Scope) -> str:
     return "bearer:" + hashlib.blake2b(token.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def frames(batch: Batch) -> bytes:
+def frames(batch: Page) -> bytes:
     """Events with their ids. An end that its dialect does not have is not sent."""
     written = [b"id: %d\n%b" % (entry.sequence, entry.body) for entry in batch.entries if entry.body]
     if batch.reset:

@@ -1,29 +1,223 @@
-"""The event log that all workers share through Redis: writes this worker's streams, reads those of all."""
+"""The event log that all workers share through Redis: writes this worker's streams, and reads those of all workers
+through replicas."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
 from anabranch.domain.contracts import Clock, Watch
-from anabranch.domain.errors import Conflict, LeaseLost, StreamUnavailable
+from anabranch.domain.errors import AnabranchError, Conflict, LeaseLost, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
 from anabranch.eventlog.entries_and_cursors import StreamEntries
-from anabranch.eventlog.redis.replica import PAGE, UNREACHABLE, Replicas
-from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, StreamSlice, Verdict
+from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, Verdict, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
 from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams, Watchers
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
+
+PAGE = 1_000
+UNREACHABLE = "The log that the workers share cannot be reached."
+
+
+class Replica:
+    """One stream. Before the first read it is neither present nor missing."""
+
+    __slots__ = ("error", "facts", "loaded", "lock", "reads", "size", "tape", "task", "watches")
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.task: asyncio.Task[None] | None = None
+        self.tape: StreamEntries | None = None
+        self.facts: Page | None = None
+        self.error: AnabranchError | None = None
+        self.size = 0
+        self.reads = 0
+        self.loaded = asyncio.Event()
+        self.lock = asyncio.Lock()
+
+    def state(self) -> tuple[int, bool, bool, type | None]:
+        """What readers are notified of when it changes."""
+        head, abandoned = (self.tape.head, bool(self.facts and self.facts.abandoned)) if self.tape else (-1, False)
+        return head, bool(self.tape and self.tape.ended), abandoned, type(self.error) if self.error else None
+
+
+class Replicas:
+    """A replica exists while anybody watches a stream that this worker does not write. One task updates it when the
+    stream's channel notifies it, and at intervals. Replicas share the memory bound of the `owned` streams."""
+
+    def __init__(
+        self,
+        store: RedisStreamStore,
+        rpc: WorkerRpc,
+        owned: Streams[OwnedStream],
+        writer: StreamWriter,
+        *,
+        limits: LogLimits,
+        timing: RedisLogTiming,
+        changed: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._rpc = rpc
+        self._owned = owned
+        self._writer = writer
+        self._limits = limits
+        self._timing = timing
+        self._changed = changed
+        self._replicas: dict[str, Replica] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def enter(self, stream: str) -> None:
+        self._replicas.setdefault(stream, Replica()).watches += 1
+        self.follow(stream)
+
+    def leave(self, stream: str) -> None:
+        replica = self._replicas[stream]
+        replica.watches -= 1
+        if not replica.watches:
+            del self._replicas[stream]
+            self._end(replica)
+
+    def follow(self, stream: str) -> None:
+        """Update a replica if the stream is watched and not written here; stop otherwise."""
+        replica = self._replicas.get(stream)
+        if replica is None:
+            return
+        if self._owned.get(stream) is not None:
+            self._end(replica)
+        elif replica.task is None:
+            replica.loaded.clear()
+            replica.task = asyncio.create_task(self._update(stream, replica))
+
+    async def read(self, stream: str, after: int, limit: int) -> Page | None:
+        """None if there is no replica. If the stream is missing or the cursor is not valid here, Redis is read first:
+        the reader may come from a worker that is further ahead."""
+        replica = self._replicas.get(stream)
+        if replica is None or replica.task is None:
+            return None
+        await replica.loaded.wait()
+        tape = replica.tape
+        if replica.error or (tape is not None and after and not tape.floor <= after <= tape.head):
+            # One read for all who ask at the same time. A caller that is cancelled does not cancel it.
+            await asyncio.shield(self._track(asyncio.create_task(self._refresh(stream, replica, replica.reads))))
+        if replica.error is not None:
+            raise replica.error.__class__(replica.error.message)
+        if replica.tape is None or replica.facts is None:
+            return None  # This worker owns the stream now, or nobody watches it any more.
+        return replica.tape.page(after, limit, replica.facts)
+
+    async def close(self) -> None:
+        for replica in self._replicas.values():
+            self._end(replica)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def missing(self) -> AnabranchError:
+        """The error for a stream that Redis does not have."""
+        if self.stable_s() < self._limits.lease_s:
+            return StreamUnavailable("Redis was unreachable; the stream may still be restored. Try again.")
+        return NotFound("There is no such stream.")
+
+    def stable_s(self) -> float:
+        """Seconds since Redis was last found unreachable."""
+        return self._store.now() - self.interrupted_at
+
+    @property
+    def interrupted_at(self) -> float:
+        return max(self._store.interrupted_at, self._rpc.interrupted_at)
+
+    def _end(self, replica: Replica) -> None:
+        if replica.task is not None:
+            replica.task.cancel()
+            self._track(replica.task)
+            replica.task = None
+            replica.loaded.set()  # Waiting readers read the owned stream, or Redis.
+            self._clear(replica, None)
+
+    def _track(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _update(self, stream: str, replica: Replica) -> None:
+        with self._rpc.listen(channel(stream)) as notified:
+            while True:
+                await self._refresh(stream, replica)
+                replica.loaded.set()
+                ended = replica.tape is not None and replica.tape.ended
+                await notified.wait(self._timing.recheck_ended_s if ended else self._timing.recheck_s)
+
+    async def _refresh(self, stream: str, replica: Replica, reads: int | None = None) -> None:
+        """Read what is new, unless another read has begun since there were `reads`."""
+        async with replica.lock:
+            if replica.task is None or (reads is not None and replica.reads > reads):
+                return
+            replica.reads += 1
+            before = replica.state()
+            try:
+                await self._catch_up(stream, replica)
+            except RedisGone:
+                replica.error = StreamUnavailable(UNREACHABLE)
+            except StreamFull as full:
+                self._clear(replica, StreamUnavailable(full.message))
+            except (NotFound, StreamUnavailable) as error:
+                self._clear(replica, error)
+            if replica.state() != before:
+                self._changed(stream)
+
+    async def _catch_up(self, stream: str, replica: Replica) -> None:
+        tape = replica.tape
+        if tape is not None:
+            page = await self._read(stream, replica, tape.head)
+            while not page.reset and epoch(page.head) == tape.epoch:
+                tape.extend(page.entries)
+                self._account(replica, tape)
+                replica.facts, replica.error = page, None
+                if not page.more:
+                    return
+                page = await self._read(stream, replica, tape.head)
+        await self._load(stream, replica)
+
+    async def _load(self, stream: str, replica: Replica) -> None:
+        page = await self._read(stream, replica, 0)
+        entries = list(page.entries)
+        while page.more:
+            before = epoch(page.head)
+            page = await self._read(stream, replica, entries[-1].sequence, onward=True)
+            if epoch(page.head) != before:
+                page, entries = await self._read(stream, replica, 0), []
+            entries.extend(page.entries)
+        tape = StreamEntries.of(entries, page, max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
+        self._account(replica, tape)
+        replica.tape, replica.facts, replica.error = tape, page, None
+
+    async def _read(self, stream: str, replica: Replica, after: int, *, onward: bool = False) -> Page:
+        page = await self._store.read(stream, after, PAGE, onward=onward)
+        if replica.task is None:
+            raise StreamUnavailable(UNREACHABLE)  # Nobody needs it any more.
+        if page is None:
+            raise self.missing()
+        return page
+
+    def _clear(self, replica: Replica, error: AnabranchError | None) -> None:
+        replica.tape = replica.facts = None
+        replica.error = error
+        self._account(replica, None)
+
+    def _account(self, replica: Replica, tape: StreamEntries | None) -> None:
+        """Count the replica's memory. StreamsFull if it does not fit."""
+        size = tape.size if tape is not None else 0
+        self._writer.dropped(self._owned.make_room(max(size - replica.size, 0)))
+        self._owned.replica_bytes += size - replica.size
+        replica.size = size
+
 
 AT_ONCE = 32
 # Ranges of random epochs; writer.py says why. Owners count up from theirs and never get from one range to the next. The
 # epochs are small enough for the sequences of a hundred consecutive steps to be added up below LAST.
 REOPENED_EPOCHS = range(2**10, 2**14)
 ENDED_EPOCHS = range(2**15, 2**16)
-USUAL_TIMING = RedisLogTiming()
 
 
 class RedisLog:
@@ -38,21 +232,22 @@ class RedisLog:
         worker: str,
         clock: Clock,
         limits: LogLimits,
-        timing: RedisLogTiming = USUAL_TIMING,
+        timing: RedisLogTiming = RedisLogTiming(),
     ) -> None:
         self._rpc = rpc
         self._worker = worker
         self._clock = clock
         self._limits = limits
         self._timing = timing
+        self._restore_s = min(timing.restore_s, limits.lease_s)
         self._watchers = Watchers()
         self._store = RedisStreamStore(redis, worker=worker, clock=clock, limits=limits)
-        self._streams: Streams[OwnedStream] = Streams(limits)
-        self._writer = StreamWriter(self._store, self._streams, clock=clock, limits=limits, changed=self._notify)
+        self.streams: Streams[OwnedStream] = Streams(limits)
+        self._writer = StreamWriter(self._store, self.streams, clock=clock, limits=limits, changed=self._notify)
         self._replicas = Replicas(
             self._store,
             rpc,
-            self._streams,
+            self.streams,
             self._writer,
             limits=limits,
             timing=timing,
@@ -64,14 +259,6 @@ class RedisLog:
         self._repairing: asyncio.Task[None] | None = None
         self._waited_for_restores = False
 
-    @property
-    def bytes_held(self) -> int:
-        return self._streams.bytes_held
-
-    def __len__(self) -> int:
-        """The number of streams in this process, owned and replicas."""
-        return len(self._streams) + len(self._replicas)
-
     def start(self) -> None:
         self._repairing = asyncio.create_task(self._repair())
 
@@ -79,17 +266,16 @@ class RedisLog:
         """Finish the writes in progress. After that the leases of this worker's streams expire."""
         if self._repairing is not None:
             self._repairing.cancel()
-        writing = [stream.writing for stream in self._streams if stream.writing is not None]
-        tasks = [*writing, *self._opening, *([self._repairing] if self._repairing else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [*(stream.writing for stream in self.streams), *self._opening, self._repairing]
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self._replicas.close()
 
     async def open(self, stream: str, *, identity: str, about: bytes = b"") -> str:
         if self._own(stream) is not None:
             raise Conflict(EXISTS)
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
-        self._writer.dropped(self._streams.make_room(owner.size))
-        if not self._store.reachable or self._replicas.stable_s() < self._restore_s:
+        self._writer.dropped(self.streams.make_room(owner.size))
+        if not self._store.redis.reachable or self._replicas.stable_s() < self._restore_s:
             raise StreamUnavailable(UNREACHABLE)
         await self._wait_for_restores()
         opening = asyncio.create_task(self._open(owner))
@@ -107,8 +293,7 @@ class RedisLog:
             with suppress(RedisGone):
                 if await self._store.known(stream) is None:
                     raise self._replicas.missing()
-            raise LeaseLost(NOT_OWNED)
-        if token != owned.owner.token or owned.tape.ended:
+        if owned is None or token != owned.owner.token or owned.tape.ended:
             raise LeaseLost(NOT_OWNED)
         return await self._writer.append(owned, entries)
 
@@ -117,22 +302,29 @@ class RedisLog:
         if owned is None:
             await self._wait_for_restores()
             try:
-                page = await self._replicas.read(stream, after, limit)
-                if page is not None:
+                if (page := await self._replicas.read(stream, after, limit)) is not None:
                     return page
-                owned = self._own(stream)
-                if owned is None:
+                if (owned := self._own(stream)) is None:
                     return await self._read_page(stream, after, limit)
             except RedisGone as gone:
                 raise StreamUnavailable(UNREACHABLE) from gone
         return owned.page(after, limit, keeper=self._worker, now=self._clock.monotonic())
 
-    def watch(self, stream: str) -> AbstractAsyncContextManager[Watch]:
-        return self._watch(stream)
+    @asynccontextmanager
+    async def watch(self, stream: str) -> AsyncIterator[Watch]:
+        async with self._watchers.watch(stream) as watch:
+            self._replicas.enter(stream)
+            try:
+                yield watch
+            finally:
+                self._replicas.leave(stream)
 
     async def end_abandoned(self, stream: str, last: Entry) -> bool:
         if (owned := self._own(stream)) is not None:
-            return await self._end_own(owned, last)
+            with suppress(LeaseLost):
+                abandoned = owned.writing is None and owned.abandoned(self._clock.monotonic())
+                return abandoned and any(await self._writer.append(owned, [last]))
+            return False
         try:
             verdict = await self._end_other(stream, last)
         except RedisGone as gone:
@@ -143,12 +335,11 @@ class RedisLog:
 
     def tend(self) -> None:
         """Free the memory of expired streams. Redis expires them by itself."""
-        self._writer.dropped(self._streams.drop_expired(self._clock.monotonic()))
+        self._writer.dropped(self.streams.drop_expired(self._clock.monotonic()))
 
     async def _open(self, owner: StreamOwner) -> str:
         stream = owner.stream
-        recent = self._replicas.stable_s() < self._limits.ttl_s
-        first_epoch = secrets.choice(REOPENED_EPOCHS) if recent else 0
+        first_epoch = secrets.choice(REOPENED_EPOCHS) if self._replicas.stable_s() < self._limits.ttl_s else 0
         due = self._clock.monotonic() + self._limits.lease_s
         try:
             verdict = await self._store.open(owner, first_epoch * EPOCH, self._to_undo.get(stream, ""))
@@ -159,12 +350,12 @@ class RedisLog:
             raise Conflict(EXISTS)
         self._to_undo.pop(stream, None)
         tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes, epoch=first_epoch)
-        self._streams.add(OwnedStream(owner, tape, due))
+        self.streams.add(OwnedStream(owner, tape, due))
         self._notify(stream)
         return owner.token
 
     def _undo(self, owner: StreamOwner) -> None:
-        owned = self._streams.get(owner.stream)
+        owned = self.streams.get(owner.stream)
         if owned is not None and owned.owner is owner:
             self._to_undo[owner.stream] = owner.token
             self._writer.drop(owned)
@@ -178,43 +369,26 @@ class RedisLog:
             return "absent" if await self._store.known(stream) is None else "held"
         return await self._store.end_abandoned(stream, last, secrets.choice(ENDED_EPOCHS))
 
-    async def _end_own(self, owned: OwnedStream, last: Entry) -> bool:
-        if owned.writing is not None or not owned.abandoned(self._clock.monotonic()):
-            return False
-        try:
-            return any(await self._writer.append(owned, [last]))
-        except LeaseLost:
-            return False
-
     async def _read_page(self, stream: str, after: int, limit: int) -> Page:
         """Straight from Redis. As on a tape, a page from the beginning never stops below the floor."""
-        part = await self._read(stream, after, limit)
-        first, entries = part.page, list(part.page.entries)
-        while part.page.more and (first.reset or not after) and entries[-1].sequence < part.floor:
-            part = await self._read(stream, entries[-1].sequence, PAGE, onward=True)
-            entries.extend(part.page.entries)
-            if epoch(part.page.head) != epoch(first.head):
+        first = page = await self._read(stream, after, limit)
+        entries = list(page.entries)
+        while page.more and (first.reset or not after) and entries[-1].sequence < page.floor:
+            page = await self._read(stream, entries[-1].sequence, PAGE, onward=True)
+            entries.extend(page.entries)
+            if epoch(page.head) != epoch(first.head):
                 return await self._read_page(stream, after, limit)
-        return msgspec.structs.replace(part.page, entries=tuple(entries), reset=first.reset)
+        return msgspec.structs.replace(page, entries=tuple(entries), reset=first.reset)
 
-    async def _read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> StreamSlice:
-        part = await self._store.read(stream, after, limit, onward=onward)
-        if part is None:
+    async def _read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page:
+        page = await self._store.read(stream, after, limit, onward=onward)
+        if page is None:
             raise self._replicas.missing()
-        return part
-
-    @asynccontextmanager
-    async def _watch(self, stream: str) -> AsyncIterator[Watch]:
-        async with self._watchers.watch(stream) as watch:
-            self._replicas.enter(stream)
-            try:
-                yield watch
-            finally:
-                self._replicas.leave(stream)
+        return page
 
     def _own(self, stream: str) -> OwnedStream | None:
-        owned = self._streams.get(stream)
-        if owned is not None and self._streams.expired(owned, self._clock.monotonic()):
+        owned = self.streams.get(stream)
+        if owned is not None and self.streams.expired(owned, self._clock.monotonic()):
             self._writer.drop(owned)
             return None
         return owned
@@ -222,10 +396,6 @@ class RedisLog:
     def _notify(self, stream: str) -> None:
         self._replicas.follow(stream)
         self._watchers.notify(stream)
-
-    @property
-    def _restore_s(self) -> float:
-        return min(self._timing.restore_s, self._limits.lease_s)
 
     async def _wait_for_restores(self) -> None:
         """A worker that starts together with Redis does not know which streams there were. It waits once, while their
@@ -243,32 +413,29 @@ class RedisLog:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.repair_every_s):
                     await self._writer.detached.wait()
-            if not self._store.reachable:
+            if not self._store.redis.reachable:
                 self._store.interrupted()
                 await asyncio.sleep(self._timing.repair_every_s)
                 continue
             self._writer.detached.clear()
             with suppress(RedisGone):
                 interrupted_at = self._replicas.interrupted_at
-                all_streams = interrupted_at > checked_at
-                await _each(
-                    list(self._streams) if all_streams else self._streams.silent(self._clock.monotonic()), self._check
-                )
+                silent = self.streams.silent(self._clock.monotonic())
+                await _each(list(self.streams) if interrupted_at > checked_at else silent, self._check)
                 checked_at = interrupted_at
-                await _each([stream for stream in self._streams if not stream.shared], self._writer.restore)
+                await _each([stream for stream in self.streams if not stream.shared], self._writer.restore)
                 for stream, token in list(self._to_undo.items()):
                     await self._store.undo(stream, token)
                     if self._to_undo.get(stream) == token:
                         del self._to_undo[stream]
-            if not all(stream.shared for stream in self._streams):
+            if not all(stream.shared for stream in self.streams):
                 await asyncio.sleep(self._timing.repair_every_s)  # Redis refuses, or is lost again.
 
     async def _check(self, owned: OwnedStream) -> None:
         """Whether a restarted Redis still has the stream, and this worker still owns it."""
         async with owned.lock:
             if owned.shared:
-                expected = owned.owner.token, owned.tape.head
-                owned.shared = await self._store.known(owned.owner.stream) == expected
+                owned.shared = await self._store.known(owned.owner.stream) == (owned.owner.token, owned.tape.head)
 
 
 async def _each(streams: Sequence[OwnedStream], work: Callable[[OwnedStream], Awaitable[None]]) -> None:

@@ -37,14 +37,6 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(tuple[str, int, bytes, bool, bool]).decode
 
 
-class StreamSlice(Value):
-    """A page of a stream, and the stream's floor. It may be shorter than asked for, even when there are more
-    entries."""
-
-    page: Page
-    floor: int
-
-
 def channel(stream: str) -> str:
     return f"anabranch:{{{stream}}}:news"
 
@@ -54,16 +46,12 @@ class RedisStreamStore:
     socket of a frozen server may run after later ones. `interrupted_at` is when Redis was last found unreachable."""
 
     def __init__(self, redis: Redis, *, worker: str, clock: Clock, limits: LogLimits) -> None:
-        self._redis = redis
+        self.redis = redis
         self._worker = worker
         self._clock = clock
         self._ttl_ms = max(1, round(limits.ttl_s * 1000))
         self._lease_ms = max(1, round(limits.lease_s * 1000))
         self.interrupted_at = float("-inf")
-
-    @property
-    def reachable(self) -> bool:
-        return self._redis.reachable
 
     def now(self) -> float:
         return self._clock.monotonic()
@@ -104,16 +92,18 @@ class RedisStreamStore:
     async def trim(self, owner: StreamOwner, head: int, floor: int, gone: Sequence[int]) -> None:
         await self._verdict("trim", _keys(owner.stream), owner.token, head, floor, *gone)
 
-    async def read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> StreamSlice | None:
-        """The entries after a cursor, or None if there is no such stream. With `onward` the cursor is never reset."""
+    async def read(self, stream: str, after: int, limit: int, *, onward: bool = False) -> Page | None:
+        """The entries after a cursor, or None if there is no such stream; they may be fewer than `limit`, even when
+        there are more. With `onward` the cursor is never reset."""
         after = max(0, min(after, LAST)) if after >= 0 else LAST
         reply = await self._run("read", _keys(stream), after, limit, CHUNK_BYTES, int(onward))
-        return None if reply is None else _slice(reply)
+        return None if reply is None else _page(reply)
 
     async def end_abandoned(self, stream: str, last: Entry, epoch: int) -> Verdict:
-        given = (_entry(last), self._ttl_ms, channel(stream), epoch)
         try:
-            return await self._verdict("end_abandoned", _keys(stream), *given)
+            return await self._verdict(
+                "end_abandoned", _keys(stream), _entry(last), self._ttl_ms, channel(stream), epoch
+            )
         except RedisRefused:
             self.interrupted()  # Redis takes no writes, so the owner could not renew its lease either.
             raise
@@ -179,7 +169,7 @@ class RedisStreamStore:
 
     async def _execute(self, *command: Argument) -> Reply:
         try:
-            return await self._redis.execute(*command)
+            return await self.redis.execute(*command)
         except RedisRefused:
             raise
         except RedisGone:
@@ -203,7 +193,7 @@ def _packed(recorded: Iterable[SequencedEntry]) -> list[Argument]:
     return [part for each in recorded for part in (each.sequence, _entry(each))]
 
 
-def _slice(reply: Reply) -> StreamSlice:
+def _page(reply: Reply) -> Page:
     match reply:
         case [
             bytes(head),
@@ -217,7 +207,7 @@ def _slice(reply: Reply) -> StreamSlice:
             int(abandoned),
             list(entries),
         ]:
-            page = Page(
+            return Page(
                 entries=tuple(map(_recorded, entries[::2], entries[1::2])),
                 head=int(head),
                 reset=bool(reset),
@@ -227,8 +217,8 @@ def _slice(reply: Reply) -> StreamSlice:
                 about=about,
                 keeper=keeper.decode(),
                 abandoned=bool(abandoned),
+                floor=int(floor),
             )
-            return StreamSlice(page=page, floor=int(floor))
     raise RedisGone(UNKNOWN_REPLY)
 
 
@@ -239,5 +229,6 @@ def _recorded(name: Reply, packed: Reply) -> SequencedEntry:
         key, revision, body, partial, final = _unpack(packed)
     except msgspec.MsgspecError as error:
         raise RedisGone("Redis holds an entry in the event log that cannot be decoded.") from error
-    sequence = int(name.partition(b"-")[0])
-    return SequencedEntry(sequence=sequence, key=key, revision=revision, body=body, partial=partial, final=final)
+    return SequencedEntry(
+        sequence=int(name.partition(b"-")[0]), key=key, revision=revision, body=body, partial=partial, final=final
+    )

@@ -26,7 +26,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
+from itertools import islice
 
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import LeaseLost, StreamFull, StreamUnavailable
@@ -39,8 +39,6 @@ from anabranch.redis.client import RedisGone
 
 # The most entries that one command appends; the rest goes in the next.
 MAX_ENTRIES = 500
-
-Outcome = Literal["shared", "local", "lost"]
 
 
 class PendingAppend(Value):
@@ -64,11 +62,6 @@ class OwnedStream(Stream):
         self.appends: deque[PendingAppend] = deque()
         self.writing: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
-
-    def renumber(self) -> None:
-        """Move to an epoch that Redis has never seen."""
-        self.tape = self.tape.renumbered(self.sent_epoch + 1)
-        self.untrimmed.clear()
 
 
 class StreamWriter:
@@ -103,7 +96,7 @@ class StreamWriter:
         """Replace what Redis has by our copy. It is staged while appends continue; only the rest is sent under the
         lock. If Redis refuses while staging, it has not seen the epoch."""
         tape, attempt, staged = stream.tape, "", 0
-        try:
+        with suppress(RedisGone):
             while True:
                 entries, reset, _ = tape.read(staged, len(tape))
                 if reset:
@@ -119,8 +112,6 @@ class StreamWriter:
                 unchanged = stream.tape is tape and not reset and len(_chunk(entries)) == len(entries)
                 if unchanged and not stream.shared and self._streams.get(stream.owner.stream) is stream:
                     await self._commit(stream, entries, attempt)
-        except RedisGone:
-            return
 
     async def _commit(self, stream: OwnedStream, entries: Sequence[SequencedEntry], attempt: str) -> None:
         tape, now = stream.tape, self._clock.monotonic()
@@ -174,62 +165,67 @@ class StreamWriter:
             stream.writing = None
 
     async def _write(self, stream: OwnedStream, calls: Sequence[PendingAppend]) -> None:
-        if stream.tape.ended or self._streams.get(stream.owner.stream) is not stream:
-            _fail(calls, LeaseLost(NOT_OWNED))
-            return
-        entries = [entry for call in calls for entry in call.entries]
         try:
-            planned = stream.tape.plan(entries)
-            recorded = [each for each in planned if each is not None]
-            self.dropped(self._streams.make_room(sum(weight(each) for each in recorded if not each.final)))
+            planned = await self._append(stream, [entry for call in calls for entry in call.entries])
         except StreamFull as full:
             if len(calls) == 1:
                 _fail(calls, full)
-                return
+            else:
+                for call in calls:
+                    await self._write(stream, [call])
+        except (LeaseLost, StreamUnavailable) as error:
+            _fail(calls, error)
+        else:
+            sequences = (0 if each is None else each.sequence for each in planned)
             for call in calls:
-                await self._write(stream, [call])
-            return
+                own = list(islice(sequences, len(call.entries)))
+                if not call.done.done():
+                    call.done.set_result(own)
+            if any(planned):
+                self._changed(stream.owner.stream)
+
+    async def _append(self, stream: OwnedStream, entries: Sequence[Entry]) -> list[SequencedEntry | None]:
+        """The entries as they were written, None for a duplicate."""
+        if stream.tape.ended or self._streams.get(stream.owner.stream) is not stream:
+            raise LeaseLost(NOT_OWNED)
+        planned = stream.tape.plan(entries)
+        recorded = [each for each in planned if each is not None]
+        self.dropped(self._streams.make_room(sum(weight(each) for each in recorded if not each.final)))
         now = self._clock.monotonic()
         expired = stream.abandoned(now)
-        outcome = await self._append_shared(stream, recorded) if stream.shared else "local"
-        if outcome == "lost":
-            _fail(calls, LeaseLost(NOT_OWNED))
+        verdict = await self._append_shared(stream, recorded) if stream.shared else None
+        if verdict == "lost":
             self.drop(stream)
-            return
-        if outcome == "local":
+            raise LeaseLost(NOT_OWNED)
+        if verdict != "ok":
             stream.shared = False
             self.detached.set()
             if expired:
                 # This worker was paused for longer than its lease. Another may have ended the stream, and only Redis
                 # knows. Nothing is written locally before Redis has confirmed the owner.
-                _fail(calls, StreamUnavailable("Redis must confirm the owner of this stream first; try again."))
-                return
-            if any(planned) and stream.tape.epoch <= stream.sent_epoch:
+                raise StreamUnavailable("Redis must confirm the owner of this stream first; try again.")
+            if recorded and stream.tape.epoch <= stream.sent_epoch:
                 self._renumber(stream)
                 planned = stream.tape.plan(entries)
-            recorded = [each for each in planned if each is not None]
+                recorded = [each for each in planned if each is not None]
         self._streams.renew(stream, now + self._limits.lease_s)
         if recorded:
             stream.untrimmed.extend(self._streams.write(stream, recorded, self._clock.monotonic()))
             await self._trim(stream)
-        _deliver(calls, planned)
-        if recorded:
-            self._changed(stream.owner.stream)
+        return planned
 
     def _renumber(self, stream: OwnedStream) -> None:
-        stream.renumber()
+        """Move to an epoch that Redis has never seen."""
+        stream.tape = stream.tape.renumbered(stream.sent_epoch + 1)
+        stream.untrimmed.clear()
         self._streams.resized(stream)
 
-    async def _append_shared(self, stream: OwnedStream, recorded: Sequence[SequencedEntry]) -> Outcome:
-        try:
+    async def _append_shared(self, stream: OwnedStream, recorded: Sequence[SequencedEntry]) -> Verdict | None:
+        """None if Redis is unreachable."""
+        with suppress(RedisGone):
             verdict = await self._store.append(stream.owner, stream.tape.head, recorded)
-            if verdict == "behind":
-                verdict = await self._replace(stream, recorded)
-        except RedisGone:
-            return "local"
-        if verdict == "ok":
-            return "shared"
-        return "lost" if verdict == "lost" else "local"
+            return await self._replace(stream, recorded) if verdict == "behind" else verdict
+        return None
 
     async def _trim(self, stream: OwnedStream) -> None:
         """Trim in Redis what the tape has trimmed. That is rare, and may fail until the next time."""
@@ -284,12 +280,3 @@ def _fail(calls: Sequence[PendingAppend], error: Exception) -> None:
     for call in calls:
         if not call.done.done():
             call.done.set_exception(error)
-
-
-def _deliver(calls: Sequence[PendingAppend], planned: Sequence[SequencedEntry | None]) -> None:
-    at = 0
-    for call in calls:
-        mine = planned[at : at + len(call.entries)]
-        at += len(mine)
-        if not call.done.done():
-            call.done.set_result([0 if each is None else each.sequence for each in mine])

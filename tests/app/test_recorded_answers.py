@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from anabranch.app.resumable_answers import PREFIX, USUAL_TIMING, RecordingTiming, ResumableAnswers, merged, split
+from anabranch.app.resumable_answers import PREFIX, RecordingTiming, ResumableAnswers, merged, split
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, LogLimits, Page
@@ -85,7 +85,7 @@ async def record(
     lease_s: float = LEASE_S,
     max_events: int = 1_000,
     within_s: float = 60.0,
-    timing: RecordingTiming = USUAL_TIMING,
+    timing: RecordingTiming = RecordingTiming(),
 ) -> Taped:
     telemetry, answerer = Recorder(), Told(tell)
     recordings = ResumableAnswers(
@@ -135,7 +135,7 @@ async def test_each_frame_is_an_entry_and_the_last_one_ends_the_stream() -> None
     assert not taped.recordings.holds(taped.stream)
 
 
-async def test_words_that_are_there_together_are_written_as_one() -> None:
+async def test_tokens_that_arrive_together_are_recorded_as_one() -> None:
     async def tell(emit: Emit) -> None:
         for number in range(100):
             await emit(Token(text=f"{number} "))
@@ -147,7 +147,7 @@ async def test_words_that_are_there_together_are_written_as_one() -> None:
     assert rest == [b"sources\n\n", b"done\n\n"]
 
 
-def test_only_words_are_merged_and_they_stay_in_their_place() -> None:
+def test_only_tokens_are_merged_and_the_order_stays() -> None:
     found = RetrievalStarted(sources=())
     events: list[AnswerEvent] = [Token(text="a"), Token(text="b"), found, Token(text="c"), Answered(answer=ANSWER)]
     assert list(merged(events)) == [Token(text="ab"), found, Token(text="c"), Answered(answer=ANSWER)]
@@ -157,7 +157,7 @@ def test_only_words_are_merged_and_they_stay_in_their_place() -> None:
 
 
 @pytest.mark.parametrize(("turns", "written"), [(0, [b"word\n\n"]), (9, [b"word\n\n", b""])])
-async def test_an_end_for_which_the_dialect_has_no_word_is_an_end(turns: int, written: list[bytes]) -> None:
+async def test_an_end_without_a_frame_ends_the_recording(turns: int, written: list[bytes]) -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="a"))
         for _ in range(turns):
@@ -168,7 +168,7 @@ async def test_an_end_for_which_the_dialect_has_no_word_is_an_end(turns: int, wr
     assert await ended(log, taped.stream) == written
 
 
-async def test_the_lease_is_renewed_while_nothing_happens() -> None:
+async def test_a_recording_renews_its_lease_without_events() -> None:
     log = Counting()
     taped = await record(log, silence, lease_s=0.003)
     await until(lambda: log.renewals >= 3)
@@ -182,7 +182,7 @@ async def test_the_lease_is_renewed_while_nothing_happens() -> None:
     await until(lambda: taped.answerer.given_up)
 
 
-async def test_its_deadline_ends_it_though_nobody_listens() -> None:
+async def test_a_recorded_run_ends_at_its_deadline_without_clients() -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="a"))
         await silence(emit)
@@ -209,7 +209,7 @@ async def test_an_answer_that_does_not_fit_ends_in_an_error_that_says_so() -> No
     assert taped.telemetry.events[-1].code == "stream_full"
 
 
-async def test_nobody_is_told_of_a_good_end_to_words_that_had_no_room() -> None:
+async def test_an_answer_without_room_for_its_last_tokens_ends_in_an_error() -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="b" * 5_000))
 
@@ -218,7 +218,7 @@ async def test_nobody_is_told_of_a_good_end_to_words_that_had_no_room() -> None:
     assert await ended(log, taped.stream) == [b"error stream_full\n\n"]
 
 
-async def test_one_whose_stream_others_have_ended_gives_up_quietly() -> None:
+async def test_a_recording_stops_if_another_worker_has_ended_its_stream() -> None:
     go = asyncio.Event()
 
     async def tell(emit: Emit) -> None:
@@ -258,7 +258,7 @@ async def test_a_log_that_stays_unreachable_ends_the_run() -> None:
     assert taped.telemetry.crashes == []
 
 
-async def test_a_frame_that_cannot_be_written_is_our_fault_and_the_end() -> None:
+async def test_a_frame_that_cannot_be_encoded_ends_the_recording_with_an_internal_error() -> None:
     def broken(event: AnswerEvent) -> bytes:
         if isinstance(event, Token):
             raise UnicodeError("cannot be written")
@@ -274,7 +274,7 @@ async def test_a_frame_that_cannot_be_written_is_our_fault_and_the_end() -> None
     assert [str(crash) for crash in taped.telemetry.crashes] == ["cannot be written"]
 
 
-async def test_the_second_half_of_a_stream_lasts_until_the_deadline() -> None:
+async def test_the_second_half_of_a_recording_lasts_until_the_deadline() -> None:
     async def tell(emit: Emit) -> None:
         for number in range(3_000):
             await emit(Token(text=f"{number} "))
@@ -290,7 +290,7 @@ async def test_the_second_half_of_a_stream_lasts_until_the_deadline() -> None:
     assert (sources, done) == (b"sources\n\n", b"done\n\n")
 
 
-async def test_where_no_stream_can_be_opened_the_listener_is_still_the_callers() -> None:
+async def test_if_no_stream_can_be_opened_the_caller_keeps_the_listener() -> None:
     async def tell(emit: Emit) -> None:
         await emit(Token(text="a"))
 
@@ -305,7 +305,7 @@ async def test_where_no_stream_can_be_opened_the_listener_is_still_the_callers()
         assert [type(event) async for event in listener] == [Token, Answered]
 
 
-async def test_the_end_is_written_before_the_process_goes() -> None:
+async def test_the_end_of_a_recording_is_written_before_shutdown() -> None:
     log = Counting()
     taped = await record(log, silence)
     await asyncio.sleep(0)

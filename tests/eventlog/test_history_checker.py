@@ -18,7 +18,7 @@ PARTIAL = event(1, status="partial")
 TRUTH: list[Event] = [PARTIAL, event(2, "rows"), event(3, revision=2), END]
 
 
-def test_what_is_right_is_not_held_against_anybody() -> None:
+def test_the_history_checker_accepts_correct_histories() -> None:
     whole = History("whole", [*TRUTH], finished=True)
     coalesced = History("coalesced", [*TRUTH[1:]], finished=True)
     again = History("again", [TRUTH[0], Reset(), *TRUTH], finished=True)
@@ -43,11 +43,11 @@ def test_what_is_right_is_not_held_against_anybody() -> None:
         ([event(1, revision=2), event(2, revision=1)], False, "back to revision"),
     ],
 )
-def test_what_cannot_be_is_found(applied: list[Item], finished: bool, said: str) -> None:
+def test_the_history_checker_finds_impossible_histories(applied: list[Item], finished: bool, said: str) -> None:
     assert any(said in fault for fault in faults([History("one", applied, finished)], TRUTH))
 
 
-def test_two_clients_must_agree() -> None:
+def test_the_history_checker_finds_clients_that_disagree() -> None:
     one, two = History("one", [event(1, a=1)]), History("two", [event(1, a=2)])
     assert any("elsewhere" in fault for fault in faults([one, two]))
 
@@ -60,7 +60,7 @@ def ended(sequence: int, step: str, status: str = "success") -> Event:
     return of(step, event(sequence, "end", status=status, type="plan_step_completed"))
 
 
-def test_one_step_after_another() -> None:
+def test_the_history_checker_follows_a_chain_of_steps() -> None:
     first, second = [of("p", event(1)), ended(2, "p")], [of("q", event(3)), ended(4, "q")]
     truth = [*first, *second]
     assert faults([History("all", [*truth], finished=True), History("half", [*first])], truth) == []
@@ -70,7 +70,7 @@ def test_one_step_after_another() -> None:
     assert any("another state" in fault for fault in faults([half], truth))
 
 
-def test_there_is_one_end_in_all_epochs() -> None:
+def test_the_history_checker_requires_one_end_in_all_epochs() -> None:
     one = History("one", [ended(2, "p"), Reset(), ended(EPOCH + 2, "p", "worker_lost")])
     other = History("other", [ended(2, "p")])
     assert any("elsewhere" in fault for fault in faults([one]))
@@ -78,13 +78,13 @@ def test_there_is_one_end_in_all_epochs() -> None:
     assert faults([other], [ended(EPOCH + 2, "p")]) == []
 
 
-def test_what_others_saw_in_an_epoch_that_is_gone_was_delivered_too() -> None:
+def test_the_history_checker_counts_deliveries_in_earlier_epochs() -> None:
     one = History("one", [event(1), event(2, "rows"), event(3, "more"), Reset()])
     other = History("other", [event(1), event(3, "more"), Reset()])
     assert any("2 ((" in fault for fault in faults([one, other]))
 
 
-def test_a_snapshot_may_begin_later_and_nothing_else_may() -> None:
+def test_the_history_checker_allows_only_snapshots_to_start_later() -> None:
     said = [event(number, "hook", number, type="progress") for number in range(1, 5)]
     late: list[Item] = [Joined(2), *said[1:]]
     assert faults([History("all", [*said]), History("late", late)]) == []
@@ -99,7 +99,7 @@ def test_a_snapshot_may_begin_later_and_nothing_else_may() -> None:
         assert any("never delivered" in fault for fault in faults([History("all", [*said]), History("one", applied)]))
 
 
-def test_a_partial_that_was_left_out_is_missed_only_at_the_end() -> None:
+def test_the_history_checker_allows_skipped_partials_that_were_superseded() -> None:
     partial, rest = event(1, status="partial"), [event(2, "rows"), event(3, revision=2), END]
     everybody = [History("all", [partial, *rest], finished=True), History("cut", [rest[0]])]
     assert faults(everybody, [partial, *rest]) == []
@@ -107,12 +107,12 @@ def test_a_partial_that_was_left_out_is_missed_only_at_the_end() -> None:
     assert any(fault.startswith("never: 1 ((") for fault in faults(everybody, [partial, *rest]))
 
 
-def test_a_subagent_that_is_over_is_silent() -> None:
+def test_the_history_checker_finds_events_after_the_end_of_a_subagent() -> None:
     completed = event(2, type="subagent_completed")
     assert any("is over" in fault for fault in faults([History("one", [event(1), completed, event(3, revision=2)])]))
 
 
-def test_a_heartbeat_is_not_behind_its_client() -> None:
+def test_the_history_checker_finds_a_heartbeat_behind_its_client() -> None:
     assert faults([History("one", [event(1), Beat(1), Beat(9), Reset(), Beat(0)])]) == []
     assert any("is said" in fault for fault in faults([History("one", [event(7), Beat(6)])]))
 
@@ -125,7 +125,7 @@ def marked(sequence: int, mark: str, revision: int) -> Event:
     return event(sequence, revision=revision, status="partial", mark=mark)
 
 
-def test_what_a_producer_was_told_is_so() -> None:
+def test_the_history_checker_compares_receipts_with_the_stream() -> None:
     truth = [marked(3, "b", 2), END]
     fine = [
         told("a", 1, 1),  # it was replaced

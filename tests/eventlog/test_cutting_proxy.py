@@ -37,7 +37,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
     return heard
 
 
-async def test_what_is_said_goes_through_until_it_is_cut(echo: str) -> None:
+async def test_the_proxy_forwards_bytes_until_it_is_cut(echo: str) -> None:
     async with asyncio.timeout(10), CuttingProxy(echo) as proxy:
         reader, writer = await connected(proxy)
         writer.write(b"hello")
@@ -48,7 +48,7 @@ async def test_what_is_said_goes_through_until_it_is_cut(echo: str) -> None:
         assert (proxy.accepted, proxy.cuts) == (1, 1)
 
 
-async def test_a_connection_may_be_cut_at_a_byte(echo: str) -> None:
+async def test_the_proxy_can_cut_a_connection_after_a_byte(echo: str) -> None:
     async with asyncio.timeout(10), CuttingProxy(echo, cut_after=[7]) as proxy:
         reader, writer = await connected(proxy)
         writer.write(b"hello, world")
@@ -60,7 +60,7 @@ async def test_a_connection_may_be_cut_at_a_byte(echo: str) -> None:
         writer.close()
 
 
-async def test_a_stalled_connection_says_nothing_and_can_still_be_cut(echo: str) -> None:
+async def test_the_proxy_can_stall_a_connection_and_then_cut_it(echo: str) -> None:
     async with asyncio.timeout(10), CuttingProxy(echo) as proxy:
         (reader, writer), (other, spare) = await connected(proxy), await connected(proxy)
         writer.write(b"a")

@@ -1,4 +1,4 @@
-"""Real servers, once through troubles of which `make soak` has fifty: Redis frozen, emptied, and a worker killed."""
+"""Real servers with three of the fifty faults of `make soak`: Redis frozen, Redis emptied, a worker killed."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SEEDS = {16: ["worker"], 6: ["blink"], 7: ["reboot"]}
 
 
 @pytest.mark.timeout(180)
-async def test_whatever_happens_everybody_sees_one_stream_to_its_one_end(tmp_path: Path) -> None:
+async def test_clients_of_several_workers_see_one_stream_to_its_end_despite_faults(tmp_path: Path) -> None:
     async with fleet(tmp_path, workers=(2,)) as there:
         for seed, troubles in SEEDS.items():
             outing = Outing(there, seed, troubles)

@@ -1,4 +1,4 @@
-"""A worker that starts beside a Redis that has just begun, too, and has not seen what was there before."""
+"""A worker that starts together with Redis, and does not know which streams there were before."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def mortal(tmp_path: Path) -> Iterator[Valkey]:
         yield started
 
 
-async def test_what_is_about_to_be_brought_back_is_neither_missing_nor_free(mortal: Valkey) -> None:
+async def test_a_new_worker_waits_for_restores_after_a_restart_of_redis(mortal: Valkey) -> None:
     """Seed 230 of the runs with real processes: clients were told 404, and left."""
     async with Wire(mortal.port) as wire, worker(wire.url, name="a") as owner:
         token = await owner.log.open("s", identity="")

@@ -1,4 +1,4 @@
-"""Steps whose beginning the log would not take."""
+"""Steps whose start event could not be written."""
 
 import asyncio
 
@@ -8,12 +8,12 @@ from anabranch.domain.errors import StreamUnavailable
 from support.planner_server import Workbench, expects, told
 
 
-async def test_what_is_pushed_meanwhile_is_not_taken_for_a_part_of_it() -> None:
+async def test_a_push_to_a_step_whose_start_could_not_be_written_is_refused() -> None:
     """Seed 148 of the simulated runs: the push of one that is switched off was accepted, without its payload."""
     bench = Workbench()
     bench.log.faults = [StreamUnavailable("The log is out of reach.")]
     beginning = asyncio.create_task(bench.begin(expects("off"), expects("docs")))
-    await bench.until(lambda: len(bench.coordinator))
+    await bench.until(lambda: len(bench.coordinator._steps))
     pushing = [asyncio.create_task(bench.push(name, "success", {"n": 1})) for name in ("off", "docs")]
     with pytest.raises(StreamUnavailable):
         await beginning
