@@ -39,7 +39,7 @@ def scope(*headers: tuple[str, str], peer: str | None = "127.0.0.1", version: st
 
 async def vouched(asked: dict[str, Any], **settings: Any) -> bool:
     async with Anabranch.open(settings=Settings(**settings)) as anabranch:
-        return Access(anabranch).vouched(asked)
+        return Access(anabranch).may_use_configured(asked)
 
 
 # --- somebody at this machine

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from anabranch.domain.eventlog import EPOCH, SequencedEntry
 from anabranch.entrypoints.http import planner_wire as views
-from anabranch.entrypoints.http.log_stream import ShutdownEvent, StreamTiming, tail
+from anabranch.entrypoints.http.streams import ShutdownEvent, StreamTiming, tail
 from anabranch.eventlog.reader import Batch
 from support.planner_fixtures import Desk, desk
 

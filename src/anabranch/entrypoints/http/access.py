@@ -10,7 +10,7 @@ from starlette.types import Scope
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
-from anabranch.entrypoints.http.asgi import header
+from anabranch.entrypoints.http.operations import header
 from anabranch.knowledge.model import Caller, Identified
 
 Address = IPv4Address | IPv6Address
@@ -79,14 +79,6 @@ class Access:
             return owners
         return [owner for owner in owners if owner in caller.audiences or owner.lower() in caller.audiences]
 
-    def identity(self, caller: Caller) -> str:
-        """The name under which streams are kept for a caller, and for no other."""
-        if caller.user is not None:
-            return f"user:{caller.user}"
-        if caller.operator:
-            return "operator"
-        raise Unauthorized("Guests keep no streams: send a token that names its user.")
-
     async def admit(self, scope: Scope) -> Caller:
         """The caller of the chat surface, which is open unless the settings close every surface. Where it is open, a
         known token identifies its caller, and an unknown one is ignored: it may be meant for an endpoint."""
@@ -139,7 +131,7 @@ class Access:
             tracestate=tracestate,
         )
 
-    def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
+    def may_use_configured(self, scope: Scope, caller: Caller | None = None) -> bool:
         """Whether the caller may name what the operator has configured and pays for, on every surface. With `auto` only
         the operator may, on this machine or by key; otherwise also a caller with a key or token, but no guest."""
         if caller is None or caller is ANYONE:
@@ -196,6 +188,13 @@ class Access:
 
     def _is_proxy(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._proxies)
+
+
+def identity_of(caller: Caller) -> str | None:
+    """The name under which streams are kept for a caller, and for no other; guests have none."""
+    if caller.user is not None:
+        return f"user:{caller.user}"
+    return "operator" if caller.operator else None
 
 
 def _both_cases(owners: Collection[str]) -> set[str]:

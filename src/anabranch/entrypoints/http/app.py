@@ -26,14 +26,13 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.errors import EXPOSED
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
-from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.operations import Operation, RequestLoop
 from anabranch.entrypoints.http.ops import OpsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
-from anabranch.entrypoints.http.run_stream import AnswerStreams, Writers
+from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
 from anabranch.telemetry.log import Log, configured_log, flush
 from anabranch.telemetry.metrics import Metrics
@@ -76,7 +75,7 @@ class Service:
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
             self.operations = self._table(anabranch, access, metrics, mcp)
-            loop = RequestLoop(anabranch, self.operations, self._settings.max_request_bytes, self._log)
+            loop = RequestLoop(anabranch, self.operations, self._log)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]

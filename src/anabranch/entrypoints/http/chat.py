@@ -21,11 +21,11 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
 
 SURFACE = "chat"
@@ -37,11 +37,7 @@ WireStatus = Literal[
 ]
 
 
-class ChatWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of spec 1's surface; unknown fields are ignored."""
-
-
-class EndpointRef(ChatWire, frozen=True, kw_only=True):
+class EndpointRef(Value):
     """The address of a data source or a model, and its owner."""
 
     url: Annotated[
@@ -55,14 +51,14 @@ class EndpointRef(ChatWire, frozen=True, kw_only=True):
     kind: Annotated[Literal["space", "openai"], Meta(description="The protocol of the endpoint")] = "space"
 
 
-class ChatTurn(ChatWire, frozen=True, kw_only=True):
+class ChatTurn(Value):
     """An earlier message of the conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class ChatRequest(ChatWire, frozen=True, kw_only=True):
+class ChatRequest(Value):
     """A question to data sources, and the model that answers it."""
 
     prompt: Annotated[str, Meta(min_length=1, description="The question", extra_json_schema={"pattern": r"\S"})]
@@ -79,19 +75,19 @@ class ChatRequest(ChatWire, frozen=True, kw_only=True):
     custom_system_prompt: str | None = None
 
 
-class DocumentSource(ChatWire, frozen=True, kw_only=True, gc=False):
+class DocumentSource(Value, gc=False):
     slug: str
     content: str
 
 
-class SourceInfo(ChatWire, frozen=True, kw_only=True, gc=False):
+class SourceInfo(Value, gc=False):
     path: str
     documents_retrieved: int
     status: WireStatus
     error_message: str | None
 
 
-class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Metadata(Value, gc=False, omit_defaults=True):
     retrieval_time_ms: int
     generation_time_ms: int
     total_time_ms: int
@@ -101,7 +97,7 @@ class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True
     )
 
 
-class Done(ChatWire, frozen=True, kw_only=True):
+class Done(Value):
     """The end of a stream: everything but the text."""
 
     sources: dict[str, DocumentSource]
@@ -110,7 +106,7 @@ class Done(ChatWire, frozen=True, kw_only=True):
     usage: Usage | None
 
 
-class ChatResponse(ChatWire, frozen=True, kw_only=True):
+class ChatResponse(Value):
     """The whole answer."""
 
     response: str
@@ -120,36 +116,36 @@ class ChatResponse(ChatWire, frozen=True, kw_only=True):
     usage: Usage | None
 
 
-class RetrievalStart(ChatWire, frozen=True, kw_only=True):
+class RetrievalStart(Value):
     sources: int
 
 
-class SourceComplete(ChatWire, frozen=True, kw_only=True):
+class SourceComplete(Value):
     path: str
     status: WireStatus
     documents: int
 
 
-class RetrievalComplete(ChatWire, frozen=True, kw_only=True):
+class RetrievalComplete(Value):
     total_documents: int
     time_ms: int
 
 
-class GenerationStart(ChatWire, frozen=True, kw_only=True):
+class GenerationStart(Value):
     pass
 
 
-class TokenData(ChatWire, frozen=True, kw_only=True):
+class TokenData(Value):
     content: str
 
 
-class StreamError(ChatWire, frozen=True, kw_only=True):
+class StreamError(Value):
     message: str
     error: str
     details: dict[str, str | int]
 
 
-EVENTS: dict[str, type[ChatWire]] = {
+EVENTS: dict[str, type[Value]] = {
     "retrieval_start": RetrievalStart,
     "source_complete": SourceComplete,
     "retrieval_complete": RetrievalComplete,
@@ -203,8 +199,8 @@ class ChatSurface:
             Operation[Any],
             method="POST",
             dialect=DIALECT,
-            takes=ChatRequest,
-            who=self._access.admit,
+            request_type=ChatRequest,
+            identify=self._access.admit,
             surface=SURFACE,
             admission=True,
         )
@@ -214,7 +210,7 @@ class ChatSurface:
                 name="chat",
                 summary="Ask, and get the whole answer",
                 handler=self._complete,
-                gives=(ChatResponse,),
+                response_types=(ChatResponse,),
                 errors=LATE_ERRORS,
             ),
             at(
@@ -237,14 +233,17 @@ class ChatSurface:
         await self._streams.send(call, run, frame, info, context)
 
     async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
-        request, access = call.asked, self._access
+        request, access = call.request, self._access
         public_only = access.public_only(call.scope, call.caller)
         question = _question(
-            request, self._anabranch, lambda: access.vouched(call.scope, call.caller), public_only=public_only
+            request,
+            self._anabranch,
+            lambda: access.may_use_configured(call.scope, call.caller),
+            public_only=public_only,
         )
         tokens, transactions = request.endpoint_tokens, request.transaction_tokens
         context = access.context(call.scope, call.caller, SURFACE, tokens=tokens, transactions=transactions)
-        return call.begun(*await self._anabranch.begin(question, context)), context
+        return call.attach(*await self._anabranch.begin(question, context)), context
 
 
 def _question(
@@ -324,7 +323,7 @@ def frame(event: AnswerEvent) -> bytes:
             return _frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
 
 
-def _frame(name: bytes, data: ChatWire) -> bytes:
+def _frame(name: bytes, data: Value) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
 
 

@@ -18,11 +18,10 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import ClientGone, RequestTimedOut, RequestTooLarge, body_parts, read_body
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.log_stream import ShutdownEvent, until_gone
+from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
+from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.records.database import made_at
 from anabranch.network.addresses import parse
@@ -75,7 +74,7 @@ class KnowledgeSurface:
         yield at("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList)
         yield at(
             *("POST", every, "create_collection", "Create a collection", self._create, wire.CollectionView),
-            takes=wire.NewCollection,
+            request_type=wire.NewCollection,
             statuses={201: "Created."},
             errors=(403, 409),
         )
@@ -90,15 +89,17 @@ class KnowledgeSurface:
         at, job = self._operation, "/v1/ingest/{job}"
         yield at(
             *("POST", "/v1/ingest", "ingest", "Ingest documents", self._ingest, wire.IngestAccepted),
-            takes=wire.IngestRequest,
-            form=wire.IngestForm,
-            reads="handler",
+            request_type=wire.IngestRequest,
+            form_type=wire.IngestForm,
+            handler_reads=True,
             errors=(403,),
         )
         yield at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView)
         yield at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView)
         rated = wire.FeedbackRecorded
-        yield at("POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, rated, takes=wire.Feedback)
+        yield at(
+            "POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, rated, request_type=wire.Feedback
+        )
 
     def _document_operations(self) -> Iterator[Operation[Any]]:
         at, one = self._operation, "/v1/documents/{document}"
@@ -116,7 +117,7 @@ class KnowledgeSurface:
         yield at("GET", one, "get_document", "Get a document with content", self._document, view, parameters=part)
         yield at(
             *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
-            takes=wire.DocumentChanges,
+            request_type=wire.DocumentChanges,
             errors=(403,),
         )
         gone = wire.DocumentDeleted
@@ -132,13 +133,13 @@ class KnowledgeSurface:
             summary=summary,
             dialect=KNOWLEDGE,
             handler=handler,
-            gives=(gives,),
-            who=self._access.caller,
+            response_types=(gives,),
+            identify=self._access.caller,
             **more,
         )
 
     async def _create(self, call: Call[wire.NewCollection]) -> wire.CollectionView:
-        asked = call.asked
+        asked = call.request
         settings = asked.settings or wire.NewCollectionSettings()
         shown = settings.default_permissions
         knowledge = await self._knowledge()
@@ -224,7 +225,7 @@ class KnowledgeSurface:
         )
 
     async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
-        asked, knowledge = call.asked, await self._knowledge()
+        asked, knowledge = call.request, await self._knowledge()
         changed = await knowledge.describe(
             call.caller,
             call.params["document"],
@@ -239,7 +240,7 @@ class KnowledgeSurface:
         return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
 
     async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
-        asked = call.asked
+        asked = call.request
         if self._settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
         recent = abs(time.time() - made_at(asked.query_id)) < RECENT_S  # a client may send a time far ahead

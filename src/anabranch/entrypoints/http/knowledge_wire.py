@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.entrypoints.http.asgi import is_deeper
+from anabranch.domain.model import Value
+from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
     Chunking,
@@ -40,11 +40,7 @@ Metadata = Annotated[
 ]
 
 
-class KnowledgeWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of spec 5's surface; unknown fields are ignored."""
-
-
-class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
+class PermissionsForm(Value):
     """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
@@ -59,7 +55,7 @@ class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
         )
 
 
-class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
+class ChunkingForm(Value):
     """How documents are chunked; sizes are in tokens of the embedder, at most its window."""
 
     chunking_strategy: Strategy | None = None
@@ -72,24 +68,24 @@ class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
         return {name: value for name, value in said.items() if value is not None}
 
 
-class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
+class NewCollectionSettings(ChunkingForm):
     embedding_model: str | None = None
     default_permissions: PermissionsForm | None = None
 
 
-class NewCollection(KnowledgeWire, frozen=True, kw_only=True):
+class NewCollection(Value):
     name: Annotated[str, Meta(min_length=1, max_length=100, extra_json_schema=PRINTABLE)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
 
 
-class SourceForm(KnowledgeWire, frozen=True, kw_only=True):
+class SourceForm(Value):
     type: SourceType
     content: Annotated[str, Meta(description="Base64 of a file, a URL, or the text itself")]
     filename: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
 
 
-class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentForm(Value):
     """A document to ingest. It replaces the one with the same `id` (or file name, or URL), and without `permissions`
     keeps the permissions of that document; a new one gets the default of the collection."""
 
@@ -100,13 +96,13 @@ class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
     permissions: PermissionsForm | None = None
 
 
-class IngestRequest(KnowledgeWire, frozen=True, kw_only=True):
+class IngestRequest(Value):
     collection_id: Annotated[str, Meta(min_length=1, description="A collection's id or name")]
     documents: Annotated[list[DocumentForm], Meta(min_length=1, max_length=1_000)]
     settings: ChunkingForm | None = None
 
 
-class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentChanges(Value):
     """Fields that are set replace the stored ones; others stay."""
 
     title: Title | None = None
@@ -114,13 +110,13 @@ class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
     permissions: PermissionsForm | None = None
 
 
-class Feedback(KnowledgeWire, frozen=True, kw_only=True):
+class Feedback(Value):
     query_id: Annotated[str, Meta(min_length=1, max_length=100)]
     rating: Literal["thumbs_up", "thumbs_down"]
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
 
 
-class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
+class IngestForm(Value):
     """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
 
     collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
@@ -132,12 +128,12 @@ class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
     settings: Annotated[str, Meta(description="ChunkingForm as JSON")] = ""
 
 
-class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
+class RequestedChunking(Value):
     chunk_size: int
     chunk_overlap: int
 
 
-class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionSettingsView(Value):
     """`requested` is set if the embedder's window made the sizes smaller than requested; `default_permissions` if the
     caller owns the collection."""
 
@@ -149,7 +145,7 @@ class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
     default_permissions: PermissionsForm | None
 
 
-class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionView(Value):
     """A collection, with the counts of documents that the caller can see."""
 
     id: str
@@ -162,11 +158,11 @@ class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class CollectionList(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionList(Value):
     collections: list[CollectionView]
 
 
-class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionStats(Value):
     """Counts what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
 
     document_count: int
@@ -176,24 +172,24 @@ class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
     query_count_30d: int
 
 
-class CollectionDeleted(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionDeleted(Value):
     deleted: bool
     documents_removed: int
 
 
-class IngestAccepted(KnowledgeWire, frozen=True, kw_only=True):
+class IngestAccepted(Value):
     job_id: str
     status: Literal["accepted"]
     documents_queued: int
 
 
-class JobProgressView(KnowledgeWire, frozen=True, kw_only=True):
+class JobProgressView(Value):
     total: int
     processed: int
     failed: int
 
 
-class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
+class JobDocument(Value):
     """One document of a job; `error` and `code` are set if it failed."""
 
     id: str
@@ -205,7 +201,7 @@ class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
     code: Literal["UNPROCESSABLE"] | UnsetType = UNSET
 
 
-class JobView(KnowledgeWire, frozen=True, kw_only=True):
+class JobView(Value):
     job_id: str
     collection_id: str
     status: JobStatus
@@ -215,13 +211,13 @@ class JobView(KnowledgeWire, frozen=True, kw_only=True):
     completed_at: datetime | None
 
 
-class DocumentSourceView(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentSourceView(Value):
     type: SourceType
     filename: str | None
     url: str | None
 
 
-class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentView(Value):
     """A document. `permissions` are sent to its owner; the content (or the requested part of it, with its character
     offsets) only for a single document."""
 
@@ -245,7 +241,7 @@ class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
     content_length: int | UnsetType = UNSET
 
 
-class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentPage(Value):
     """`total` counts what the caller can see; `next` is the `after` of the next page."""
 
     documents: list[DocumentView]
@@ -254,12 +250,12 @@ class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
     next: str | None
 
 
-class DocumentDeleted(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentDeleted(Value):
     deleted: bool
     chunks_removed: int
 
 
-class FeedbackRecorded(KnowledgeWire, frozen=True, kw_only=True):
+class FeedbackRecorded(Value):
     recorded: bool
 
 

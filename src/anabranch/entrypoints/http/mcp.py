@@ -10,9 +10,8 @@ from anabranch.app import Anabranch
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import Forbidden
 from anabranch.entrypoints.http.access import Access, is_local_name
-from anabranch.entrypoints.http.asgi import header
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, EventStream, Operation
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
@@ -56,13 +55,12 @@ class McpSurface:
                 summary="Call MCP tools (JSON-RPC, both versions of the protocol, without sessions)",
                 dialect=PLAIN,
                 handler=self._handle,
-                takes=bytes,
-                reads="raw",
-                gives=(bytes,),
+                request_type=bytes,
+                response_types=(bytes,),
                 stream=STREAM,
                 statuses=STATUSES,
                 errors=(401, 403, 422, 503),
-                who=self._caller,
+                identify=self._caller,
                 surface=SURFACE,
                 admission=True,
             )
@@ -75,7 +73,7 @@ class McpSurface:
 
     async def _handle(self, call: Call[bytes]) -> None:
         context = self._access.context(call.scope, call.caller, SURFACE)
-        call.scope[ASKER] = McpCaller(context, call.caller, self._access.vouched(call.scope, call.caller))
+        call.scope[ASKER] = McpCaller(context, call.caller, self._access.may_use_configured(call.scope, call.caller))
         manager = await self._manager()
         await manager.handle_request(call.scope, _again(call.body, call.receive), call.send)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.eventlog import LAST
 from anabranch.models.factory import LocalEmbedder
 
 if TYPE_CHECKING:
@@ -71,14 +72,20 @@ def integer(least: int, most: int, **more: Any) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most, **more}
 
 
+CURSORS = (
+    parameter("Last-Event-ID", integer(0, LAST), "The last `id` that was received", "header"),
+    parameter("last_event_id", integer(0, LAST), "The same, for clients that cannot send headers"),
+)
+
+
 def _types(table: Iterable["Operation[Any]"]) -> list[Any]:
     """Every type that occurs in a request, a response or an event, once."""
     found: dict[Any, None] = {}
     for one in table:
         events = one.stream.events if one.stream is not None else ()
         streamed = events.values() if isinstance(events, Mapping) else events
-        found |= dict.fromkeys((one.dialect.error_type, *one.gives, *streamed))
-        found |= dict.fromkeys(kind for kind in (one.takes, one.form) if kind not in (None, bytes))
+        found |= dict.fromkeys((one.dialect.error_type, *one.response_types, *streamed))
+        found |= dict.fromkeys(kind for kind in (one.request_type, one.form_type) if kind not in (None, bytes))
     return list(found)
 
 
@@ -104,7 +111,7 @@ def _branch(schema: Schema, kind: str) -> Schema:
 
 
 def _operation(one: "Operation[Any]") -> Schema:
-    body_errors = BODY_ERRORS if one.takes is not None else ()
+    body_errors = BODY_ERRORS if one.request_type is not None else ()
     statuses = sorted({*one.dialect.always, *one.errors, *body_errors})
     error = {"application/json": {"schema": _schema((one.dialect.error_type,))}}
     described: Schema = {
@@ -121,10 +128,10 @@ def _operation(one: "Operation[Any]") -> Schema:
     }
     if 401 in statuses:
         described["security"] = [{}, {"bearer": []}]
-    if one.takes is not None:
-        content = {"application/json": {"schema": _schema((one.takes,))}}
-        if one.form is not None:
-            content["multipart/form-data"] = {"schema": _schema((one.form,))}
+    if one.request_type is not None:
+        content = {"application/json": {"schema": _schema((one.request_type,))}}
+        if one.form_type is not None:
+            content["multipart/form-data"] = {"schema": _schema((one.form_type,))}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -132,7 +139,7 @@ def _operation(one: "Operation[Any]") -> Schema:
 def _response(one: "Operation[Any]", status: int, description: str) -> Schema:
     if status in (101, 204):
         return {"description": description}
-    content: Schema = {one.media_type: {"schema": _schema(one.gives)}} if one.gives else {}
+    content: Schema = {one.media_type: {"schema": _schema(one.response_types)}} if one.response_types else {}
     response: Schema = {"description": description, "content": content}
     if one.stream is not None:
         response["description"] = f"{description} {one.stream.description}"

@@ -13,11 +13,11 @@ from starlette.types import Scope
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import Forbidden
+from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import Headers, header
-from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, Operation, Reply
+from anabranch.entrypoints.http.errors import PLAIN, Headers
+from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
 
@@ -27,7 +27,7 @@ NOT_OPERATOR = "Only the operator may read the metrics; make a key with: anabran
 NO_CACHE: Headers = ((b"cache-control", b"no-cache"),)
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Health(Value, omit_defaults=True):
     status: str
     service: str = ""
     version: str = ""
@@ -59,7 +59,7 @@ class OpsSurface:
                 summary=f"The JavaScript client: {name}",
                 handler=_file(name, "text/javascript; charset=utf-8"),
                 media_type="text/javascript",
-                gives=(str,),
+                response_types=(str,),
             )
             for name in MODULES
         ]
@@ -67,25 +67,31 @@ class OpsSurface:
             page = _file("docs.html", "text/html; charset=utf-8")
             web.append(at(path="/docs", name="docs", summary="API documentation", handler=page, media_type="text/html"))
         return [
-            at(path="/health", name="health", summary="Liveness", handler=self._health, gives=(Health,)),
+            at(path="/health", name="health", summary="Liveness", handler=self._health, response_types=(Health,)),
             at(
                 path="/ready",
                 name="ready",
                 summary="Whether the server takes questions",
                 handler=self._ready,
-                gives=(Health,),
+                response_types=(Health,),
                 statuses=ready,
             ),
-            at(path="/openapi.json", name="openapi", summary="This description", handler=self._describe, gives=(dict,)),
+            at(
+                path="/openapi.json",
+                name="openapi",
+                summary="This description",
+                handler=self._describe,
+                response_types=(dict,),
+            ),
             at(
                 path="/metrics",
                 name="metrics",
                 summary="Metrics for Prometheus",
                 handler=self._expose,
                 media_type="text/plain",
-                gives=(str,),
+                response_types=(str,),
                 errors=(401, 403),
-                who=who,
+                identify=who,
             ),
             *web,
         ]

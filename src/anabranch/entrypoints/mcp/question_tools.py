@@ -10,7 +10,7 @@ from anabranch.app.questions import SearchScope
 from anabranch.domain.errors import AnabranchError, NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Endpoint, Filters, Ground, Passage, SourceReply, Status
-from anabranch.entrypoints.http.citations import sentence_by_sentence
+from anabranch.entrypoints.http.query import sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
     AskResponse,
