@@ -1,6 +1,6 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -29,9 +29,6 @@ from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
 
 SURFACE = "chat"
-# By the time a model fails, a stream has begun: it says so in an event.
-LATE_ERRORS = (502, 504)
-
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
 ]
@@ -106,14 +103,10 @@ class Done(Value):
     usage: Usage | None
 
 
-class ChatResponse(Value):
+class ChatResponse(Done, kw_only=True):
     """The whole answer."""
 
     response: str
-    sources: dict[str, DocumentSource]
-    retrieval_info: list[SourceInfo]
-    metadata: Metadata
-    usage: Usage | None
 
 
 class RetrievalStart(Value):
@@ -145,16 +138,6 @@ class StreamError(Value):
     details: dict[str, str | int]
 
 
-EVENTS: dict[str, type[Value]] = {
-    "retrieval_start": RetrievalStart,
-    "source_complete": SourceComplete,
-    "retrieval_complete": RetrievalComplete,
-    "generation_start": GenerationStart,
-    "token": TokenData,
-    "done": Done,
-    "error": StreamError,
-}
-
 STATUSES: dict[Status, WireStatus] = {
     Status.SUCCESS: "success",
     Status.ERROR: "error",
@@ -182,7 +165,15 @@ STREAM = EventStream(
     "`retrieval_complete`; `generation_start`; `token` for each part of the answer; and at the end exactly one `done` "
     "or `error`. Each event has one `data:` line of JSON, of the type under its name here. A comment line "
     "(`: keep-alive`) may come at any time.",
-    EVENTS,
+    {
+        "retrieval_start": RetrievalStart,
+        "source_complete": SourceComplete,
+        "retrieval_complete": RetrievalComplete,
+        "generation_start": GenerationStart,
+        "token": TokenData,
+        "done": Done,
+        "error": StreamError,
+    },
 )
 
 
@@ -197,7 +188,6 @@ class ChatSurface:
     def operations(self) -> list[Operation[Any]]:
         at = partial(
             Operation[Any],
-            method="POST",
             dialect=DIALECT,
             request_type=ChatRequest,
             identify=self._access.admit,
@@ -206,18 +196,13 @@ class ChatSurface:
         )
         return [
             at(
-                path="/api/v1/chat",
-                name="chat",
-                summary="Ask, and get the whole answer",
-                handler=self._complete,
+                *("POST", "/api/v1/chat", "chat", "Ask, and get the whole answer", self._complete),
                 response_types=(ChatResponse,),
-                errors=LATE_ERRORS,
+                errors=(502, 504),
             ),
+            # By the time a model fails, a stream has begun: it says so in an event.
             at(
-                path="/api/v1/chat/stream",
-                name="chat_stream",
-                summary="Ask, and follow the answer as it comes",
-                handler=self._stream,
+                *("POST", "/api/v1/chat/stream", "chat_stream", "Ask, and follow the answer as it comes", self._stream),
                 stream=STREAM,
                 resumable=True,
             ),
@@ -233,44 +218,40 @@ class ChatSurface:
         await self._streams.send(call, run, frame, info, context)
 
     async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
-        request, access = call.request, self._access
-        public_only = access.public_only(call.scope, call.caller)
-        question = _question(
-            request,
-            self._anabranch,
-            lambda: access.may_use_configured(call.scope, call.caller),
-            public_only=public_only,
+        request = call.request
+        context = self._access.context(
+            call.scope,
+            call.caller,
+            SURFACE,
+            tokens=request.endpoint_tokens,
+            transactions=request.transaction_tokens,
         )
-        tokens, transactions = request.endpoint_tokens, request.transaction_tokens
-        context = access.context(call.scope, call.caller, SURFACE, tokens=tokens, transactions=transactions)
-        return call.attach(*await self._anabranch.begin(question, context)), context
+        return call.attach(*await self._anabranch.begin(self._question(call), context)), context
 
-
-def _question(
-    request: ChatRequest, anabranch: Anabranch, may_use_configured: Callable[[], bool], *, public_only: bool
-) -> Question:
-    settings, references = anabranch.settings, request.data_sources or []
-    named = any(reference is not None and not reference.url for reference in (request.model, *references))
-    named_sources, named_models = (settings.sources, settings.models) if named and may_use_configured() else ({}, {})
-    model = _endpoint(request.model or EndpointRef(), named_models, public_only)
-    if not request.retrieval_only and not (model.url and model.slug):
-        raise InvalidQuestion(
-            "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
-            "unless retrieval_only is true."
+    def _question(self, call: Call[ChatRequest]) -> Question:
+        request, settings, references = call.request, self._anabranch.settings, call.request.data_sources or []
+        public_only = self._access.public_only(call.scope, call.caller)
+        named = any(reference is not None and not reference.url for reference in (request.model, *references))
+        may_name = named and self._access.may_use_configured(call.scope, call.caller)
+        model = _endpoint(request.model or EndpointRef(), settings.models if may_name else {}, public_only)
+        if not request.retrieval_only and not (model.url and model.slug):
+            raise InvalidQuestion(
+                "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
+                "unless retrieval_only is true."
+            )
+        return self._anabranch.questions.chat(
+            request.prompt,
+            tuple(_endpoint(one, settings.sources if may_name else {}, public_only) for one in references),
+            None if request.retrieval_only else model,
+            tuple(Message(role=turn.role, content=turn.content) for turn in request.messages or ()),
+            Options(
+                top_k=request.top_k,
+                similarity_threshold=request.similarity_threshold,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                system_prompt=request.custom_system_prompt or None,
+            ),
         )
-    return anabranch.questions.chat(
-        request.prompt,
-        tuple(_endpoint(reference, named_sources, public_only) for reference in references),
-        None if request.retrieval_only else model,
-        tuple(Message(role=turn.role, content=turn.content) for turn in request.messages or ()),
-        Options(
-            top_k=request.top_k,
-            similarity_threshold=request.similarity_threshold,
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            system_prompt=request.custom_system_prompt or None,
-        ),
-    )
 
 
 def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
@@ -290,16 +271,7 @@ def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only
 
 
 def response(answer: Answer) -> bytes:
-    end = _done(answer)
-    return encode(
-        ChatResponse(
-            response=answer.text,
-            sources=end.sources,
-            retrieval_info=end.retrieval_info,
-            metadata=end.metadata,
-            usage=end.usage,
-        )
-    )
+    return encode(ChatResponse(response=answer.text, **msgspec.structs.asdict(_done(answer))))
 
 
 def frame(event: AnswerEvent) -> bytes:
@@ -310,11 +282,12 @@ def frame(event: AnswerEvent) -> bytes:
         case RetrievalStarted():
             return _frame(b"retrieval_start", RetrievalStart(sources=len(event.sources)))
         case SourceReplied(reply=reply):
-            complete = SourceComplete(path=reply.path, status=_status(reply), documents=len(reply.passages))
-            return _frame(b"source_complete", complete)
+            status, documents = STATUSES[reply.status], len(reply.passages)
+            return _frame(b"source_complete", SourceComplete(path=reply.path, status=status, documents=documents))
         case RetrievalFinished():
-            complete_all = RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
-            return _frame(b"retrieval_complete", complete_all)
+            return _frame(
+                b"retrieval_complete", RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
+            )
         case GenerationStarted():
             return _frame(b"generation_start", GenerationStart())
         case Answered(answer=answer):
@@ -330,32 +303,30 @@ def _frame(name: bytes, data: Value) -> bytes:
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
     """Every document as its source returned it; a second one with the same title is `Title (2)`."""
     sources: dict[str, DocumentSource] = {}
-    taken: dict[str, int] = {}
+    copies: dict[str, int] = {}
     for reply in replies:
         for passage in reply.passages:
-            title, count = passage.title, taken.get(passage.title, 1)
+            title, count = passage.title, copies.get(passage.title, 1)
             while title in sources:
                 count += 1
                 title = f"{passage.title} ({count})"
-            taken[passage.title] = count
+            copies[passage.title] = count
             sources[title] = DocumentSource(slug=passage.source, content=passage.text)
     return sources
-
-
-def _info(reply: SourceReply) -> SourceInfo:
-    return SourceInfo(
-        path=reply.path, documents_retrieved=len(reply.passages), status=_status(reply), error_message=reply.error
-    )
-
-
-def _status(reply: SourceReply) -> WireStatus:
-    return STATUSES[reply.status]
 
 
 def _done(answer: Answer) -> Done:
     return Done(
         sources=_sources(answer.replies),
-        retrieval_info=[_info(reply) for reply in answer.replies],
+        retrieval_info=[
+            SourceInfo(
+                path=reply.path,
+                documents_retrieved=len(reply.passages),
+                status=STATUSES[reply.status],
+                error_message=reply.error,
+            )
+            for reply in answer.replies
+        ],
         metadata=Metadata(
             retrieval_time_ms=answer.timings.retrieval_ms,
             generation_time_ms=answer.timings.generation_ms,

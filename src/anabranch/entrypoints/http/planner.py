@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from starlette.types import Scope
@@ -13,7 +12,7 @@ from starlette.types import Scope
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
-from anabranch.domain.eventlog import LAST, Page, SequencedEntry
+from anabranch.domain.eventlog import LAST, SequencedEntry
 from anabranch.domain.steps import Cancel, Decision, Receipt
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.access import Access, identity_of
@@ -80,7 +79,9 @@ class Chain:
     of the previous step, so they continue to count, and a cursor after a step's end is one of the next step. If a
     cursor is not valid, everything is read again from the first step. `over`: nothing follows the cursor."""
 
-    def __init__(self, planner: Planner, arrivals: Arrivals, place: Place, after: int) -> None:
+    def __init__(
+        self, planner: Planner, arrivals: Arrivals, place: Place, after: int, open_readers: AsyncExitStack
+    ) -> None:
         self.over = False
         self._planner = planner
         self._arrivals = arrivals
@@ -91,35 +92,22 @@ class Chain:
         self._shift = 0
         self._passed: list[str] = []
         self._reader: StreamReader | None = None
-        self._page: Page | None = None
         self._reset = False
-        self._open_readers = AsyncExitStack()
+        self._open_readers = open_readers
 
-    async def __aenter__(self) -> Self:
-        reader: StreamReader | None = await self._open()
-        try:
-            while reader is not None and reader.page.ended and self._after >= reader.page.head:
-                following = self._following(await self._final(reader.page.head))
-                if following is None:
-                    self.over = self._after == reader.page.head
-                    break
-                await self._advance(reader.page.head, following, self._after - reader.page.head)
-                reader = await self._open_if_exists()
-        except BaseException:
-            await self._open_readers.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._open_readers.aclose()
-
-    @property
-    def page(self) -> Page:
-        """The first page of the step that was opened last."""
-        assert self._page is not None, "a chain is entered before it is read"
-        return self._page
+    async def start(self) -> None:
+        """Opens the step of the cursor."""
+        await self._open()
+        while (reader := self._reader) is not None and reader.page.ended and self._after >= reader.page.head:
+            head = reader.page.head
+            last = await self._planner.page(*self._session, self._step, head - 1, 1)
+            following = self._following(last.entries[-1])
+            if following is None:
+                self.over = self._after == head
+                return
+            await self._advance(head, following, self._after - head)
+            with suppress(NotFound):
+                await self._open()
 
     @property
     def head(self) -> int:
@@ -135,13 +123,11 @@ class Chain:
                 return None
             reader = await self._open()
         batch = await reader.next(wait_s)
-        if batch is None:
-            return None
-        if batch.reset and self._shift:
+        if batch is not None and batch.reset and self._shift:
             reader = await self._restart()
             batch = await reader.next(wait_s)
-            if batch is None:
-                return None
+        if batch is None:
+            return None
         shift, reset = self._shift, self._reset
         self._reset = False
         following = self._following(batch.entries[-1]) if batch.ended and batch.entries else None
@@ -150,7 +136,10 @@ class Chain:
         if not shift and not reset and following is None:
             return batch
         return Batch(
-            entries=tuple(_shifted(entry, shift) for entry in batch.entries) if shift else batch.entries,
+            entries=tuple(
+                msgspec.structs.replace(entry, sequence=entry.sequence + shift) if shift else entry
+                for entry in batch.entries
+            ),
             head=batch.head + shift,
             reset=batch.reset or reset,
             ended=batch.ended and following is None,
@@ -161,22 +150,12 @@ class Chain:
         following = wire.next_step(final)
         return None if following is None or following in (*self._passed, self._step) else following
 
-    async def _final(self, head: int) -> SequencedEntry:
-        """The last event of the current step."""
-        page = await self._planner.page(*self._session, self._step, head - 1, 1)
-        return page.entries[-1]
-
     async def _open(self) -> StreamReader:
         reader = await self._planner.reader(*self._session, self._step, self._after)
         self._reader = await self._open_readers.enter_async_context(reader)
-        self._page = reader.page
+        # The first page of the step that was opened last.
+        self.page = reader.page
         return reader
-
-    async def _open_if_exists(self) -> StreamReader | None:
-        try:
-            return await self._open()
-        except NotFound:
-            return None
 
     async def _advance(self, final: int, following: str, after: int) -> None:
         await self._open_readers.aclose()
@@ -192,10 +171,6 @@ class Chain:
         self._step, self._after, self._shift = self._first, 0, 0
         self._reset = True
         return await self._open()
-
-
-def _shifted(entry: SequencedEntry, by: int) -> SequencedEntry:
-    return msgspec.structs.replace(entry, sequence=entry.sequence + by)
 
 
 async def _poll(planner: Planner, place: Place) -> None:
@@ -280,10 +255,7 @@ class PlannerSurface:
                 },
                 errors=(409,),
             ),
-            at(
-                *("DELETE", STEP, "cancel_step", "Cancel a step", self._cancel),
-                response_types=(wire.StepReceipt,),
-            ),
+            at("DELETE", STEP, "cancel_step", "Cancel a step", self._cancel, response_types=(wire.StepReceipt,)),
             at(
                 "POST",
                 f"{STEP}/subagents/{{key}}/events",
@@ -451,7 +423,9 @@ class PlannerSurface:
         planner, place = self._step(call)
         # A client that reconnects by itself uses its first address again: the header is newer.
         sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id", "0")
-        async with Chain(planner, self._arrivals, place, wire.cursor(sent, "Last-Event-ID")) as chain:
+        async with AsyncExitStack() as readers:
+            chain = Chain(planner, self._arrivals, place, wire.cursor(sent, "Last-Event-ID"), readers)
+            await chain.start()
             with self._until_revoked(call, self._left if planner.keeps(chain.page) else self._leaving) as closing:
                 yield chain, closing
 
