@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
@@ -11,11 +12,9 @@ from anabranch.domain.model import Value
 from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
-    Chunking,
     Collection,
     ItemStatus,
     Job,
-    JobItem,
     JobStatus,
     Outcome,
     Permissions,
@@ -32,7 +31,7 @@ MAX_DEPTH = 20
 PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
 Who = Annotated[str, Meta(min_length=1, max_length=200)]
-Named = Annotated[list[Who], Meta(max_length=1_000)]
+Named = Annotated[tuple[Who, ...], Meta(max_length=1_000)]
 Title = Annotated[str, Meta(min_length=1, max_length=200)]
 Metadata = Annotated[
     dict[str, Any],
@@ -44,15 +43,8 @@ class PermissionsForm(Value):
     """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
-    allowed_users: Named = []
-    allowed_groups: Named = []
-
-    def value(self) -> Permissions:
-        return Permissions(
-            visibility=self.visibility,
-            allowed_users=tuple(self.allowed_users),
-            allowed_groups=tuple(self.allowed_groups),
-        )
+    allowed_users: Named = ()
+    allowed_groups: Named = ()
 
 
 class ChunkingForm(Value):
@@ -64,8 +56,8 @@ class ChunkingForm(Value):
 
     def given(self) -> dict[str, Any]:
         """The fields that were set, under the names of `Chunking`."""
-        said = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
-        return {name: value for name, value in said.items() if value is not None}
+        fields = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class NewCollectionSettings(ChunkingForm):
@@ -142,7 +134,7 @@ class CollectionSettingsView(Value):
     chunk_size: int
     chunk_overlap: int
     requested: RequestedChunking | None
-    default_permissions: PermissionsForm | None
+    default_permissions: Permissions | None
 
 
 class CollectionView(Value):
@@ -227,7 +219,7 @@ class DocumentView(Value):
     title: str
     source: DocumentSourceView
     metadata: dict[str, Any]
-    permissions: PermissionsForm | None
+    permissions: Permissions | None
     content_hash: str
     chunk_count: int
     token_count: int
@@ -259,6 +251,10 @@ class FeedbackRecorded(Value):
     recorded: bool
 
 
+def permissions(form: PermissionsForm | None) -> Permissions | None:
+    return None if form is None else Permissions(**msgspec.structs.asdict(form))
+
+
 def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """The metadata, unless it is nested too deeply for those who read it later."""
     if is_deeper(metadata, MAX_DEPTH - 1):
@@ -268,7 +264,7 @@ def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, 
 
 def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
     one = counted.collection
-    settings, asked = one.settings, one.settings.requested
+    settings, requested = one.settings, one.settings.requested
     return CollectionView(
         id=one.id,
         name=one.name,
@@ -279,8 +275,10 @@ def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
             chunking_strategy=settings.chunking.strategy,
             chunk_size=settings.chunking.size,
             chunk_overlap=settings.chunking.overlap,
-            requested=_requested(asked) if asked is not None else None,
-            default_permissions=_permissions(settings.default_permissions) if caller.owns(one.owner) else None,
+            requested=(
+                RequestedChunking(chunk_size=requested.size, chunk_overlap=requested.overlap) if requested else None
+            ),
+            default_permissions=settings.default_permissions if caller.owns(one.owner) else None,
         ),
         document_count=counted.documents,
         chunk_count=counted.chunks,
@@ -294,7 +292,18 @@ def job(found: Job) -> JobView:
         collection_id=found.collection_id,
         status=found.status,
         progress=JobProgressView(total=found.total, processed=found.processed, failed=found.failed),
-        documents=[_item(item) for item in found.items],
+        documents=[
+            JobDocument(
+                id=item.document_id,
+                name=item.name,
+                status=item.status,
+                outcome=item.outcome,
+                chunk_count=item.chunk_count,
+                error=item.error if item.error is not None else UNSET,
+                code="UNPROCESSABLE" if item.status == "failed" else UNSET,
+            )
+            for item in found.items
+        ],
         created_at=_moment(found.created_at),
         completed_at=_moment(found.completed_at) if found.completed_at is not None else None,
     )
@@ -308,7 +317,7 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         title=found.title,
         source=DocumentSourceView(type=found.source, filename=found.filename, url=found.url),
         metadata=dict(found.metadata),
-        permissions=_permissions(found.permissions) if caller.owns(found.owner) else None,
+        permissions=found.permissions if caller.owns(found.owner) else None,
         content_hash=found.content_hash,
         chunk_count=found.chunk_count,
         token_count=found.tokens,
@@ -316,30 +325,6 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         pages=found.pages,
         created_at=_moment(found.created_at),
         updated_at=_moment(found.updated_at),
-    )
-
-
-def _requested(chunking: Chunking) -> RequestedChunking:
-    return RequestedChunking(chunk_size=chunking.size, chunk_overlap=chunking.overlap)
-
-
-def _item(item: JobItem) -> JobDocument:
-    return JobDocument(
-        id=item.document_id,
-        name=item.name,
-        status=item.status,
-        outcome=item.outcome,
-        chunk_count=item.chunk_count,
-        error=item.error if item.error is not None else UNSET,
-        code="UNPROCESSABLE" if item.status == "failed" else UNSET,
-    )
-
-
-def _permissions(permissions: Permissions) -> PermissionsForm:
-    return PermissionsForm(
-        visibility=permissions.visibility,
-        allowed_users=list(permissions.allowed_users),
-        allowed_groups=list(permissions.allowed_groups),
     )
 
 
