@@ -1,6 +1,7 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,6 @@ from anabranch.entrypoints.http.operations import Call, EventStream, Operation, 
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
 
-SURFACE = "chat"
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
 ]
@@ -48,13 +48,6 @@ class EndpointRef(Value):
     kind: Annotated[Literal["space", "openai"], Meta(description="The protocol of the endpoint")] = "space"
 
 
-class ChatTurn(Value):
-    """An earlier message of the conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
 class ChatRequest(Value):
     """A question to data sources, and the model that answers it."""
 
@@ -67,7 +60,7 @@ class ChatRequest(Value):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
-    messages: Annotated[list[ChatTurn], Meta(description="Earlier turns")] | None = None
+    messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
 
@@ -177,21 +170,21 @@ STREAM = EventStream(
 )
 
 
+@dataclass(frozen=True)
 class ChatSurface:
     """Two ways to ask: the whole answer as JSON, or its events. One Run behind each."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
-        self._anabranch = anabranch
-        self._access = access
-        self._streams = streams
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         at = partial(
             Operation[Any],
             dialect=DIALECT,
             request_type=ChatRequest,
-            identify=self._access.admit,
-            surface=SURFACE,
+            identify=self.access.admit,
+            surface="chat",
             admission=True,
         )
         return [
@@ -215,35 +208,29 @@ class ChatSurface:
     async def _stream(self, call: Call[ChatRequest]) -> None:
         run, context = await self._begin(call)
         info = AnswerInfo(dialect="chat", correlation_id=context.correlation_id)
-        await self._streams.send(call, run, frame, info, context)
+        await self.streams.send(call, run, frame, info, context)
 
     async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
-        request = call.request
-        context = self._access.context(
-            call.scope,
-            call.caller,
-            SURFACE,
-            tokens=request.endpoint_tokens,
-            transactions=request.transaction_tokens,
-        )
-        return call.attach(*await self._anabranch.begin(self._question(call), context)), context
+        tokens, transactions = call.request.endpoint_tokens, call.request.transaction_tokens
+        context = self.access.context(call, tokens=tokens, transactions=transactions)
+        return call.attach(*await self.anabranch.begin(self._question(call), context)), context
 
     def _question(self, call: Call[ChatRequest]) -> Question:
-        request, settings, references = call.request, self._anabranch.settings, call.request.data_sources or []
-        public_only = self._access.public_only(call.scope, call.caller)
+        request, settings, references = call.request, self.anabranch.settings, call.request.data_sources or []
+        public_only = self.access.public_only(call.scope, call.caller)
         named = any(reference is not None and not reference.url for reference in (request.model, *references))
-        may_name = named and self._access.may_use_configured(call.scope, call.caller)
+        may_name = named and self.access.may_use_configured(call.scope, call.caller)
         model = _endpoint(request.model or EndpointRef(), settings.models if may_name else {}, public_only)
         if not request.retrieval_only and not (model.url and model.slug):
             raise InvalidQuestion(
                 "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
                 "unless retrieval_only is true."
             )
-        return self._anabranch.questions.chat(
+        return self.anabranch.questions.chat(
             request.prompt,
             tuple(_endpoint(one, settings.sources if may_name else {}, public_only) for one in references),
             None if request.retrieval_only else model,
-            tuple(Message(role=turn.role, content=turn.content) for turn in request.messages or ()),
+            tuple(request.messages or ()),
             Options(
                 top_k=request.top_k,
                 similarity_threshold=request.similarity_threshold,

@@ -1,5 +1,6 @@
 """The SyftAI-Space surface, as sources have it: POST /api/v1/endpoints/{slug}/query."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,7 +19,6 @@ from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnava
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.http.streams import follow, whole
 
-SURFACE = "endpoints"
 MAX_QUESTION = 100_000
 
 
@@ -70,14 +70,12 @@ STREAM = EventStream(
 )
 
 
+@dataclass(frozen=True)
 class EndpointSurface:
     """Published collections answer with references, published models with a summary."""
 
-    def __init__(self, anabranch: Anabranch, access: Access) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._publishing = anabranch.publishing
-        self._access = access
+    anabranch: Anabranch
+    access: Access
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -91,8 +89,8 @@ class EndpointSurface:
                 request_type=EndpointQuery,
                 response_types=(EndpointReply,),
                 stream=STREAM,
-                identify=self._access.visitor,
-                surface=SURFACE,
+                identify=self.access.visitor,
+                surface="endpoints",
                 admission=True,
                 handler_reads=True,
             )
@@ -101,19 +99,19 @@ class EndpointSurface:
 
     async def _query(self, call: Call[EndpointQuery]) -> EndpointReply | None:
         """The body is read last: an address where nothing is published does not exist, whatever is sent to it."""
-        owner = call.params.get("owner") or header(call.scope, b"x-tenant-name")
-        owners = self._access.owners(call.caller, await self._publishing.owners())
-        publication = await self._publishing.find(call.params["slug"], owner, owners)
+        publishing, owner = self.anabranch.publishing, call.params.get("owner") or header(call.scope, b"x-tenant-name")
+        owners = self.access.owners(call.caller, await publishing.owners())
+        publication = await publishing.find(call.params["slug"], owner, owners)
         await call.read()
         request, model = call.request, publication.model
-        context = self._access.context(call.scope, call.caller, SURFACE)
+        context = self.access.context(call)
         question = self._search(publication, request) if model is None else _relayed(model, request)
-        answerer = self._publishing.answerer(publication)
         entry = publication.log_entry(request.transaction_token or None)
-        run = call.attach(*await self._anabranch.begin(question, context, answerer, entry))
+        answerer = publishing.answerer(publication)
+        run = call.attach(*await self.anabranch.begin(question, context, answerer, entry))
         if model is not None and request.stream:
             chunks = CompletionChunks(publication.slug, context.correlation_id)
-            await follow(call, run, chunks.frame, self._settings)
+            await follow(call, run, chunks.frame, self.anabranch.settings)
             return None
         answer = await whole(run, call.receive)
         if model is not None:
@@ -130,7 +128,7 @@ class EndpointSurface:
         text = _last_question(_turns(request))
         if len(text) > MAX_QUESTION:
             raise InvalidQuestion(f"The question has {len(text):,} characters; the limit is {MAX_QUESTION:,}.")
-        return self._anabranch.questions.published_search(
+        return self.anabranch.questions.published_search(
             text, publication.collection or "", request.limit, request.similarity_threshold
         )
 

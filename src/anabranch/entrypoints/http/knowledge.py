@@ -5,6 +5,7 @@ import binascii
 import time
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -56,15 +57,13 @@ class Upload(NamedTuple):
     chunking: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class KnowledgeSurface:
     """The operations on collections and documents."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, closing: ShutdownEvent) -> None:
-        self._knowledge = anabranch.knowledge
-        self._closing = closing
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = access
+    anabranch: Anabranch
+    access: Access
+    closing: ShutdownEvent
 
     def operations(self) -> list[Operation[Any]]:
         return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
@@ -145,12 +144,12 @@ class KnowledgeSurface:
         return Operation(
             *(method, path, name, summary, handler, KNOWLEDGE),
             response_types=(response_type,),
-            identify=self._access.caller,
+            identify=self.access.caller,
             **more,
         )
 
     async def _create(self, call: Call[wire.NewCollection]) -> wire.CollectionView:
-        request, knowledge = call.request, await self._knowledge()
+        request, knowledge = call.request, await self.anabranch.knowledge()
         settings = request.settings or wire.NewCollectionSettings()
         created = await knowledge.create_collection(
             call.caller,
@@ -163,17 +162,17 @@ class KnowledgeSurface:
         return wire.collection(await knowledge.collection(call.caller, created.id), call.caller)
 
     async def _collections(self, call: Call[None]) -> wire.CollectionList:
-        found = await (await self._knowledge()).collections(call.caller)
+        found = await (await self.anabranch.knowledge()).collections(call.caller)
         return wire.CollectionList(collections=[wire.collection(one, call.caller) for one in found])
 
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
-        found = await (await self._knowledge()).collection(call.caller, call.params["name"])
-        return wire.collection(found, call.caller)
+        knowledge = await self.anabranch.knowledge()
+        return wire.collection(await knowledge.collection(call.caller, call.params["name"]), call.caller)
 
     async def _stats(self, call: Call[None]) -> wire.CollectionStats:
-        knowledge = await self._knowledge()
+        knowledge = await self.anabranch.knowledge()
         found = await knowledge.collection(call.caller, call.params["name"])
-        await self._anabranch.query_log.settled()
+        await self.anabranch.query_log.settled()
         return wire.CollectionStats(
             document_count=found.documents,
             chunk_count=found.chunks,
@@ -183,23 +182,25 @@ class KnowledgeSurface:
         )
 
     async def _delete_collection(self, call: Call[None]) -> wire.CollectionDeleted:
-        removed = await (await self._knowledge()).delete_collection(call.caller, call.params["name"])
+        removed = await (await self.anabranch.knowledge()).delete_collection(call.caller, call.params["name"])
         return wire.CollectionDeleted(deleted=True, documents_removed=removed)
 
     async def _ingest(self, call: Call[None]) -> wire.IngestAccepted:
-        upload = await read_upload(call, self._settings)
-        job = await (await self._knowledge()).ingest(call.caller, upload.collection, upload.documents, upload.chunking)
+        upload = await read_upload(call, self.anabranch.settings)
+        job = await (await self.anabranch.knowledge()).ingest(
+            call.caller, upload.collection, upload.documents, upload.chunking
+        )
         return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=len(upload.documents))
 
     async def _job(self, call: Call[None]) -> wire.JobView:
-        return wire.job(await (await self._knowledge()).job(call.caller, call.params["job"]))
+        return wire.job(await (await self.anabranch.knowledge()).job(call.caller, call.params["job"]))
 
     async def _cancel(self, call: Call[None]) -> wire.JobView:
-        return wire.job(await (await self._knowledge()).cancel(call.caller, call.params["job"]))
+        return wire.job(await (await self.anabranch.knowledge()).cancel(call.caller, call.params["job"]))
 
     async def _documents(self, call: Call[None]) -> wire.DocumentPage:
         limit = _number(call.query, "limit", PAGE, least=1, most=MAX_PAGE)
-        knowledge = await self._knowledge()
+        knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
         after = cursors.opened(call.query["after"]) if "after" in call.query else 0
         if after is None:
@@ -220,7 +221,7 @@ class KnowledgeSurface:
     async def _document(self, call: Call[None]) -> wire.DocumentView:
         start = _number(call.query, "start", 0, least=0, most=MAX_OFFSET)
         end = _number(call.query, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
-        knowledge = await self._knowledge()
+        knowledge = await self.anabranch.knowledge()
         found = await knowledge.document(call.caller, call.params["document"], content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
@@ -233,7 +234,7 @@ class KnowledgeSurface:
         )
 
     async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
-        request, knowledge = call.request, await self._knowledge()
+        request, knowledge = call.request, await self.anabranch.knowledge()
         changed = await knowledge.describe(
             call.caller,
             call.params["document"],
@@ -244,16 +245,18 @@ class KnowledgeSurface:
         return await self._view(knowledge, call.caller, changed)
 
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
-        removed = await (await self._knowledge()).delete_document(call.caller, call.params["document"])
+        removed = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
         return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
 
     async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
         request = call.request
-        if self._settings.query_log_days == 0:
+        if self.anabranch.settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
         recent = abs(time.time() - made_at(request.query_id)) < RECENT_S  # a client may send a time far ahead
-        await self._anabranch.query_log.settled()  # the question may have been answered just now
-        rate = partial((await self._knowledge()).rate, call.caller, request.query_id, request.rating, request.comment)
+        await self.anabranch.query_log.settled()  # the question may have been answered just now
+        rate = partial(
+            (await self.anabranch.knowledge()).rate, call.caller, request.query_id, request.rating, request.comment
+        )
         if await rate() or (recent and await self._rated_later(call.receive, rate)):
             return wire.FeedbackRecorded(recorded=True)
         raise NotFound(f"There is no query {request.query_id!r}.")
@@ -261,13 +264,13 @@ class KnowledgeSurface:
     async def _rated_later(self, receive: Receive, rate: Callable[[], Awaitable[bool]]) -> bool:
         """Another process may still be recording the question. The wait ends with the request and with the drain."""
         try:
-            async with until_gone(receive, self._closing, "http.disconnect"):
+            async with until_gone(receive, self.closing, "http.disconnect"):
                 for pause_s in RATE_AGAIN_S:
                     await asyncio.sleep(pause_s)
                     if await rate():
                         return True
         except TimeoutError:
-            raise self._closing.error or ClientGone() from None
+            raise self.closing.error or ClientGone() from None
         return False
 
     async def _view(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:

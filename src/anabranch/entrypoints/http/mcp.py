@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
 
     from anabranch.entrypoints.mcp.server import Request
 
-SURFACE = "mcp"
 ASKER = "anabranch.asker"
 STATUSES = {
     200: "The response.",
@@ -61,7 +60,7 @@ class McpSurface:
                 statuses=STATUSES,
                 errors=(401, 403, 422, 503),
                 identify=self._caller,
-                surface=SURFACE,
+                surface="mcp",
                 admission=True,
             )
         ]
@@ -72,7 +71,7 @@ class McpSurface:
         return await self._access.caller(scope)
 
     async def _handle(self, call: Call[bytes]) -> None:
-        context = self._access.context(call.scope, call.caller, SURFACE)
+        context = self._access.context(call)
         call.scope[ASKER] = McpCaller(context, call.caller, self._access.may_use_configured(call.scope, call.caller))
         manager = await self._manager()
         await manager.handle_request(call.scope, _again(call.body, call.receive), call.send)

@@ -87,6 +87,10 @@ class Call(Generic[T]):
     responding: bool = False
 
     @property
+    def surface(self) -> str:
+        return self.operation.surface if self.operation is not None else ""
+
+    @property
     def query(self) -> QueryParams:
         return QueryParams(self.scope["query_string"])
 
@@ -133,8 +137,9 @@ class Operation(Generic[T]):
     parameters: tuple[dict[str, Any], ...] = ()
     # Identifies the caller, or refuses it. Without one, everyone may call.
     identify: Callable[[Scope], Awaitable[Caller]] | None = None
-    # Refusals are counted under this name; with `admission`, a full or stopping server refuses before it reads.
-    surface: str | None = None
+    # Refusals are counted under this name, if there is one; with `admission`, a full or stopping server refuses before
+    # it reads.
+    surface: str = ""
     admission: bool = False
     # The handler reads the body itself.
     handler_reads: bool = False
@@ -204,9 +209,8 @@ class RequestLoop:
             if message["type"] in RESPONSE_STARTS:
                 call.responding = True
                 message["headers"] = [*message["headers"], echo]
-                if 400 <= message.get("status", 101) < 500:
+                if 400 <= (status := message.get("status", 101)) < 500:
                     path, peer = scope["path"][:MAX_LOGGED_PATH], (scope.get("client") or ("",))[0]
-                    status = message["status"]
                     self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
             await send(message)
 
@@ -224,7 +228,7 @@ class RequestLoop:
             await send_response(send_marked, status, body, [JSON, *refusal_headers(refusal, status)])
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
-        if operation.admission and operation.surface is not None:
+        if operation.admission:
             await self._anabranch.check(operation.surface)
         if operation.identify is not None:
             call.caller = await operation.identify(call.scope)
@@ -245,8 +249,8 @@ class RequestLoop:
         refusal = _as_refusal(error, dialect, identifier)
         if call.responding or (refusal is not error and isinstance(refusal, InternalError)):
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
-        elif operation is not None and operation.surface is not None and not call.counted:
-            self._anabranch.turned_away(operation.surface, dialect.counted_as(refusal))
+        elif call.surface and not call.counted:
+            self._anabranch.turned_away(call.surface, dialect.counted_as(refusal))
         return refusal, dialect
 
 

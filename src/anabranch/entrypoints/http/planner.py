@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -183,7 +184,6 @@ async def _poll(planner: Planner, place: Place) -> None:
             return
 
 
-SURFACE = "planner"
 STEPS = "/planner/sessions/{session}/steps"
 STEP = f"{STEPS}/{{step}}"
 MAX_PAGE = 1_000
@@ -231,19 +231,18 @@ class PlannerUnavailable(StreamUnavailable):
     code = "planner_unavailable"
 
 
+@dataclass(frozen=True)
 class PlannerSurface:
     """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, leaving: ShutdownEvent, left: ShutdownEvent) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = access
-        self._leaving = leaving
-        self._left = left
-        self._arrivals = Arrivals()
+    anabranch: Anabranch
+    access: Access
+    leaving: ShutdownEvent
+    left: ShutdownEvent
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     def operations(self) -> list[Operation[Any]]:
-        at = partial(Operation[Any], dialect=DIALECT, surface=SURFACE, identify=self._access.caller)
+        at = partial(Operation[Any], dialect=DIALECT, surface="planner", identify=self.access.caller)
         return [
             at(
                 *("POST", STEPS, "begin_step", "Start a step", self._begin),
@@ -304,13 +303,13 @@ class PlannerSurface:
         ]
 
     async def _socket_caller(self, scope: Scope) -> Caller:
-        check_origin(scope, [origin for origin in self._settings.cors_origins if origin != "*"])
-        return await self._access.caller(with_key(scope))
+        check_origin(scope, [origin for origin in self.anabranch.settings.cors_origins if origin != "*"])
+        return await self.access.caller(with_key(scope))
 
     def _step(self, call: Call[Any], plan_step_id: str | None = None) -> tuple[Planner, Place]:
         """The planner and the step that a call names. The request is validated before the step is looked up, so that
         an error says nothing about steps of other callers."""
-        if (planner := self._anabranch.planner) is None:
+        if (planner := self.anabranch.planner) is None:
             raise PlannerUnavailable(NO_SHARED_LOG)
         session_id = wire.identifier(call.params["session"], "The session's id")
         if plan_step_id is None:
@@ -323,7 +322,7 @@ class PlannerSurface:
         planner, place = self._step(call, call.request.plan_step_id)
         owner, session_id, plan_step_id = place
         directive = wire.directive(session_id, call.request)
-        created, page = await planner.begin(directive, self._access.context(call.scope, call.caller, SURFACE), owner)
+        created, page = await planner.begin(directive, self.access.context(call), owner)
         if not planner.streaming:
             return Reply(await self._answer_at_the_end(call, planner, place), 200)
         status = "in_progress"
@@ -334,7 +333,7 @@ class PlannerSurface:
     async def _answer_at_the_end(self, call: Call[Any], planner: Planner, place: Place) -> bytes:
         """The step continues if its planner disconnects meanwhile; starting it again gets the answer."""
         entries: list[SequencedEntry] = []
-        with self._until_revoked(call, self._left) as closing:
+        with self._until_revoked(call, self.left) as closing:
             try:
                 async with (
                     await planner.reader(*place, 0) as reader,
@@ -342,7 +341,7 @@ class PlannerSurface:
                 ):
                     ended = False
                     while not ended:
-                        batch = await reader.next(self._settings.heartbeat_interval)
+                        batch = await reader.next(self.anabranch.settings.heartbeat_interval)
                         if batch is not None:
                             entries = [*([] if batch.reset else entries), *batch.entries]
                             ended = batch.ended
@@ -406,7 +405,7 @@ class PlannerSurface:
                 call.send,
                 frames=wire.Frames().sse,
                 heartbeat=wire.sse_heartbeat,
-                heartbeat_s=self._settings.heartbeat_interval,
+                heartbeat_s=self.anabranch.settings.heartbeat_interval,
                 closing=closing,
             )
 
@@ -414,7 +413,7 @@ class PlannerSurface:
         async with self._reading(call) as (chain, closing):
             if (error := closing.error) is not None:
                 raise error
-            await follow(chain, call, heartbeat_s=self._settings.heartbeat_interval, closing=closing)
+            await follow(chain, call, heartbeat_s=self.anabranch.settings.heartbeat_interval, closing=closing)
 
     @asynccontextmanager
     async def _reading(self, call: Call[None]) -> AsyncIterator[tuple[Chain, ShutdownEvent]]:
@@ -424,13 +423,13 @@ class PlannerSurface:
         # A client that reconnects by itself uses its first address again: the header is newer.
         sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id", "0")
         async with AsyncExitStack() as readers:
-            chain = Chain(planner, self._arrivals, place, wire.cursor(sent, "Last-Event-ID"), readers)
+            chain = Chain(planner, self.arrivals, place, wire.cursor(sent, "Last-Event-ID"), readers)
             await chain.start()
-            with self._until_revoked(call, self._left if planner.keeps(chain.page) else self._leaving) as closing:
+            with self._until_revoked(call, self.left if planner.keeps(chain.page) else self.leaving) as closing:
                 yield chain, closing
 
     def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
-        return until_revoked(closing, self._anabranch.revocations, call.caller.key)
+        return until_revoked(closing, self.anabranch.revocations, call.caller.key)
 
 
 def _receipt(receipt: Receipt) -> Reply:

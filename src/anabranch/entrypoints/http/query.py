@@ -42,7 +42,6 @@ from anabranch.text.sentences import sentences
 if TYPE_CHECKING:  # it imports numpy
     from anabranch.knowledge.knowledge import Knowledge
 
-SURFACE = "query"
 MAX_QUERY = 10_000
 TURNS = 5
 SEARCH_FAILED = "The search failed."
@@ -273,13 +272,13 @@ class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
+@dataclass(frozen=True)
 class QuerySurface:
     """Answers questions from the collections and from configured sources."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
-        self._anabranch = anabranch
-        self._access = access
-        self._streams = streams
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -295,18 +294,18 @@ class QuerySurface:
                 stream=STREAM,
                 resumable=True,
                 errors=(429,),
-                identify=self._access.caller,
-                surface=SURFACE,
+                identify=self.access.caller,
+                surface="query",
                 admission=True,
             )
         ]
 
     async def _query(self, call: Call[QueryRequest]) -> Reply | None:
-        request, anabranch = call.request, self._anabranch
+        request, anabranch = call.request, self.anabranch
         if not request.query.strip() or len(request.query) > MAX_QUERY:
             raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
         settings = request.settings or QuerySettings()
-        search, entry = await search_scope(anabranch, self._access, call, request.conversation_id)
+        search, entry = await search_scope(anabranch, self.access, call, request.conversation_id)
         history = await self._history(await anabranch.knowledge(), call.caller, request.conversation_id)
         options = Options(
             top_k=settings.top_k,
@@ -322,11 +321,11 @@ class QuerySurface:
             with_status=bool(request.sources),
         )
         question = anabranch.questions.query(request.query, search, history, options)
-        context = self._access.context(call.scope, call.caller, SURFACE)
+        context = self.access.context(call)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         if "text/event-stream" in (header(call.scope, b"accept") or "").lower():
             info = AnswerInfo(dialect="query", correlation_id=context.correlation_id)
-            await self._streams.send(call, run, renderer.frame, info, context)
+            await self.streams.send(call, run, renderer.frame, info, context)
             return None
         answer = await whole(run, call.receive)
         if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
@@ -335,9 +334,9 @@ class QuerySurface:
 
     async def _history(self, knowledge: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
-        if conversation is None or self._anabranch.model.kind == EXTRACTIVE.kind:
+        if conversation is None or self.anabranch.model.kind == EXTRACTIVE.kind:
             return ()
-        await self._anabranch.query_log.settled()  # the previous turn may not be written yet
+        await self.anabranch.query_log.settled()  # the previous turn may not be written yet
         turns = await knowledge.turns(caller, conversation, TURNS)
         return tuple(
             message

@@ -35,7 +35,6 @@ from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams
 from anabranch.pipeline.answer import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
-SURFACE = "rag_stream"
 MAX_TOP_K = 8
 # The key in the scope under which a request's language is kept for its errors.
 LANGUAGE = "anabranch.language"
@@ -228,13 +227,13 @@ STREAM = EventStream(
 )
 
 
+@dataclass(frozen=True)
 class RagSurface:
     """Answers questions from the collections, with a guardrail."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
-        self._anabranch = anabranch
-        self._access = access
-        self._streams = streams
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -256,17 +255,17 @@ class RagSurface:
                         "header",
                     ),
                 ),
-                identify=self._access.caller,
-                surface=SURFACE,
+                identify=self.access.caller,
+                surface="rag_stream",
                 admission=True,
             )
         ]
 
     async def _stream(self, call: Call[RagRequest]) -> None:
-        request, anabranch = call.request, self._anabranch
+        request, anabranch = call.request, self.anabranch
         call.scope[LANGUAGE] = language = _language(call.scope, request.language)
         _check(request, language)
-        search, entry = await search_scope(anabranch, self._access, call)
+        search, entry = await search_scope(anabranch, self.access, call)
         question = anabranch.questions.rag(
             request.query,
             search,
@@ -282,7 +281,7 @@ class RagSurface:
                 answer_in=language if request.language is not None else None,
             ),
         )
-        context = self._access.context(call.scope, call.caller, SURFACE)
+        context = self.access.context(call)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         renderer = RagRenderer(
             language, context.correlation_id, query_id=entry.query_id, with_status=bool(request.sources)
@@ -293,7 +292,7 @@ class RagSurface:
             language=language,
             prompt_version=RAG.prompt_version,
         )
-        await self._streams.send(call, run, renderer.frame, info, context)
+        await self.streams.send(call, run, renderer.frame, info, context)
 
 
 def lost_rag(info: AnswerInfo) -> Frame:

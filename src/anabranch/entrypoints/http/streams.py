@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -127,16 +128,15 @@ class AnswerInfo(Value, omit_defaults=True):
 Writers = Mapping[str, Callable[[AnswerInfo], Frame]]
 
 
+@dataclass(frozen=True)
 class AnswerStreams:
     """Sends answers, recorded in the log where the client prefers it, and reads recorded ones again. `writers` render
     the end of an answer whose worker has stopped, by dialect."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, closing: ShutdownEvent, writers: Writers) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = access
-        self._closing = closing
-        self._writers = writers
+    anabranch: Anabranch
+    access: Access
+    closing: ShutdownEvent
+    writers: Writers
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -158,18 +158,18 @@ class AnswerStreams:
         if prefers_resumable(call.scope):
             await self._record(call, run, frame, info, context)
         else:
-            await follow(call, run, frame, self._settings)
+            await follow(call, run, frame, self.anabranch.settings)
 
     async def _record(self, call: Call[Any], run: Run, frame: Frame, info: AnswerInfo, context: Context) -> None:
         """Records a Run, and sends what is recorded. If the log takes no stream, the answer is an ordinary one."""
-        listener, recordings = run.listen(), self._anabranch.recordings
+        listener, recordings = run.listen(), self.anabranch.recordings
         try:
             if recordings is None:
                 raise StreamUnavailable(NOT_KEPT)
             identity, about = _owner_of(call.scope, call.caller), msgspec.json.encode(info)
             stream = await recordings.record(run, listener, frame, identity=identity, about=about, context=context)
         except (StreamUnavailable, StreamFull):
-            await follow(call, run, frame, self._settings, listener)
+            await follow(call, run, frame, self.anabranch.settings, listener)
             return
         except BaseException:
             run.stop(Cancelled(CLIENT_GONE))
@@ -191,13 +191,13 @@ class AnswerStreams:
             call.send,
             frames=frames,
             heartbeat=lambda _: KEEP_ALIVE,
-            heartbeat_s=self._settings.heartbeat_interval,
+            heartbeat_s=self.anabranch.settings.heartbeat_interval,
             closing=closing,
             headers=headers,
         )
 
     async def _resume(self, call: Call[None]) -> None:
-        recordings = self._anabranch.recordings
+        recordings = self.anabranch.recordings
         if recordings is None:
             raise StreamUnavailable(NOT_KEPT)
         stream, after = call.params["stream"], cursor(call)
@@ -215,8 +215,8 @@ class AnswerStreams:
             elif call.scope["method"] == "HEAD":
                 await send_empty(call.send, 200, EVENT_STREAM)
             else:
-                ends = ShutdownEvent() if recordings.holds(stream) else self._closing
-                with until_revoked(ends, self._anabranch.revocations, caller.key) as closing:
+                ends = ShutdownEvent() if recordings.holds(stream) else self.closing
+                with until_revoked(ends, self.anabranch.revocations, caller.key) as closing:
                     await self._read(reader, call, closing)
 
     async def _owner(self, scope: Scope, identity: str | None) -> Caller | None:
@@ -225,9 +225,9 @@ class AnswerStreams:
         if identity is not None and identity in ("", _token_digest(scope)):
             return Caller()
         try:
-            caller = await self._access.caller(scope)
+            caller = await self.access.caller(scope)
         except Unauthorized:
-            if self._settings.auth in ("api_key", "jwt"):
+            if self.anabranch.settings.auth in ("api_key", "jwt"):
                 raise
             return None
         return caller if identity == _owner_of(scope, caller) else None
@@ -236,7 +236,7 @@ class AnswerStreams:
         """The end of an answer whose worker has stopped."""
         info = msgspec.json.decode(page.about, type=AnswerInfo)
         lost = "The server that wrote this answer has stopped before its end. Please ask again."
-        body = self._writers[info.dialect](info)(Failed(code=LeaseLost.code, message=lost))
+        body = self.writers[info.dialect](info)(Failed(code=LeaseLost.code, message=lost))
         return Entry(key=LeaseLost.code, revision=1, body=body, final=True)
 
 
