@@ -37,7 +37,6 @@ from anabranch.knowledge.records.database import StoreFailed
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-OUR_FAULT = "Something went wrong on our side; the log has the details under this correlation id."
 # Response headers that a web page of another origin may read.
 EXPOSED = [
     "Retry-After",
@@ -211,7 +210,7 @@ def _render_knowledge(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]
 
 
 def _with_codes(status: int, description: str) -> str:
-    codes = (f"`{code}`" for known, code in (*KNOWLEDGE_CODES.values(), UNAVAILABLE) if known == status)
+    codes = [f"`{code}`" for known, code in (*KNOWLEDGE_CODES.values(), UNAVAILABLE) if known == status]
     return f"{', '.join(codes)}: {description}"
 
 

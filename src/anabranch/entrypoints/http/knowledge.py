@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # it imports numpy
 
 T = TypeVar("T")
 
-DAYS = 30
-PAGE = 50
 MAX_PAGE = 1_000
 MAX_OFFSET = 1_000_000_000
 RECENT_S = 2.0
@@ -42,8 +40,6 @@ RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 BASE64_RATIO = 1.4
 MARGIN_BYTES = 1024 * 1024
 UPLOAD_S = 600.0
-MAX_FILES = 1_000
-MAX_FIELDS = 20
 WHITESPACE = str.maketrans("", "", " \t\r\n")
 # Larger bodies are decoded in a thread: they would block the event loop.
 LARGE_BYTES = 256 * 1024
@@ -178,7 +174,7 @@ class KnowledgeSurface:
             chunk_count=found.chunks,
             total_tokens=found.tokens,
             storage_bytes=found.size,
-            query_count_30d=await knowledge.query_count(call.caller, found.collection, DAYS),
+            query_count_30d=await knowledge.query_count(call.caller, found.collection, 30),
         )
 
     async def _delete_collection(self, call: Call[None]) -> wire.CollectionDeleted:
@@ -199,7 +195,7 @@ class KnowledgeSurface:
         return wire.job(await (await self.anabranch.knowledge()).cancel(call.caller, call.params["job"]))
 
     async def _documents(self, call: Call[None]) -> wire.DocumentPage:
-        limit = _number(call.query, "limit", PAGE, least=1, most=MAX_PAGE)
+        limit = _number(call.query, "limit", 50, least=1, most=MAX_PAGE)
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
         after = cursors.opened(call.query["after"]) if "after" in call.query else 0
@@ -353,7 +349,7 @@ def _address(content: str, where: str) -> str:
 
 
 async def _from_form(headers: Headers, parts: AsyncGenerator[bytes, None]) -> Upload:
-    parser = MultiPartParser(headers, parts, max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MARGIN_BYTES)
+    parser = MultiPartParser(headers, parts, max_files=1_000, max_fields=20, max_part_size=MARGIN_BYTES)
     try:
         async with asyncio.timeout(UPLOAD_S):
             form = await parser.parse()

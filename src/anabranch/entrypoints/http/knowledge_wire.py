@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 20
 PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
-Who = Annotated[str, Meta(min_length=1, max_length=200)]
-Named = Annotated[tuple[Who, ...], Meta(max_length=1_000)]
-Title = Annotated[str, Meta(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=1_000)]
 Metadata = Annotated[
     dict[str, Any],
     Meta(description="A JSON object; `author`, `created_date` and `tags` have a meaning, filters find every value"),
@@ -43,8 +42,8 @@ class PermissionsForm(Value):
     """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
-    allowed_users: Named = ()
-    allowed_groups: Named = ()
+    allowed_users: Names = ()
+    allowed_groups: Names = ()
 
 
 class ChunkingForm(Value):
@@ -83,7 +82,7 @@ class DocumentForm(Value):
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
-    title: Title | None = None
+    title: Name | None = None
     metadata: Metadata | None = None
     permissions: PermissionsForm | None = None
 
@@ -97,7 +96,7 @@ class IngestRequest(Value):
 class DocumentChanges(Value):
     """Fields that are set replace the stored ones; others stay."""
 
-    title: Title | None = None
+    title: Name | None = None
     metadata: Metadata | None = None
     permissions: PermissionsForm | None = None
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
-BODY_ERRORS = (408, 413)
 SECURITY = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token of the hub"}}
 CORRELATION = {
     "name": "X-Correlation-ID",
@@ -101,8 +100,9 @@ def _add_limits(schemas: dict[str, Schema], settings: Settings) -> None:
         {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
     ]
     _branch(schemas["QuerySettings"]["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
-    embedder = {"enum": [settings.embedding_model or LocalEmbedder.name, None]}
-    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = embedder
+    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = {
+        "enum": [settings.embedding_model or LocalEmbedder.name, None]
+    }
 
 
 def _branch(schema: Schema, kind: str) -> Schema:
@@ -111,8 +111,7 @@ def _branch(schema: Schema, kind: str) -> Schema:
 
 
 def _operation(one: "Operation[Any]") -> Schema:
-    body_errors = BODY_ERRORS if one.request_type is not None else ()
-    statuses = sorted({*one.dialect.always, *one.errors, *body_errors})
+    statuses = sorted({*one.dialect.always, *one.errors, *((408, 413) if one.request_type is not None else ())})
     error = {"application/json": {"schema": _schema((one.dialect.error_type,))}}
     described: Schema = {
         "operationId": one.name,
@@ -143,17 +142,19 @@ def _response(one: "Operation[Any]", status: int, description: str) -> Schema:
     response: Schema = {"description": description, "content": content}
     if one.stream is not None:
         response["description"] = f"{description} {one.stream.description}"
-        named = {"$ref": REF.format(name=one.stream.name)} if one.stream.events else {"type": "string"}
-        content["text/event-stream"] = {"schema": named}
+        schema = {"$ref": REF.format(name=one.stream.name)} if one.stream.events else {"type": "string"}
+        content["text/event-stream"] = {"schema": schema}
     if one.resumable:
         response["headers"] = RESUMABLE_HEADERS
     return response
 
 
 def _path_parameters(one: "Operation[Any]") -> list[Schema]:
-    names = [segment[1:-1] for segment in one.path.split("/") if segment.startswith("{")]
-    schema = one.dialect.path_schema
-    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    return [
+        {"name": segment[1:-1], "in": "path", "required": True, "schema": one.dialect.path_schema}
+        for segment in one.path.split("/")
+        if segment.startswith("{")
+    ]
 
 
 def _events(events: Mapping[str, type] | Sequence[type]) -> Schema:

@@ -18,7 +18,6 @@ from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuesti
 from anabranch.domain.model import Allowance
 from anabranch.entrypoints.http.errors import (
     KNOWLEDGE,
-    OUR_FAULT,
     PLAIN,
     ClientGone,
     Dialect,
@@ -263,7 +262,10 @@ def _as_refusal(error: Exception, dialect: Dialect, identifier: str) -> Anabranc
         case msgspec.MsgspecError() | RecursionError():
             return InvalidQuestion(dialect.explain(str(error)))
         case _:
-            return InternalError(OUR_FAULT, correlation_id=identifier)
+            return InternalError(
+                "Something went wrong on our side; the log has the details under this correlation id.",
+                correlation_id=identifier,
+            )
 
 
 def _dialect_at(path: str) -> Dialect:

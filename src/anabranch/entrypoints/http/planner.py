@@ -14,7 +14,7 @@ from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
 from anabranch.domain.eventlog import LAST, SequencedEntry
-from anabranch.domain.steps import Cancel, Decision, Receipt
+from anabranch.domain.steps import Cancel, Decision, Receipt, verdict_of
 from anabranch.entrypoints.http import planner_wire as wire
 from anabranch.entrypoints.http.access import Access, identity_of
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, ClientGone, Dialect, ErrorBody, render_plain
@@ -101,8 +101,7 @@ class Chain:
         await self._open()
         while (reader := self._reader) is not None and reader.page.ended and self._after >= reader.page.head:
             head = reader.page.head
-            last = await self._planner.page(*self._session, self._step, head - 1, 1)
-            following = self._following(last.entries[-1])
+            following = self._following((await self._planner.page(*self._session, self._step, head - 1, 1)).entries[-1])
             if following is None:
                 self.over = self._after == head
                 return
@@ -188,10 +187,6 @@ STEPS = "/planner/sessions/{session}/steps"
 STEP = f"{STEPS}/{{step}}"
 MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
-NO_SHARED_LOG = (
-    "Several workers without a Redis cannot keep planner steps: "
-    "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
-)
 PROTOCOL = "anabranch.planner"
 KEY = "bearer."
 # Close codes of the WebSocket.
@@ -310,7 +305,10 @@ class PlannerSurface:
         """The planner and the step that a call names. The request is validated before the step is looked up, so that
         an error says nothing about steps of other callers."""
         if (planner := self.anabranch.planner) is None:
-            raise PlannerUnavailable(NO_SHARED_LOG)
+            raise PlannerUnavailable(
+                "Several workers without a Redis cannot keep planner steps: "
+                "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
+            )
         session_id = wire.identifier(call.params["session"], "The session's id")
         if plan_step_id is None:
             plan_step_id = wire.identifier(call.params["step"], "The step's id")
@@ -321,8 +319,7 @@ class PlannerSurface:
     async def _begin(self, call: Call[wire.StepForm]) -> Reply:
         planner, place = self._step(call, call.request.plan_step_id)
         owner, session_id, plan_step_id = place
-        directive = wire.directive(session_id, call.request)
-        created, page = await planner.begin(directive, self.access.context(call), owner)
+        created, page = await planner.begin(wire.directive(session_id, call.request), self.access.context(call), owner)
         if not planner.streaming:
             return Reply(await self._answer_at_the_end(call, planner, place), 200)
         status = "in_progress"
@@ -362,8 +359,8 @@ class PlannerSurface:
                 results.append(wire.push_receipt(await planner.tell(*place, one)))
             except (InvalidQuestion, StreamFull) as error:
                 results.append(wire.PushReceiptView(accepted=False, error=error.code, message=error.message))
-        status = 202 if any(one.accepted for one in results) else 200
-        return Reply(msgspec.json.encode(wire.PushReceipts(results=results)), status)
+        body = msgspec.json.encode(wire.PushReceipts(results=results))
+        return Reply(body, 202 if any(one.accepted for one in results) else 200)
 
     async def _progress(self, call: Call[wire.ProgressForm]) -> Reply:
         planner, place = self._step(call)
@@ -371,7 +368,8 @@ class PlannerSurface:
 
     async def _safety(self, call: Call[wire.SafetyForm]) -> wire.SafetyReceipt:
         planner, place = self._step(call)
-        verdict = wire.verdict(call.request.decision)
+        decision = call.request.decision
+        verdict = verdict_of(decision) if isinstance(decision, str) else "block"
         receipt = await planner.tell(*place, Decision(decision=verdict, reason=call.request.reason or ""))
         return wire.SafetyReceipt(decision=verdict, **msgspec.structs.asdict(wire.step_receipt(receipt)))
 
@@ -385,10 +383,10 @@ class PlannerSurface:
         limit = call.query.get("limit", str(DEFAULT_PAGE))
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 15 and int(limit)):
             raise InvalidQuestion("limit must be a whole number from 1 on.")
-        page = await planner.page(*place, after, min(int(limit), MAX_PAGE))
+        found = await planner.page(*place, after, min(int(limit), MAX_PAGE))
         await call.send({"type": "http.response.start", "status": 200, "headers": [JSON]})
         with suppress(TimeoutError):
-            for part in wire.page(*place[1:], after, page):
+            for part in wire.page(*place[1:], after, found):
                 for piece in pieces(part):
                     async with asyncio.timeout(PIECE_S):
                         await call.send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -12,7 +12,7 @@ from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry, epoch
 from anabranch.domain.events import SafetyVerdict, SubagentStatus
 from anabranch.domain.model import Value
-from anabranch.domain.steps import Directive, Expected, Progress, Push, Receipt, Trace, verdict_of
+from anabranch.domain.steps import Directive, Expected, Progress, Push, Receipt, Trace
 from anabranch.entrypoints.http.errors import RequestTooLarge
 from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.entrypoints.http.streams import by_size
@@ -45,7 +45,6 @@ ID_SCHEMA = {
     "allOf": [{"pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"}, {"pattern": r"[^.]"}],
 }
 
-Scalar = str | int | float | bool | None
 Identifier = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID, pattern=ID)]
 Url = Annotated[str, Meta(max_length=2_048, pattern=URL)]
 Legacy = Annotated[dict[Identifier, Any], Meta(max_length=SUBAGENTS)]
@@ -79,7 +78,7 @@ class StepForm(Value):
     plan_step_id: Identifier
     expected_subagents: Annotated[list[SubagentForm], Meta(min_length=1, max_length=SUBAGENTS)]
     session_id: str | None = None
-    planner_context: dict[str, Scalar] | None = None
+    planner_context: dict[str, str | int | float | bool | None] | None = None
     next_step_id: Identifier | None = None
     callback_url: Url | None = None
     shadow: bool = False
@@ -175,8 +174,7 @@ def push(name: str, form: PushForm) -> Push:
     """A push as its subagent sent it. An error may come without a payload."""
     telemetry, payload = form.telemetry or TelemetryForm(), form.payload
     if payload is None:
-        parts = {"error": form.error, "message": form.message}
-        payload = {key: value for key, value in parts.items() if value is not None}
+        payload = {key: value for key in ("error", "message") if (value := getattr(form, key)) is not None}
     return Push(
         name=name,
         status="success" if form.status == "completed" else form.status,
@@ -194,8 +192,8 @@ def progress(form: ProgressForm, body: bytes) -> Progress:
     """Without a payload, the other fields of the body are the payload."""
     payload = form.payload
     if payload is None:
-        everything = msgspec.json.decode(body, type=dict[str, Any])
-        payload = {key: value for key, value in everything.items() if key not in ProgressForm.__struct_fields__}
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        payload = {key: value for key, value in fields.items() if key not in ProgressForm.__struct_fields__}
     return Progress(
         payload=packed(payload, "payload"),
         stage=form.stage or "planner",
@@ -203,10 +201,6 @@ def progress(form: ProgressForm, body: bytes) -> Progress:
         next_step_id=form.next_step_id,
         legacy=_legacy(form.legacy_response),
     )
-
-
-def verdict(decision: object) -> SafetyVerdict:
-    return verdict_of(decision) if isinstance(decision, str) else "block"
 
 
 def packed(value: Any, what: str) -> msgspec.Raw:
@@ -238,13 +232,16 @@ EVENTS_A_FRAME = 5
 CONTINUING = ("success", "partial_failure", "failed")
 
 
-class StepAccepted(Value):
-    """A step, and the addresses of its events."""
-
+class StepView(Value):
     session_id: str
     plan_step_id: str
     status: str
     sequence: int
+
+
+class StepAccepted(StepView):
+    """A step, and the addresses of its events."""
+
     stream: str
     ws: str
     events: str
@@ -257,13 +254,9 @@ class StepResult(Value):
     revision: int
 
 
-class StepAnswer(Value):
+class StepAnswer(StepView):
     """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
-    session_id: str
-    plan_step_id: str
-    status: str
-    sequence: int
     results: dict[str, StepResult]
     subagents: msgspec.Raw
     reason: str | None

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -39,14 +39,9 @@ from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import new_id
 from anabranch.text.sentences import sentences
 
-if TYPE_CHECKING:  # it imports numpy
-    from anabranch.knowledge.knowledge import Knowledge
-
 MAX_QUERY = 10_000
-TURNS = 5
 SEARCH_FAILED = "The search failed."
 
-Scalar = str | int | float | bool
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
@@ -59,7 +54,7 @@ class DateRange(Value):
 
 class FiltersForm(Value):
     date_range: DateRange | None = None
-    metadata: Annotated[dict[str, Scalar], Meta(max_length=50)] | None = None
+    metadata: Annotated[dict[str, str | int | float | bool], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
 
 
@@ -306,7 +301,7 @@ class QuerySurface:
             raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
         settings = request.settings or QuerySettings()
         search, entry = await search_scope(anabranch, self.access, call, request.conversation_id)
-        history = await self._history(await anabranch.knowledge(), call.caller, request.conversation_id)
+        history = await self._history(call.caller, request.conversation_id)
         options = Options(
             top_k=settings.top_k,
             max_tokens=settings.max_tokens,
@@ -332,15 +327,15 @@ class QuerySurface:
             raise SearchUnavailable(answer.replies[0].error or SEARCH_FAILED)
         return Reply(renderer.response(answer))
 
-    async def _history(self, knowledge: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
+    async def _history(self, caller: Caller, conversation: str | None) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
         if conversation is None or self.anabranch.model.kind == EXTRACTIVE.kind:
             return ()
         await self.anabranch.query_log.settled()  # the previous turn may not be written yet
-        turns = await knowledge.turns(caller, conversation, TURNS)
+        knowledge = await self.anabranch.knowledge()
         return tuple(
             message
-            for turn in turns
+            for turn in await knowledge.turns(caller, conversation, 5)
             for message in (
                 Message(role="user", content=turn.question),
                 Message(role="assistant", content=turn.answer),
@@ -355,7 +350,6 @@ async def search_scope(
     collection that the caller may see; configured sources are for callers who may use them."""
     request: CollectionQuestion = call.request
     filters = _filters(request.filters or FiltersForm())
-    knowledge = await anabranch.knowledge()
     if request.sources and not access.may_use_configured(call.scope, call.caller):
         raise Forbidden(
             "Only the operator may name configured sources here; leave out `sources` to ask the collections."
@@ -364,7 +358,7 @@ async def search_scope(
     keys: tuple[int, ...] | None = () if configured else None
     endpoints = configured or (COLLECTIONS,)
     if request.collections:
-        chosen = await knowledge.chosen(call.caller, request.collections)
+        chosen = await (await anabranch.knowledge()).chosen(call.caller, request.collections)
         filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
         endpoints, keys = (COLLECTIONS, *configured), tuple(one.key for one in chosen)
     entry = LogEntry(conversation=conversation or new_id(), collections=keys)

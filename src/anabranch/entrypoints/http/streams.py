@@ -62,8 +62,6 @@ CLIENT_GONE = "The client has gone."
 # Longer headers are ignored.
 MAX_PREFER = 1_000
 PREFERENCE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
-STREAM_ID = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
-CURSOR = re.compile(r"[0-9]{1,20}", re.ASCII)
 STREAM = EventStream(
     "ResumedEvent",
     "The events after the cursor, as they come, in the dialect of the question, each with its `id`. `event: reset` "
@@ -203,15 +201,16 @@ class AnswerStreams:
         stream, after = call.params["stream"], cursor(call)
         async with AsyncExitStack() as stack:
             reader = None
-            if STREAM_ID.fullmatch(stream) is not None:
+            if re.fullmatch(r"[A-Za-z0-9_-]{16,64}", stream) is not None:
                 with suppress(NotFound):
                     reader = await stack.enter_async_context(recordings.reader(stream, after, self._lost))
             # A stream that does not exist and one of another caller look the same.
             caller = await self._owner(call.scope, reader.page.identity if reader else None)
             if caller is None or reader is None:
                 raise NotFound("There is no such stream, or it has expired.")
-            if _is_complete(reader.page):
-                await send_empty(call.send, 204)
+            page = reader.page
+            if page.ended and not (page.reset or page.more or any(entry.body for entry in page.entries)):
+                await send_empty(call.send, 204)  # the client has every event
             elif call.scope["method"] == "HEAD":
                 await send_empty(call.send, 200, EVENT_STREAM)
             else:
@@ -235,9 +234,11 @@ class AnswerStreams:
     def _lost(self, page: Page) -> Entry:
         """The end of an answer whose worker has stopped."""
         info = msgspec.json.decode(page.about, type=AnswerInfo)
-        lost = "The server that wrote this answer has stopped before its end. Please ask again."
-        body = self.writers[info.dialect](info)(Failed(code=LeaseLost.code, message=lost))
-        return Entry(key=LeaseLost.code, revision=1, body=body, final=True)
+        event = Failed(
+            code=LeaseLost.code,
+            message="The server that wrote this answer has stopped before its end. Please ask again.",
+        )
+        return Entry(key=LeaseLost.code, revision=1, body=self.writers[info.dialect](info)(event), final=True)
 
 
 async def whole(run: Run, receive: Receive) -> Answer:
@@ -330,14 +331,9 @@ def frames(batch: Batch) -> bytes:
 def cursor(call: Call[Any]) -> int:
     """The client's cursor: an EventSource sends it as a header, and then the one in its address is older."""
     sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id") or "0"
-    if CURSOR.fullmatch(sent) is None:
+    if re.fullmatch(r"[0-9]{1,20}", sent) is None:
         raise InvalidQuestion("The cursor is not valid: send the last `id` that was received, or none.")
     return min(int(sent), LAST)
-
-
-def _is_complete(page: Page) -> bool:
-    """Whether the client has every event."""
-    return page.ended and not (page.reset or page.more or any(entry.body for entry in page.entries))
 
 
 @contextmanager
