@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.entrypoints.http import log_stream
+from anabranch.entrypoints.http import streams
 from anabranch.testing import Space
 from conftest import Server, ref
 from support.cutting_proxy import CuttingProxy
@@ -42,9 +42,7 @@ async def run_by_node(folder: Path, code: str) -> str:
 async def test_documented_python_and_javascript_clients_follow_the_same_step(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        log_stream, "RETRY_MS", (10, 30)
-    )  # what an EventSource waits before it is told that all is over
+    monkeypatch.setattr(streams, "RETRY_MS", (10, 30))  # what an EventSource waits before it is told that all is over
     view = await defined(example("python"))["main"](server.url)
     assert capsys.readouterr().out == "success Hello.\n"
     sequences = sorted(event.sequence for event in view.latest.values())

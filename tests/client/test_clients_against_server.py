@@ -14,7 +14,7 @@ import pytest
 from anabranch.client import AnswerClient, Pace, PlannerClient, PlannerEvent, Reset, StepView
 from anabranch.client.planner import Transport
 from anabranch.domain.errors import NotFound
-from anabranch.entrypoints.http import log_stream
+from anabranch.entrypoints.http import streams
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Space
@@ -44,7 +44,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server asks clients to come back after one to three seconds; here, a hundred times as soon."""
-    monkeypatch.setattr(log_stream, "RETRY_MS", (10, 30))
+    monkeypatch.setattr(streams, "RETRY_MS", (10, 30))
 
 
 @pytest.fixture

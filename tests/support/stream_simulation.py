@@ -13,9 +13,9 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.steps import stream_of
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.operations import RequestLoop
 from anabranch.entrypoints.http.planner import PlannerSurface
+from anabranch.entrypoints.http.streams import ShutdownEvent
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
 from anabranch.planner.services import MemorySessions, PlannerServices, PlannerTime, StepLimits, TelemetryContextStore
@@ -104,7 +104,7 @@ class Simulation:
         settings = Settings(heartbeat_interval=drawn.heartbeat_s)
         house = cast("Anabranch", House(settings, self.planner))
         surface = PlannerSurface(house, Access(house), ShutdownEvent(), ShutdownEvent())
-        self.app = RequestLoop(house, surface.operations(), settings.max_request_bytes, configured_log(settings))
+        self.app = RequestLoop(house, surface.operations(), configured_log(settings))
 
     async def _notify(self, url: str, body: bytes) -> None:
         self.figures["notices"] += 1

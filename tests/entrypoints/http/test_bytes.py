@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.domain.errors import UpstreamError
-from anabranch.entrypoints.http.asgi import (
-    PIECE_BYTES,
-    ClientGone,
-    RequestTimedOut,
-    RequestTooLarge,
-    read_body,
-    send_body,
-)
+from anabranch.entrypoints.http.errors import ClientGone, RequestTimedOut, RequestTooLarge
+from anabranch.entrypoints.http.operations import PIECE_BYTES, read_body, send_body
 from anabranch.network import sse
 
 LINES = st.sampled_from(

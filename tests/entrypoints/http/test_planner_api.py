@@ -261,7 +261,26 @@ async def test_an_envelope_that_makes_no_sense_is_refused_with_a_sentence(
     status, refused = await planner.ask("POST", f"/planner/sessions/{session}/steps", body)
     assert (status, refused["error"]) == (422, "invalid_request")
     assert refused["message"].endswith((".", "`", ")"))
+    assert "regex" not in refused["message"]
     assert (await planner.ask("GET", f"/planner/sessions/{session}/steps/p/events"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("subagent", "rule"),
+    [
+        ({"key": ".."}, "1 to 200 characters without control characters (and neither . nor ..) - at `$.ex"),
+        ({"url": "file:///etc/passwd"}, "an http:// or https:// address"),
+        ({"telemetry": {"trace_id": "none"}}, "32 hexadecimal digits"),
+        ({"telemetry": {"span_id": "none"}}, "16 hexadecimal digits"),
+        ({"telemetry": {"tracestate": "ä"}}, "printable ASCII characters"),
+    ],
+)
+async def test_a_refused_envelope_names_the_allowed_values(
+    planner: Desk, session: str, subagent: dict[str, Any], rule: str
+) -> None:
+    body = envelope("p", {"key": "lookup", **subagent})
+    _, refused = await planner.ask("POST", f"/planner/sessions/{session}/steps", body)
+    assert rule in refused["message"]
 
 
 def deep(levels: int) -> Any:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from anabranch.domain.eventlog import EPOCH, Page, SequencedEntry
 from anabranch.entrypoints.http import planner_wire as views
-from anabranch.entrypoints.http.log_stream import ShutdownEvent, StreamTiming, tail
+from anabranch.entrypoints.http.streams import ShutdownEvent, StreamTiming, tail
 from support.planner_fixtures import Desk, desk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("planner-stream")]

@@ -240,6 +240,13 @@ async def test_path_and_tenant_tell_owners_apart(
         assert reply.body["references"]["provider_info"]["endpoint"] == endpoint
 
 
+@pytest.mark.parametrize("data", [b"", b"{", b'{"limit": 0}', b'{"messages": []}'])
+async def test_an_unknown_slug_is_404_whatever_the_body(there: Node, data: bytes) -> None:
+    reply = await there.ask("nothing", token=there.secrets["bob"], data=data)
+    assert (reply.status, reply.body["detail"]) == (404, "There is no endpoint 'nothing' here.")
+    assert (await there.ask("canteen", token=there.secrets["bob"], data=data)).status == 422
+
+
 async def test_two_owners_of_one_slug(there: Node, hub: Hub) -> None:
     for token in (None, there.secrets["bob"]):
         reply = await there.ask("docs", token=token)

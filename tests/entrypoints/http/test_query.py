@@ -39,10 +39,10 @@ async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> A
 
 async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds for printed books take?")
-    assert list(answer) == [
+    assert set(answer) == {
         *("query_id", "answer", "sources", "conversation_id", "citations", "usage", "latency_ms", "refused"),
         *("rewritten_query", "finish_reason"),
-    ]
+    }
     assert answer["answer"] == "Refunds for printed books take 30 days. [1]"
     assert answer["usage"] == {"input_tokens": 0, "output_tokens": 0, "model": "extractive"}
     assert (answer["refused"], answer["rewritten_query"]) == (False, None)

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from anabranch.app.resumable_answers import PREFIX
 from anabranch.domain.eventlog import EPOCH, Entry
-from anabranch.entrypoints.http.run_stream import AnswerInfo, preferred
+from anabranch.entrypoints.http.streams import AnswerInfo, prefers_resumable
 from anabranch.knowledge.records.database import Database
 from conftest import Server
 from support.collection_server import Library, library, text
@@ -187,7 +187,7 @@ async def test_without_the_preference_nothing_is_different(taped: Server, speake
 )
 def test_the_preference_is_read_as_it_is_written(headers: list[str], wanted: bool) -> None:
     sent = [(b"host", b"here"), *((b"prefer", header.encode()) for header in headers), (b"accept", b"resumable")]
-    assert preferred({"headers": sent}) is wanted
+    assert prefers_resumable({"headers": sent}) is wanted
 
 
 async def test_a_page_of_any_origin_can_take_up_its_answer(serve: Serve, speaker: Speaker) -> None:

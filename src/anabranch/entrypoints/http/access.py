@@ -4,13 +4,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
 
 from starlette.types import Scope
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
-from anabranch.entrypoints.http.asgi import header
+from anabranch.entrypoints.http.operations import Call, header
 from anabranch.knowledge.model import Caller, Identified
 
 Address = IPv4Address | IPv6Address
@@ -30,18 +31,14 @@ MAX_TRACESTATE = 512
 TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
 # A caller that was not asked for a token.
 ANYONE = Caller()
-NEEDS_A_KEY = "This needs an API key: send Authorization: Bearer KEY (anabranch keys create)."
 
 
 class Access:
     """Applies the settings about callers. Forwarding headers count only from a trusted proxy."""
 
     def __init__(self, anabranch: Anabranch) -> None:
-        settings = anabranch.settings
         self._anabranch = anabranch
-        self._auth = settings.auth
-        self._audience = settings.jwt_audience
-        self._proxies = settings.proxy_networks
+        self._settings = settings = anabranch.settings
         self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
         self._origins = frozenset(settings.cors_origins) - {"*"}
 
@@ -59,9 +56,9 @@ class Access:
 
     async def _audiences(self) -> Collection[str]:
         """The audiences of a hub token: as configured, or with `jwt` the owners of what is published here."""
-        if self._audience is not None:
-            return (self._audience,)
-        return _both_cases(await self._anabranch.publishing.owners()) if self._auth == "jwt" else ()
+        if self._settings.jwt_audience is not None:
+            return (self._settings.jwt_audience,)
+        return _both_cases(await self._anabranch.publishing.owners()) if self._settings.auth == "jwt" else ()
 
     async def visitor(self, scope: Scope) -> Caller:
         """The caller of a published endpoint. A caller without a token is a guest, even on this machine: published
@@ -71,26 +68,20 @@ class Access:
         if token is None:
             return Caller()
         owners = _both_cases(await self._anabranch.publishing.owners())
-        return await self._anabranch.identify(token, {*owners, *((self._audience,) if self._audience else ())})
+        return await self._anabranch.identify(
+            token, {*owners, *((self._settings.jwt_audience,) if self._settings.jwt_audience else ())}
+        )
 
     def owners(self, caller: Caller, owners: Collection[str]) -> Collection[str]:
         """Which of these owners a visitor may ask: a token of the hub is issued for one."""
-        if not isinstance(caller, Identified) or self._audience in caller.audiences:
+        if not isinstance(caller, Identified) or self._settings.jwt_audience in caller.audiences:
             return owners
         return [owner for owner in owners if owner in caller.audiences or owner.lower() in caller.audiences]
-
-    def identity(self, caller: Caller) -> str:
-        """The name under which streams are kept for a caller, and for no other."""
-        if caller.user is not None:
-            return f"user:{caller.user}"
-        if caller.operator:
-            return "operator"
-        raise Unauthorized("Guests keep no streams: send a token that names its user.")
 
     async def admit(self, scope: Scope) -> Caller:
         """The caller of the chat surface, which is open unless the settings close every surface. Where it is open, a
         known token identifies its caller, and an unknown one is ignored: it may be meant for an endpoint."""
-        if self._auth in ("api_key", "jwt"):
+        if self._settings.auth in ("api_key", "jwt"):
             return await self.caller(scope)
         try:
             token = bearer(scope)
@@ -115,23 +106,22 @@ class Access:
 
     def context(
         self,
-        scope: Scope,
-        caller: Caller | None,
-        surface: str,
+        call: Call[Any],
         *,
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
     ) -> Context:
         """The Context of a question of this caller."""
+        scope, caller = call.scope, call.caller
         traceparent, tracestate = trace(scope)
         return self._anabranch.context(
             correlation_id=scope["correlation_id"],
-            surface=surface,
+            surface=call.surface,
             address=self.address(scope),
-            user_id=caller.user if caller else None,
-            groups=caller.groups if caller else (),
-            operator=caller is not None and caller.operator,
-            key=caller.key if caller else None,
+            user_id=caller.user,
+            groups=caller.groups,
+            operator=caller.operator,
+            key=caller.key,
             tokens=tokens,
             transactions=transactions,
             bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
@@ -139,12 +129,12 @@ class Access:
             tracestate=tracestate,
         )
 
-    def vouched(self, scope: Scope, caller: Caller | None = None) -> bool:
+    def may_use_configured(self, scope: Scope, caller: Caller) -> bool:
         """Whether the caller may name what the operator has configured and pays for, on every surface. With `auto` only
         the operator may, on this machine or by key; otherwise also a caller with a key or token, but no guest."""
-        if caller is None or caller is ANYONE:
+        if caller is ANYONE:
             return self._is_operator(scope)
-        return caller.operator or (caller.user is not None and self._auth != "auto")
+        return caller.operator or (caller.user is not None and self._settings.auth != "auto")
 
     def public_only(self, scope: Scope, caller: Caller) -> bool:
         """Whether the addresses that a request names must be public. The private ones on the allow-list are for the
@@ -158,8 +148,8 @@ class Access:
     def _is_operator(self, scope: Scope) -> bool:
         """Whether a request without a token is the operator's. With `none` every one is; with `auto`, one from this
         machine that came through no proxy. A web page of another site never is the operator."""
-        if self._auth != "auto":
-            return self._auth == "none" and not self._is_foreign(scope)
+        if self._settings.auth != "auto":
+            return self._settings.auth == "none" and not self._is_foreign(scope)
         peer = _address(scope["client"][0]) if scope.get("client") else None
         return (
             peer is not None
@@ -187,15 +177,24 @@ class Access:
         if token is None:
             if self._is_operator(scope):
                 return None
-            raise Unauthorized(NEEDS_A_KEY)
-        if self._auth == "jwt" and not _is_hub_token(token):
+            raise Unauthorized("This needs an API key: send Authorization: Bearer KEY (anabranch keys create).")
+        if self._settings.auth == "jwt" and not _is_hub_token(token):
             raise Unauthorized("This takes a token of the hub, not an API key.")
-        if self._auth == "api_key" and _is_hub_token(token) and self._audience is None:
+        if self._settings.auth == "api_key" and _is_hub_token(token) and self._settings.jwt_audience is None:
             raise Unauthorized("This takes an API key, not a token of the hub.")
         return token
 
     def _is_proxy(self, address: Address) -> bool:
-        return any(address.version == network.version and address in network for network in self._proxies)
+        return any(
+            address.version == network.version and address in network for network in self._settings.proxy_networks
+        )
+
+
+def identity_of(caller: Caller) -> str | None:
+    """The name under which streams are kept for a caller, and for no other; guests have none."""
+    if caller.user is not None:
+        return f"user:{caller.user}"
+    return "operator" if caller.operator else None
 
 
 def _both_cases(owners: Collection[str]) -> set[str]:
@@ -253,8 +252,8 @@ def is_local_name(host: str) -> bool:
 
 def _hops(scope: Scope, peer: str) -> Iterator[str]:
     yield peer
-    forwarded = ",".join(_values(scope, b"x-forwarded-for"))
-    yield from (hop.strip() for hop in reversed(forwarded.split(",")) if hop.strip())
+    forwarded = ",".join(_values(scope, b"x-forwarded-for")).split(",")
+    yield from (hop.strip() for hop in reversed(forwarded) if hop.strip())
 
 
 def _address(text: str) -> Address | None:

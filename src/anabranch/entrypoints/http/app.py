@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from multiprocessing import parent_process
 from types import FrameType
 from typing import Any
@@ -20,20 +20,18 @@ from anabranch.app.config_reload import ConfigReload
 from anabranch.app.revocations import EVERY_S
 from anabranch.app.startup import watched
 from anabranch.configuration.settings import Settings, load
-from anabranch.domain.contracts import Telemetry
 from anabranch.entrypoints.http import chat
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.errors import EXPOSED
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
-from anabranch.entrypoints.http.log_stream import ShutdownEvent
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.operations import Operation, RequestLoop
 from anabranch.entrypoints.http.ops import OpsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
-from anabranch.entrypoints.http.run_stream import AnswerStreams, Writers
+from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
 from anabranch.telemetry.log import Log, configured_log
 from anabranch.telemetry.metrics import Metrics
@@ -71,20 +69,30 @@ class Service:
     @asynccontextmanager
     async def _serving(self, _app: Any) -> AsyncIterator[None]:
         metrics = Metrics(self._settings)
-        async with watched(self._settings, self._log, metrics) as telemetry, self._opened(telemetry) as anabranch:
+        async with (
+            watched(self._settings, self._log, metrics) as telemetry,
+            Anabranch.open(
+                settings=self._settings,
+                telemetry=telemetry,
+                indexing=True,
+                streaming=True,
+                keys_every_s=self._keys_every_s,
+                log_queries=True,
+                indexer_died=lambda status: self._log.warning("indexer_died", status=status),
+            ) as anabranch,
+        ):
             self._anabranch = anabranch
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
             self.operations = self._table(anabranch, access, metrics, mcp)
-            loop = RequestLoop(anabranch, self.operations, self._settings.max_request_bytes, self._log)
+            loop = RequestLoop(anabranch, self.operations, self._log)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]
             self._holding_data = _shared(loop, named, ["GET", "POST", "PATCH", "DELETE"])
             await anabranch.warm()
-            reloading = ConfigReload(self._settings, anabranch.reconfigure, self._log)
             with _on_exit(self._drain):
-                async with on_hangup(reloading.again):
+                async with on_hangup(ConfigReload(self._settings, anabranch.reconfigure, self._log).again):
                     yield
             # The server waits only for its connections; recorded answers without a listener get their time here.
             await (self._draining or anabranch.drain(0))
@@ -105,8 +113,8 @@ class Service:
             streams,
             mcp,
         )
-        others = [operation for surface in surfaces for operation in surface.operations()]
-        return OpsSurface(anabranch, access, metrics, others).operations()
+        operations = [operation for surface in surfaces for operation in surface.operations()]
+        return OpsSurface(anabranch, access, metrics, operations).operations()
 
     def _drain(self) -> None:
         assert self._anabranch is not None
@@ -116,17 +124,6 @@ class Service:
     async def _drained(self, anabranch: Anabranch) -> None:
         await anabranch.drain(self._settings.drain_timeout)
         self._closed.set()
-
-    def _opened(self, telemetry: Telemetry) -> AbstractAsyncContextManager[Anabranch]:
-        return Anabranch.open(
-            settings=self._settings,
-            telemetry=telemetry,
-            indexing=True,
-            streaming=True,
-            keys_every_s=self._keys_every_s,
-            log_queries=True,
-            indexer_died=lambda status: self._log.warning("indexer_died", status=status),
-        )
 
 
 def create() -> Service:

@@ -1,6 +1,7 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -21,27 +22,19 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
 from anabranch.pipeline.run import Run
-
-SURFACE = "chat"
-# By the time a model fails, a stream has begun: it says so in an event.
-LATE_ERRORS = (502, 504)
 
 WireStatus = Literal[
     "success", "error", "timeout", "payment_failed", "access_denied", "policy_violation", "rate_limited"
 ]
 
 
-class ChatWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of spec 1's surface; unknown fields are ignored."""
-
-
-class EndpointRef(ChatWire, frozen=True, kw_only=True):
+class EndpointRef(Value):
     """The address of a data source or a model, and its owner."""
 
     url: Annotated[
@@ -55,14 +48,7 @@ class EndpointRef(ChatWire, frozen=True, kw_only=True):
     kind: Annotated[Literal["space", "openai"], Meta(description="The protocol of the endpoint")] = "space"
 
 
-class ChatTurn(ChatWire, frozen=True, kw_only=True):
-    """An earlier message of the conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class ChatRequest(ChatWire, frozen=True, kw_only=True):
+class ChatRequest(Value):
     """A question to data sources, and the model that answers it."""
 
     prompt: Annotated[str, Meta(min_length=1, description="The question", extra_json_schema={"pattern": r"\S"})]
@@ -74,24 +60,24 @@ class ChatRequest(ChatWire, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
-    messages: Annotated[list[ChatTurn], Meta(description="Earlier turns")] | None = None
+    messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
 
 
-class DocumentSource(ChatWire, frozen=True, kw_only=True, gc=False):
+class DocumentSource(Value, gc=False):
     slug: str
     content: str
 
 
-class SourceInfo(ChatWire, frozen=True, kw_only=True, gc=False):
+class SourceInfo(Value, gc=False):
     path: str
     documents_retrieved: int
     status: WireStatus
     error_message: str | None
 
 
-class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Metadata(Value, gc=False, omit_defaults=True):
     retrieval_time_ms: int
     generation_time_ms: int
     total_time_ms: int
@@ -101,7 +87,7 @@ class Metadata(ChatWire, frozen=True, kw_only=True, gc=False, omit_defaults=True
     )
 
 
-class Done(ChatWire, frozen=True, kw_only=True):
+class Done(Value):
     """The end of a stream: everything but the text."""
 
     sources: dict[str, DocumentSource]
@@ -110,54 +96,40 @@ class Done(ChatWire, frozen=True, kw_only=True):
     usage: Usage | None
 
 
-class ChatResponse(ChatWire, frozen=True, kw_only=True):
+class ChatResponse(Done, kw_only=True):
     """The whole answer."""
 
     response: str
-    sources: dict[str, DocumentSource]
-    retrieval_info: list[SourceInfo]
-    metadata: Metadata
-    usage: Usage | None
 
 
-class RetrievalStart(ChatWire, frozen=True, kw_only=True):
+class RetrievalStart(Value):
     sources: int
 
 
-class SourceComplete(ChatWire, frozen=True, kw_only=True):
+class SourceComplete(Value):
     path: str
     status: WireStatus
     documents: int
 
 
-class RetrievalComplete(ChatWire, frozen=True, kw_only=True):
+class RetrievalComplete(Value):
     total_documents: int
     time_ms: int
 
 
-class GenerationStart(ChatWire, frozen=True, kw_only=True):
+class GenerationStart(Value):
     pass
 
 
-class TokenData(ChatWire, frozen=True, kw_only=True):
+class TokenData(Value):
     content: str
 
 
-class StreamError(ChatWire, frozen=True, kw_only=True):
+class StreamError(Value):
     message: str
     error: str
     details: dict[str, str | int]
 
-
-EVENTS: dict[str, type[ChatWire]] = {
-    "retrieval_start": RetrievalStart,
-    "source_complete": SourceComplete,
-    "retrieval_complete": RetrievalComplete,
-    "generation_start": GenerationStart,
-    "token": TokenData,
-    "done": Done,
-    "error": StreamError,
-}
 
 STATUSES: dict[Status, WireStatus] = {
     Status.SUCCESS: "success",
@@ -186,42 +158,44 @@ STREAM = EventStream(
     "`retrieval_complete`; `generation_start`; `token` for each part of the answer; and at the end exactly one `done` "
     "or `error`. Each event has one `data:` line of JSON, of the type under its name here. A comment line "
     "(`: keep-alive`) may come at any time.",
-    EVENTS,
+    {
+        "retrieval_start": RetrievalStart,
+        "source_complete": SourceComplete,
+        "retrieval_complete": RetrievalComplete,
+        "generation_start": GenerationStart,
+        "token": TokenData,
+        "done": Done,
+        "error": StreamError,
+    },
 )
 
 
+@dataclass(frozen=True)
 class ChatSurface:
     """Two ways to ask: the whole answer as JSON, or its events. One Run behind each."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
-        self._anabranch = anabranch
-        self._access = access
-        self._streams = streams
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         at = partial(
             Operation[Any],
-            method="POST",
             dialect=DIALECT,
-            takes=ChatRequest,
-            who=self._access.admit,
-            surface=SURFACE,
+            request_type=ChatRequest,
+            identify=self.access.admit,
+            surface="chat",
             admission=True,
         )
         return [
             at(
-                path="/api/v1/chat",
-                name="chat",
-                summary="Ask, and get the whole answer",
-                handler=self._complete,
-                gives=(ChatResponse,),
-                errors=LATE_ERRORS,
+                *("POST", "/api/v1/chat", "chat", "Ask, and get the whole answer", self._complete),
+                response_types=(ChatResponse,),
+                errors=(502, 504),
             ),
+            # By the time a model fails, a stream has begun: it says so in an event.
             at(
-                path="/api/v1/chat/stream",
-                name="chat_stream",
-                summary="Ask, and follow the answer as it comes",
-                handler=self._stream,
+                *("POST", "/api/v1/chat/stream", "chat_stream", "Ask, and follow the answer as it comes", self._stream),
                 stream=STREAM,
                 resumable=True,
             ),
@@ -234,44 +208,37 @@ class ChatSurface:
     async def _stream(self, call: Call[ChatRequest]) -> None:
         run, context = await self._begin(call)
         info = AnswerInfo(dialect="chat", correlation_id=context.correlation_id)
-        await self._streams.send(call, run, frame, info, context)
+        await self.streams.send(call, run, frame, info, context)
 
     async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
-        request, access = call.asked, self._access
-        public_only = access.public_only(call.scope, call.caller)
-        question = _question(
-            request, self._anabranch, lambda: access.vouched(call.scope, call.caller), public_only=public_only
-        )
-        tokens, transactions = request.endpoint_tokens, request.transaction_tokens
-        context = access.context(call.scope, call.caller, SURFACE, tokens=tokens, transactions=transactions)
-        return call.begun(*await self._anabranch.begin(question, context)), context
+        tokens, transactions = call.request.endpoint_tokens, call.request.transaction_tokens
+        context = self.access.context(call, tokens=tokens, transactions=transactions)
+        return call.attach(*await self.anabranch.begin(self._question(call), context)), context
 
-
-def _question(
-    request: ChatRequest, anabranch: Anabranch, may_use_configured: Callable[[], bool], *, public_only: bool
-) -> Question:
-    settings, references = anabranch.settings, request.data_sources or []
-    named = any(reference is not None and not reference.url for reference in (request.model, *references))
-    named_sources, named_models = (settings.sources, settings.models) if named and may_use_configured() else ({}, {})
-    model = _endpoint(request.model or EndpointRef(), named_models, public_only)
-    if not request.retrieval_only and not (model.url and model.slug):
-        raise InvalidQuestion(
-            "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
-            "unless retrieval_only is true."
+    def _question(self, call: Call[ChatRequest]) -> Question:
+        request, settings, references = call.request, self.anabranch.settings, call.request.data_sources or []
+        public_only = self.access.public_only(call.scope, call.caller)
+        named = any(reference is not None and not reference.url for reference in (request.model, *references))
+        may_name = named and self.access.may_use_configured(call.scope, call.caller)
+        model = _endpoint(request.model or EndpointRef(), settings.models if may_name else {}, public_only)
+        if not request.retrieval_only and not (model.url and model.slug):
+            raise InvalidQuestion(
+                "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
+                "unless retrieval_only is true."
+            )
+        return self.anabranch.questions.chat(
+            request.prompt,
+            tuple(_endpoint(one, settings.sources if may_name else {}, public_only) for one in references),
+            None if request.retrieval_only else model,
+            tuple(request.messages or ()),
+            Options(
+                top_k=request.top_k,
+                similarity_threshold=request.similarity_threshold,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                system_prompt=request.custom_system_prompt or None,
+            ),
         )
-    return anabranch.questions.chat(
-        request.prompt,
-        tuple(_endpoint(reference, named_sources, public_only) for reference in references),
-        None if request.retrieval_only else model,
-        tuple(Message(role=turn.role, content=turn.content) for turn in request.messages or ()),
-        Options(
-            top_k=request.top_k,
-            similarity_threshold=request.similarity_threshold,
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            system_prompt=request.custom_system_prompt or None,
-        ),
-    )
 
 
 def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:
@@ -291,16 +258,7 @@ def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only
 
 
 def response(answer: Answer) -> bytes:
-    end = _done(answer)
-    return encode(
-        ChatResponse(
-            response=answer.text,
-            sources=end.sources,
-            retrieval_info=end.retrieval_info,
-            metadata=end.metadata,
-            usage=end.usage,
-        )
-    )
+    return encode(ChatResponse(response=answer.text, **msgspec.structs.asdict(_done(answer))))
 
 
 def frame(event: AnswerEvent) -> bytes:
@@ -311,11 +269,12 @@ def frame(event: AnswerEvent) -> bytes:
         case RetrievalStarted():
             return _frame(b"retrieval_start", RetrievalStart(sources=len(event.sources)))
         case SourceReplied(reply=reply):
-            complete = SourceComplete(path=reply.path, status=_status(reply), documents=len(reply.passages))
-            return _frame(b"source_complete", complete)
+            status, documents = STATUSES[reply.status], len(reply.passages)
+            return _frame(b"source_complete", SourceComplete(path=reply.path, status=status, documents=documents))
         case RetrievalFinished():
-            complete_all = RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
-            return _frame(b"retrieval_complete", complete_all)
+            return _frame(
+                b"retrieval_complete", RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
+            )
         case GenerationStarted():
             return _frame(b"generation_start", GenerationStart())
         case Answered(answer=answer):
@@ -324,39 +283,37 @@ def frame(event: AnswerEvent) -> bytes:
             return _frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
 
 
-def _frame(name: bytes, data: ChatWire) -> bytes:
+def _frame(name: bytes, data: Value) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
     """Every document as its source returned it; a second one with the same title is `Title (2)`."""
     sources: dict[str, DocumentSource] = {}
-    taken: dict[str, int] = {}
+    copies: dict[str, int] = {}
     for reply in replies:
         for passage in reply.passages:
-            title, count = passage.title, taken.get(passage.title, 1)
+            title, count = passage.title, copies.get(passage.title, 1)
             while title in sources:
                 count += 1
                 title = f"{passage.title} ({count})"
-            taken[passage.title] = count
+            copies[passage.title] = count
             sources[title] = DocumentSource(slug=passage.source, content=passage.text)
     return sources
-
-
-def _info(reply: SourceReply) -> SourceInfo:
-    return SourceInfo(
-        path=reply.path, documents_retrieved=len(reply.passages), status=_status(reply), error_message=reply.error
-    )
-
-
-def _status(reply: SourceReply) -> WireStatus:
-    return STATUSES[reply.status]
 
 
 def _done(answer: Answer) -> Done:
     return Done(
         sources=_sources(answer.replies),
-        retrieval_info=[_info(reply) for reply in answer.replies],
+        retrieval_info=[
+            SourceInfo(
+                path=reply.path,
+                documents_retrieved=len(reply.passages),
+                status=STATUSES[reply.status],
+                error_message=reply.error,
+            )
+            for reply in answer.replies
+        ],
         metadata=Metadata(
             retrieval_time_ms=answer.timings.retrieval_ms,
             generation_time_ms=answer.timings.generation_ms,

@@ -1,5 +1,6 @@
 """The SyftAI-Space surface, as sources have it: POST /api/v1/endpoints/{slug}/query."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,23 +13,21 @@ from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Value
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import header
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnavailable, status_of
-from anabranch.entrypoints.http.operations import Call, EventStream, Operation
-from anabranch.entrypoints.http.run_stream import follow, whole
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
+from anabranch.entrypoints.http.streams import follow, whole
 
-SURFACE = "endpoints"
-LONGEST_QUESTION = 100_000
+MAX_QUESTION = 100_000
 
 
-class EndpointMessage(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointMessage(Value):
     role: Literal["system", "user", "assistant"] = "user"
     content: str = ""
 
 
-class EndpointQuery(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointQuery(Value):
     """A question of an aggregator: a data source takes a text, a model takes messages."""
 
     messages: str | list[EndpointMessage]
@@ -41,11 +40,11 @@ class EndpointQuery(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = False
 
 
-class EndpointError(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointError(Value):
     detail: str
 
 
-class EndpointReply(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointReply(Value):
     """`references` of a collection, or the `summary` of a model."""
 
     summary: dict[str, Any] | None
@@ -71,49 +70,48 @@ STREAM = EventStream(
 )
 
 
+@dataclass(frozen=True)
 class EndpointSurface:
     """Published collections answer with references, published models with a summary."""
 
-    def __init__(self, anabranch: Anabranch, access: Access) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._publishing = anabranch.publishing
-        self._access = access
+    anabranch: Anabranch
+    access: Access
 
     def operations(self) -> list[Operation[Any]]:
         return [
             Operation(
-                method="POST",
-                path=f"/api/v1/endpoints/{path}/query",
-                name=name,
-                summary="Ask a published collection or model",
-                dialect=DIALECT,
-                handler=self._query,
-                takes=EndpointQuery,
-                gives=(EndpointReply,),
+                "POST",
+                f"/api/v1/endpoints/{path}/query",
+                name,
+                "Ask a published collection or model",
+                self._query,
+                DIALECT,
+                request_type=EndpointQuery,
+                response_types=(EndpointReply,),
                 stream=STREAM,
-                who=self._access.visitor,
-                surface=SURFACE,
+                identify=self.access.visitor,
+                surface="endpoints",
                 admission=True,
+                handler_reads=True,
             )
             for path, name in (("{slug}", "ask_endpoint"), ("{owner}/{slug}", "ask_endpoint_of_owner"))
         ]
 
     async def _query(self, call: Call[EndpointQuery]) -> EndpointReply | None:
-        asked, params = call.asked, call.params
-        owner = params.get("owner") or header(call.scope, b"x-tenant-name")
-        owners = self._access.owners(call.caller, await self._publishing.owners())
-        publication = await self._publishing.find(params["slug"], owner, owners)
-        sent = [EndpointMessage(content=asked.messages)] if isinstance(asked.messages, str) else asked.messages
-        context = self._access.context(call.scope, call.caller, SURFACE)
-        model = publication.model
-        question = self._search(publication, asked, sent) if model is None else _relayed(model, asked, sent)
-        answerer = self._publishing.answerer(publication)
-        entry = publication.log_entry(asked.transaction_token or None)
-        run = call.begun(*await self._anabranch.begin(question, context, answerer, entry))
-        if model is not None and asked.stream:
+        """The body is read last: an address where nothing is published does not exist, whatever is sent to it."""
+        publishing, owner = self.anabranch.publishing, call.params.get("owner") or header(call.scope, b"x-tenant-name")
+        owners = self.access.owners(call.caller, await publishing.owners())
+        publication = await publishing.find(call.params["slug"], owner, owners)
+        await call.read()
+        request, model = call.request, publication.model
+        context = self.access.context(call)
+        question = self._search(publication, request) if model is None else _relayed(model, request)
+        entry = publication.log_entry(request.transaction_token or None)
+        answerer = publishing.answerer(publication)
+        run = call.attach(*await self.anabranch.begin(question, context, answerer, entry))
+        if model is not None and request.stream:
             chunks = CompletionChunks(publication.slug, context.correlation_id)
-            await follow(run, call.receive, call.send, chunks.frame, self._settings, call.headers)
+            await follow(call, run, chunks.frame, self.anabranch.settings)
             return None
         answer = await whole(run, call.receive)
         if model is not None:
@@ -123,15 +121,15 @@ class EndpointSurface:
             raise DeadlineExceeded("The search took too long.")
         if reply.status is not Status.SUCCESS:  # the reason is in the log: it may name our folders
             raise SearchUnavailable("The collection cannot be searched at the moment.")
-        metadata = asked.include_metadata is not False
+        metadata = request.include_metadata is not False
         return EndpointReply(summary=None, references=_references(publication, reply.passages, metadata=metadata))
 
-    def _search(self, publication: Publication, asked: EndpointQuery, sent: list[EndpointMessage]) -> Question:
-        text = _last_question(sent)
-        if len(text) > LONGEST_QUESTION:
-            raise InvalidQuestion(f"The question has {len(text):,} characters; the limit is {LONGEST_QUESTION:,}.")
-        return self._anabranch.questions.published_search(
-            text, publication.collection or "", asked.limit, asked.similarity_threshold
+    def _search(self, publication: Publication, request: EndpointQuery) -> Question:
+        text = _last_question(_turns(request))
+        if len(text) > MAX_QUESTION:
+            raise InvalidQuestion(f"The question has {len(text):,} characters; the limit is {MAX_QUESTION:,}.")
+        return self.anabranch.questions.published_search(
+            text, publication.collection or "", request.limit, request.similarity_threshold
         )
 
 
@@ -157,52 +155,55 @@ class CompletionChunks:
         return _line({**self._head, "choices": [choice], **more})
 
 
-def _relayed(model: Endpoint, asked: EndpointQuery, sent: list[EndpointMessage]) -> Question:
-    messages = tuple(Message(role=turn.role, content=turn.content) for turn in sent)
-    options = Options(max_tokens=asked.max_tokens, temperature=asked.temperature)
-    return relayed(_last_question(sent), model, messages, options)
+def _turns(request: EndpointQuery) -> list[EndpointMessage]:
+    return [EndpointMessage(content=request.messages)] if isinstance(request.messages, str) else request.messages
 
 
-def _last_question(sent: list[EndpointMessage]) -> str:
-    text = next((turn.content for turn in reversed(sent) if turn.role == "user"), "")
+def _relayed(model: Endpoint, request: EndpointQuery) -> Question:
+    turns = _turns(request)
+    messages = tuple(Message(role=turn.role, content=turn.content) for turn in turns)
+    options = Options(max_tokens=request.max_tokens, temperature=request.temperature)
+    return relayed(_last_question(turns), model, messages, options)
+
+
+def _last_question(turns: list[EndpointMessage]) -> str:
+    text = next((turn.content for turn in reversed(turns) if turn.role == "user"), "")
     if not text.strip():
         raise InvalidQuestion("messages has no question of the user.")
     return text
 
 
 def _references(publication: Publication, passages: tuple[Passage, ...], *, metadata: bool) -> dict[str, Any]:
-    documents = [_document(passage, metadata=metadata) for passage in passages]
-    info = {"name": "anabranch", "endpoint": publication.path}
-    return {"documents": documents, "provider_info": info, "cost": 0.0}
+    return {
+        "documents": [_document(passage, metadata=metadata) for passage in passages],
+        "provider_info": {"name": "anabranch", "endpoint": publication.path},
+        "cost": 0.0,
+    }
 
 
 def _document(passage: Passage, *, metadata: bool) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "document_id": passage.document_id,
-        "content": passage.text,
-        "similarity_score": passage.score,
+    document = {"document_id": passage.document_id, "content": passage.text, "similarity_score": passage.score}
+    if not metadata or (place := passage.place) is None:
+        return document
+    about = {
+        **place.metadata,
+        "title": passage.title,
+        "chunk_id": place.chunk_id,
+        "start_char": place.start,
+        "end_char": place.end,
+        "page_number": place.page,
+        "headers": place.headers,
+        "url": place.url,
     }
-    if metadata and passage.place is not None:
-        place = passage.place
-        document["metadata"] = {
-            **place.metadata,
-            "title": passage.title,
-            "chunk_id": place.chunk_id,
-            "start_char": place.start,
-            "end_char": place.end,
-            "page_number": place.page,
-            "headers": place.headers,
-            "url": place.url,
-        }
-    return document
+    return {**document, "metadata": about}
 
 
 def _summary(publication: Publication, answer: Answer, context: Context) -> dict[str, Any]:
-    used = answer.usage.completion_tokens if answer.usage is not None else None
+    tokens = answer.usage.completion_tokens if answer.usage is not None else None
     return {
         "id": context.correlation_id,
         "model": publication.slug,
-        "message": {"role": "assistant", "content": answer.text, "tokens": used},
+        "message": {"role": "assistant", "content": answer.text, "tokens": tokens},
         "finish_reason": answer.finish_reason or "stop",
         "usage": answer.usage,
         "cost": 0.0,

@@ -1,7 +1,7 @@
 """Errors on the wire: the status table, the error dialects, and the headers of a refusal."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -32,11 +32,11 @@ from anabranch.domain.errors import (
     StreamUnavailable,
     Unauthorized,
 )
-from anabranch.domain.model import Allowance
-from anabranch.entrypoints.http.asgi import Headers, RequestTimedOut, RequestTooLarge
+from anabranch.domain.model import Allowance, Value
 from anabranch.knowledge.records.database import StoreFailed
 
-OUR_FAULT = "Something went wrong on our side; the log has the details under this correlation id."
+Headers = Iterable[tuple[bytes, bytes]]
+
 # Response headers that a web page of another origin may read.
 EXPOSED = [
     "Retry-After",
@@ -49,6 +49,18 @@ EXPOSED = [
 RETRY_AFTER_S = 5
 # The log is available again as soon as Redis is, or as another worker has taken the stream over.
 STREAM_RETRY_AFTER_S = 1
+
+
+class RequestTooLarge(AnabranchError):
+    code = "request_too_large"
+
+
+class RequestTimedOut(AnabranchError):
+    code = "request_timeout"
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was complete: no response is sent."""
 
 
 class SearchUnavailable(AnabranchError):
@@ -102,7 +114,7 @@ STATUSES: dict[type[AnabranchError], int] = {
 }
 
 
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorBody(Value):
     """An error: a stable code, a sentence (twice: some clients read `detail`), and details."""
 
     error: str
@@ -121,7 +133,8 @@ class Dialect:
     always: tuple[int, ...]
     # Lenient surfaces read "5" and 5.0 as 5.
     strict: bool = True
-    invalid: str = "The request is not valid: {}"
+    # The message for a request that does not decode.
+    explain: Callable[[str], str] = "The request is not valid: {}".format
     # HEAD goes with every GET, unless the surface has only long streams.
     head: bool = True
     # The code that a refused request is counted under in the metrics.
@@ -156,7 +169,7 @@ DESCRIPTIONS: dict[int, str] = {
 PLAIN = Dialect(render=render_plain, error_type=ErrorBody, descriptions=DESCRIPTIONS, always=(500,))
 
 
-class KnowledgeError(msgspec.Struct, frozen=True, kw_only=True):
+class KnowledgeError(Value):
     """An error: a stable code (in lower and upper case), a sentence that says what to do, and details."""
 
     error: str
@@ -197,7 +210,7 @@ def _render_knowledge(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]
 
 
 def _with_codes(status: int, description: str) -> str:
-    codes = (f"`{code}`" for known, code in (*KNOWLEDGE_CODES.values(), UNAVAILABLE) if known == status)
+    codes = [f"`{code}`" for known, code in (*KNOWLEDGE_CODES.values(), UNAVAILABLE) if known == status]
     return f"{', '.join(codes)}: {description}"
 
 
@@ -231,8 +244,8 @@ def rate_headers(allowance: Allowance | None) -> Headers:
     """What the caller may still ask."""
     if allowance is None:
         return ()
-    numbers = (allowance.limit, allowance.remaining, math.ceil(allowance.reset_s))
     return [
-        (b"ratelimit-%b" % name, str(number).encode())
-        for name, number in zip((b"limit", b"remaining", b"reset"), numbers, strict=True)
+        (b"ratelimit-limit", str(allowance.limit).encode()),
+        (b"ratelimit-remaining", str(allowance.remaining).encode()),
+        (b"ratelimit-reset", str(math.ceil(allowance.reset_s)).encode()),
     ]

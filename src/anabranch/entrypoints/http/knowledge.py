@@ -4,7 +4,8 @@ import asyncio
 import binascii
 import time
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,11 +19,10 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import ClientGone, RequestTimedOut, RequestTooLarge, body_parts, read_body
-from anabranch.entrypoints.http.errors import KNOWLEDGE
-from anabranch.entrypoints.http.log_stream import ShutdownEvent, until_gone
+from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
+from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.records.database import made_at
 from anabranch.network.addresses import parse
@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # it imports numpy
 
 T = TypeVar("T")
 
-DAYS = 30
-PAGE = 50
 MAX_PAGE = 1_000
 MAX_OFFSET = 1_000_000_000
 RECENT_S = 2.0
@@ -42,8 +40,6 @@ RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 BASE64_RATIO = 1.4
 MARGIN_BYTES = 1024 * 1024
 UPLOAD_S = 600.0
-MAX_FILES = 1_000
-MAX_FIELDS = 20
 WHITESPACE = str.maketrans("", "", " \t\r\n")
 # Larger bodies are decoded in a thread: they would block the event loop.
 LARGE_BYTES = 256 * 1024
@@ -57,145 +53,155 @@ class Upload(NamedTuple):
     chunking: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class KnowledgeSurface:
     """The operations on collections and documents."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, closing: ShutdownEvent) -> None:
-        self._knowledge = anabranch.knowledge
-        self._closing = closing
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = access
+    anabranch: Anabranch
+    access: Access
+    closing: ShutdownEvent
 
     def operations(self) -> list[Operation[Any]]:
         return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
 
-    def _collection_operations(self) -> Iterator[Operation[Any]]:
+    def _collection_operations(self) -> list[Operation[Any]]:
         at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
-        yield at("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList)
-        yield at(
-            *("POST", every, "create_collection", "Create a collection", self._create, wire.CollectionView),
-            takes=wire.NewCollection,
-            statuses={201: "Created."},
-            errors=(403, 409),
-        )
-        yield at("GET", one, "get_collection", "Get a collection by id or name", self._collection, wire.CollectionView)
-        summary = "Delete a collection and its documents"
-        removed = wire.CollectionDeleted
-        yield at("DELETE", one, "delete_collection", summary, self._delete_collection, removed, errors=(403,))
-        stats = wire.CollectionStats
-        yield at("GET", f"{one}/stats", "collection_stats", "Collection statistics", self._stats, stats)
+        view = wire.CollectionView
+        return [
+            at("GET", every, "list_collections", "List collections", self._collections, wire.CollectionList),
+            at(
+                *("POST", every, "create_collection", "Create a collection", self._create, view),
+                request_type=wire.NewCollection,
+                statuses={201: "Created."},
+                errors=(403, 409),
+            ),
+            at("GET", one, "get_collection", "Get a collection by id or name", self._collection, view),
+            at(
+                *("DELETE", one, "delete_collection", "Delete a collection and its documents"),
+                *(self._delete_collection, wire.CollectionDeleted),
+                errors=(403,),
+            ),
+            at(
+                *("GET", f"{one}/stats", "collection_stats", "Collection statistics"),
+                *(self._stats, wire.CollectionStats),
+            ),
+        ]
 
-    def _ingest_operations(self) -> Iterator[Operation[Any]]:
+    def _ingest_operations(self) -> list[Operation[Any]]:
         at, job = self._operation, "/v1/ingest/{job}"
-        yield at(
-            *("POST", "/v1/ingest", "ingest", "Ingest documents", self._ingest, wire.IngestAccepted),
-            takes=wire.IngestRequest,
-            form=wire.IngestForm,
-            reads="handler",
-            errors=(403,),
-        )
-        yield at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView)
-        yield at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView)
-        rated = wire.FeedbackRecorded
-        yield at("POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, rated, takes=wire.Feedback)
+        return [
+            at(
+                *("POST", "/v1/ingest", "ingest", "Ingest documents", self._ingest, wire.IngestAccepted),
+                request_type=wire.IngestRequest,
+                form_type=wire.IngestForm,
+                handler_reads=True,
+                errors=(403,),
+            ),
+            at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView),
+            at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView),
+            at(
+                *("POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, wire.FeedbackRecorded),
+                request_type=wire.Feedback,
+            ),
+        ]
 
-    def _document_operations(self) -> Iterator[Operation[Any]]:
-        at, one = self._operation, "/v1/documents/{document}"
-        page = (
-            parameter("collection", {"type": "string"}, "Id or name of a collection"),
-            parameter("limit", integer(1, MAX_PAGE), "Page size"),
-            parameter("after", {"type": "string"}, "`next` of the previous page"),
-        )
-        part = (
-            parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
-            parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
-        )
-        listed, view = wire.DocumentPage, wire.DocumentView
-        yield at("GET", "/v1/documents", "list_documents", "List documents", self._documents, listed, parameters=page)
-        yield at("GET", one, "get_document", "Get a document with content", self._document, view, parameters=part)
-        yield at(
-            *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
-            takes=wire.DocumentChanges,
-            errors=(403,),
-        )
-        gone = wire.DocumentDeleted
-        yield at("DELETE", one, "delete_document", "Delete a document", self._delete_document, gone, errors=(403,))
+    def _document_operations(self) -> list[Operation[Any]]:
+        at, one, view = self._operation, "/v1/documents/{document}", wire.DocumentView
+        return [
+            at(
+                *("GET", "/v1/documents", "list_documents", "List documents", self._documents, wire.DocumentPage),
+                parameters=(
+                    parameter("collection", {"type": "string"}, "Id or name of a collection"),
+                    parameter("limit", integer(1, MAX_PAGE), "Page size"),
+                    parameter("after", {"type": "string"}, "`next` of the previous page"),
+                ),
+            ),
+            at(
+                *("GET", one, "get_document", "Get a document with content", self._document, view),
+                parameters=(
+                    parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
+                    parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
+                ),
+            ),
+            at(
+                *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
+                request_type=wire.DocumentChanges,
+                errors=(403,),
+            ),
+            at(
+                *("DELETE", one, "delete_document", "Delete a document", self._delete_document, wire.DocumentDeleted),
+                errors=(403,),
+            ),
+        ]
 
     def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], gives: type, **more: Any
+        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
     ) -> Operation[Any]:
         return Operation(
-            method=method,
-            path=path,
-            name=name,
-            summary=summary,
-            dialect=KNOWLEDGE,
-            handler=handler,
-            gives=(gives,),
-            who=self._access.caller,
+            *(method, path, name, summary, handler, KNOWLEDGE),
+            response_types=(response_type,),
+            identify=self.access.caller,
             **more,
         )
 
     async def _create(self, call: Call[wire.NewCollection]) -> wire.CollectionView:
-        asked = call.asked
-        settings = asked.settings or wire.NewCollectionSettings()
-        shown = settings.default_permissions
-        knowledge = await self._knowledge()
-        made = await knowledge.create_collection(
+        request, knowledge = call.request, await self.anabranch.knowledge()
+        settings = request.settings or wire.NewCollectionSettings()
+        created = await knowledge.create_collection(
             call.caller,
-            asked.name,
-            description=asked.description,
+            request.name,
+            description=request.description,
             embedding_model=settings.embedding_model,
             chunking=msgspec.structs.replace(Chunking(), **settings.given()),
-            default_permissions=shown.value() if shown is not None else Permissions(),
+            default_permissions=wire.permissions(settings.default_permissions) or Permissions(),
         )
-        return wire.collection(await knowledge.collection(call.caller, made.id), call.caller)
+        return wire.collection(await knowledge.collection(call.caller, created.id), call.caller)
 
     async def _collections(self, call: Call[None]) -> wire.CollectionList:
-        found = await (await self._knowledge()).collections(call.caller)
+        found = await (await self.anabranch.knowledge()).collections(call.caller)
         return wire.CollectionList(collections=[wire.collection(one, call.caller) for one in found])
 
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
-        found = await (await self._knowledge()).collection(call.caller, call.params["name"])
-        return wire.collection(found, call.caller)
+        knowledge = await self.anabranch.knowledge()
+        return wire.collection(await knowledge.collection(call.caller, call.params["name"]), call.caller)
 
     async def _stats(self, call: Call[None]) -> wire.CollectionStats:
-        knowledge = await self._knowledge()
+        knowledge = await self.anabranch.knowledge()
         found = await knowledge.collection(call.caller, call.params["name"])
-        await self._anabranch.query_log.settled()
+        await self.anabranch.query_log.settled()
         return wire.CollectionStats(
             document_count=found.documents,
             chunk_count=found.chunks,
             total_tokens=found.tokens,
             storage_bytes=found.size,
-            query_count_30d=await knowledge.query_count(call.caller, found.collection, DAYS),
+            query_count_30d=await knowledge.query_count(call.caller, found.collection, 30),
         )
 
     async def _delete_collection(self, call: Call[None]) -> wire.CollectionDeleted:
-        removed = await (await self._knowledge()).delete_collection(call.caller, call.params["name"])
+        removed = await (await self.anabranch.knowledge()).delete_collection(call.caller, call.params["name"])
         return wire.CollectionDeleted(deleted=True, documents_removed=removed)
 
     async def _ingest(self, call: Call[None]) -> wire.IngestAccepted:
-        upload = await read_upload(call, self._settings)
-        job = await (await self._knowledge()).ingest(call.caller, upload.collection, upload.documents, upload.chunking)
+        upload = await read_upload(call, self.anabranch.settings)
+        job = await (await self.anabranch.knowledge()).ingest(
+            call.caller, upload.collection, upload.documents, upload.chunking
+        )
         return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=len(upload.documents))
 
     async def _job(self, call: Call[None]) -> wire.JobView:
-        return wire.job(await (await self._knowledge()).job(call.caller, call.params["job"]))
+        return wire.job(await (await self.anabranch.knowledge()).job(call.caller, call.params["job"]))
 
     async def _cancel(self, call: Call[None]) -> wire.JobView:
-        return wire.job(await (await self._knowledge()).cancel(call.caller, call.params["job"]))
+        return wire.job(await (await self.anabranch.knowledge()).cancel(call.caller, call.params["job"]))
 
     async def _documents(self, call: Call[None]) -> wire.DocumentPage:
-        limit = _number(call.query, "limit", PAGE, least=1, most=MAX_PAGE)
-        collection, after = call.query.get("collection"), call.query.get("after")
-        knowledge = await self._knowledge()
+        limit = _number(call.query, "limit", 50, least=1, most=MAX_PAGE)
+        knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        key_after = 0 if after is None else cursors.opened(after)
-        if key_after is None:
+        after = cursors.opened(call.query["after"]) if "after" in call.query else 0
+        if after is None:
             raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
-        found, total = await knowledge.documents(call.caller, collection, key_after, limit + 1)
+        found, total = await knowledge.documents(call.caller, call.query.get("collection"), after, limit + 1)
         page, more = found[:limit], len(found) > limit
         known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
@@ -211,12 +217,12 @@ class KnowledgeSurface:
     async def _document(self, call: Call[None]) -> wire.DocumentView:
         start = _number(call.query, "start", 0, least=0, most=MAX_OFFSET)
         end = _number(call.query, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
-        knowledge = await self._knowledge()
+        knowledge = await self.anabranch.knowledge()
         found = await knowledge.document(call.caller, call.params["document"], content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
         return msgspec.structs.replace(
-            await self._shown(knowledge, call.caller, found),
+            await self._view(knowledge, call.caller, found),
             content=content[begin:stop],
             content_start=begin,
             content_end=stop,
@@ -224,44 +230,46 @@ class KnowledgeSurface:
         )
 
     async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
-        asked, knowledge = call.asked, await self._knowledge()
+        request, knowledge = call.request, await self.anabranch.knowledge()
         changed = await knowledge.describe(
             call.caller,
             call.params["document"],
-            title=asked.title,
-            metadata=None if asked.metadata is None else wire.check_metadata(asked.metadata, "metadata"),
-            permissions=None if asked.permissions is None else asked.permissions.value(),
+            title=request.title,
+            metadata=None if request.metadata is None else wire.check_metadata(request.metadata, "metadata"),
+            permissions=wire.permissions(request.permissions),
         )
-        return await self._shown(knowledge, call.caller, changed)
+        return await self._view(knowledge, call.caller, changed)
 
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
-        removed = await (await self._knowledge()).delete_document(call.caller, call.params["document"])
+        removed = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
         return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
 
     async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
-        asked = call.asked
-        if self._settings.query_log_days == 0:
+        request = call.request
+        if self.anabranch.settings.query_log_days == 0:
             raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
-        recent = abs(time.time() - made_at(asked.query_id)) < RECENT_S  # a client may send a time far ahead
-        await self._anabranch.query_log.settled()  # the question may have been answered just now
-        rate = partial((await self._knowledge()).rate, call.caller, asked.query_id, asked.rating, asked.comment)
+        recent = abs(time.time() - made_at(request.query_id)) < RECENT_S  # a client may send a time far ahead
+        await self.anabranch.query_log.settled()  # the question may have been answered just now
+        rate = partial(
+            (await self.anabranch.knowledge()).rate, call.caller, request.query_id, request.rating, request.comment
+        )
         if await rate() or (recent and await self._rated_later(call.receive, rate)):
             return wire.FeedbackRecorded(recorded=True)
-        raise NotFound(f"There is no query {asked.query_id!r}.")
+        raise NotFound(f"There is no query {request.query_id!r}.")
 
     async def _rated_later(self, receive: Receive, rate: Callable[[], Awaitable[bool]]) -> bool:
         """Another process may still be recording the question. The wait ends with the request and with the drain."""
         try:
-            async with until_gone(receive, self._closing, "http.disconnect"):
+            async with until_gone(receive, self.closing, "http.disconnect"):
                 for pause_s in RATE_AGAIN_S:
                     await asyncio.sleep(pause_s)
                     if await rate():
                         return True
         except TimeoutError:
-            raise self._closing.error or ClientGone() from None
+            raise self.closing.error or ClientGone() from None
         return False
 
-    async def _shown(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
+    async def _view(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
         where = next((one for one in await knowledge.chosen(caller, None) if one.key == document.collection), None)
         if where is None:
             raise NotFound(f"There is no document {document.id!r}.")
@@ -288,33 +296,40 @@ async def read_upload(call: Call[Any], settings: Settings) -> Upload:
         if not body:
             raise InvalidQuestion("The body is empty; send JSON.")
         upload = await asyncio.to_thread(_from_json, body) if len(body) > LARGE_BYTES else _from_json(body)
-    _check_sizes(upload.documents, settings.max_document_bytes)
+    most = settings.max_document_bytes
+    for number, document in enumerate(upload.documents):
+        if len(document.data) > most:
+            name = document.filename or f"documents[{number}]"
+            raise RequestTooLarge(f"{name} is larger than {most:,} bytes (AGGREGATOR_MAX_DOCUMENT_BYTES).")
     return upload
 
 
 def _from_json(body: bytes) -> Upload:
-    asked = decode_ingest(body)
-    documents = [_document(one, f"documents[{number}]") for number, one in enumerate(asked.documents)]
-    return Upload(asked.collection_id, documents, (asked.settings or wire.ChunkingForm()).given())
+    request = decode_ingest(body)
+    documents = [_document(one, f"documents[{number}]") for number, one in enumerate(request.documents)]
+    return Upload(request.collection_id, documents, (request.settings or wire.ChunkingForm()).given())
 
 
 def _document(form: wire.DocumentForm, where: str) -> NewDocument:
     source = form.source
-    made = NewDocument(
-        source=source.type,
-        filename=source.filename,
-        title=form.title,
-        metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
-        permissions=form.permissions.value() if form.permissions is not None else None,
-        identity=form.id,
-    )
+    data, url = b"", None
     match source.type:
         case "text":
-            return msgspec.structs.replace(made, data=source.content.encode())
+            data = source.content.encode()
         case "file":
-            return msgspec.structs.replace(made, data=_decoded(source.content, f"{where}.source.content"))
+            data = _decoded(source.content, f"{where}.source.content")
         case "url":
-            return msgspec.structs.replace(made, url=_address(source.content, f"{where}.source.content"))
+            url = _address(source.content, f"{where}.source.content")
+    return NewDocument(
+        source=source.type,
+        data=data,
+        filename=source.filename,
+        url=url,
+        title=form.title,
+        metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
+        permissions=wire.permissions(form.permissions),
+        identity=form.id,
+    )
 
 
 def _decoded(content: str, where: str) -> bytes:
@@ -334,7 +349,7 @@ def _address(content: str, where: str) -> str:
 
 
 async def _from_form(headers: Headers, parts: AsyncGenerator[bytes, None]) -> Upload:
-    parser = MultiPartParser(headers, parts, max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MARGIN_BYTES)
+    parser = MultiPartParser(headers, parts, max_files=1_000, max_fields=20, max_part_size=MARGIN_BYTES)
     try:
         async with asyncio.timeout(UPLOAD_S):
             form = await parser.parse()
@@ -352,12 +367,12 @@ async def _read_form(form: FormData) -> Upload:
     files = [one for _, one in form.multi_items() if isinstance(one, UploadFile) and (one.filename or one.size)]
     if not files:
         raise InvalidQuestion("The form holds no file; send one or more as files.")
-    collection = _field(form, "collection_id", str)
-    if not collection:
+    collection = form.get("collection_id")
+    if not isinstance(collection, str) or not collection.strip():
         raise InvalidQuestion("The form needs collection_id, a collection's id or name.")
     metadata = wire.check_metadata(_field(form, "metadata", dict[str, Any]), "metadata")
-    permissions = _field(form, "permissions", wire.PermissionsForm)
-    chunking = _field(form, "settings", wire.ChunkingForm)
+    permissions = wire.permissions(_field(form, "permissions", wire.PermissionsForm))
+    chunking = _field(form, "settings", wire.ChunkingForm) or wire.ChunkingForm()
     documents = [
         NewDocument(
             source="file",
@@ -365,20 +380,18 @@ async def _read_form(form: FormData) -> Upload:
             filename=_name(one.filename),
             media_type=one.content_type,
             metadata=metadata,
-            permissions=permissions.value() if permissions is not None else None,
+            permissions=permissions,
         )
         for one in files
     ]
-    return Upload(collection, documents, (chunking or wire.ChunkingForm()).given())
+    return Upload(collection.strip(), documents, chunking.given())
 
 
 def _field(form: FormData, name: str, kind: type[T]) -> T | None:
-    """A field of the form: text, or JSON of that type."""
+    """A field of the form: JSON of that type."""
     value = form.get(name)
     if not isinstance(value, str) or not value.strip():
         return None
-    if kind is str:
-        return value.strip()  # type: ignore[return-value]
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -389,10 +402,3 @@ def _name(filename: str | None) -> str | None:
     if filename is not None and len(filename) > 500:
         raise InvalidQuestion("A file's name has more than 500 characters.")
     return filename or None
-
-
-def _check_sizes(documents: Sequence[NewDocument], most: int) -> None:
-    for number, document in enumerate(documents):
-        if len(document.data) > most:
-            name = document.filename or f"documents[{number}]"
-            raise RequestTooLarge(f"{name} is larger than {most:,} bytes (AGGREGATOR_MAX_DOCUMENT_BYTES).")

@@ -8,14 +8,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.entrypoints.http.asgi import is_deeper
+from anabranch.domain.model import Value
+from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
-    Chunking,
     Collection,
     ItemStatus,
     Job,
-    JobItem,
     JobStatus,
     Outcome,
     Permissions,
@@ -31,35 +30,23 @@ if TYPE_CHECKING:
 MAX_DEPTH = 20
 PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
-Who = Annotated[str, Meta(min_length=1, max_length=200)]
-Named = Annotated[list[Who], Meta(max_length=1_000)]
-Title = Annotated[str, Meta(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=1_000)]
 Metadata = Annotated[
     dict[str, Any],
     Meta(description="A JSON object; `author`, `created_date` and `tags` have a meaning, filters find every value"),
 ]
 
 
-class KnowledgeWire(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of spec 5's surface; unknown fields are ignored."""
-
-
-class PermissionsForm(KnowledgeWire, frozen=True, kw_only=True):
+class PermissionsForm(Value):
     """`public`: every caller; `private`: the owner; `restricted`: the owner and the named users and groups."""
 
     visibility: Visibility = "public"
-    allowed_users: Named = []
-    allowed_groups: Named = []
-
-    def value(self) -> Permissions:
-        return Permissions(
-            visibility=self.visibility,
-            allowed_users=tuple(self.allowed_users),
-            allowed_groups=tuple(self.allowed_groups),
-        )
+    allowed_users: Names = ()
+    allowed_groups: Names = ()
 
 
-class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
+class ChunkingForm(Value):
     """How documents are chunked; sizes are in tokens of the embedder, at most its window."""
 
     chunking_strategy: Strategy | None = None
@@ -68,59 +55,59 @@ class ChunkingForm(KnowledgeWire, frozen=True, kw_only=True):
 
     def given(self) -> dict[str, Any]:
         """The fields that were set, under the names of `Chunking`."""
-        said = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
-        return {name: value for name, value in said.items() if value is not None}
+        fields = {"strategy": self.chunking_strategy, "size": self.chunk_size, "overlap": self.chunk_overlap}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
-class NewCollectionSettings(ChunkingForm, frozen=True, kw_only=True):
+class NewCollectionSettings(ChunkingForm):
     embedding_model: str | None = None
     default_permissions: PermissionsForm | None = None
 
 
-class NewCollection(KnowledgeWire, frozen=True, kw_only=True):
+class NewCollection(Value):
     name: Annotated[str, Meta(min_length=1, max_length=100, extra_json_schema=PRINTABLE)]
     description: Annotated[str, Meta(max_length=10_000)] = ""
     settings: NewCollectionSettings | None = None
 
 
-class SourceForm(KnowledgeWire, frozen=True, kw_only=True):
+class SourceForm(Value):
     type: SourceType
     content: Annotated[str, Meta(description="Base64 of a file, a URL, or the text itself")]
     filename: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
 
 
-class DocumentForm(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentForm(Value):
     """A document to ingest. It replaces the one with the same `id` (or file name, or URL), and without `permissions`
     keeps the permissions of that document; a new one gets the default of the collection."""
 
     source: SourceForm
     id: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
-    title: Title | None = None
+    title: Name | None = None
     metadata: Metadata | None = None
     permissions: PermissionsForm | None = None
 
 
-class IngestRequest(KnowledgeWire, frozen=True, kw_only=True):
+class IngestRequest(Value):
     collection_id: Annotated[str, Meta(min_length=1, description="A collection's id or name")]
     documents: Annotated[list[DocumentForm], Meta(min_length=1, max_length=1_000)]
     settings: ChunkingForm | None = None
 
 
-class DocumentChanges(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentChanges(Value):
     """Fields that are set replace the stored ones; others stay."""
 
-    title: Title | None = None
+    title: Name | None = None
     metadata: Metadata | None = None
     permissions: PermissionsForm | None = None
 
 
-class Feedback(KnowledgeWire, frozen=True, kw_only=True):
+class Feedback(Value):
     query_id: Annotated[str, Meta(min_length=1, max_length=100)]
     rating: Literal["thumbs_up", "thumbs_down"]
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
 
 
-class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
+class IngestForm(Value):
     """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
 
     collection_id: Annotated[str, Meta(min_length=1, description="Id or name of a collection")]
@@ -132,12 +119,12 @@ class IngestForm(KnowledgeWire, frozen=True, kw_only=True):
     settings: Annotated[str, Meta(description="ChunkingForm as JSON")] = ""
 
 
-class RequestedChunking(KnowledgeWire, frozen=True, kw_only=True):
+class RequestedChunking(Value):
     chunk_size: int
     chunk_overlap: int
 
 
-class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionSettingsView(Value):
     """`requested` is set if the embedder's window made the sizes smaller than requested; `default_permissions` if the
     caller owns the collection."""
 
@@ -146,10 +133,10 @@ class CollectionSettingsView(KnowledgeWire, frozen=True, kw_only=True):
     chunk_size: int
     chunk_overlap: int
     requested: RequestedChunking | None
-    default_permissions: PermissionsForm | None
+    default_permissions: Permissions | None
 
 
-class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionView(Value):
     """A collection, with the counts of documents that the caller can see."""
 
     id: str
@@ -162,11 +149,11 @@ class CollectionView(KnowledgeWire, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class CollectionList(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionList(Value):
     collections: list[CollectionView]
 
 
-class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionStats(Value):
     """Counts what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
 
     document_count: int
@@ -176,24 +163,24 @@ class CollectionStats(KnowledgeWire, frozen=True, kw_only=True):
     query_count_30d: int
 
 
-class CollectionDeleted(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionDeleted(Value):
     deleted: bool
     documents_removed: int
 
 
-class IngestAccepted(KnowledgeWire, frozen=True, kw_only=True):
+class IngestAccepted(Value):
     job_id: str
     status: Literal["accepted"]
     documents_queued: int
 
 
-class JobProgressView(KnowledgeWire, frozen=True, kw_only=True):
+class JobProgressView(Value):
     total: int
     processed: int
     failed: int
 
 
-class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
+class JobDocument(Value):
     """One document of a job; `error` and `code` are set if it failed."""
 
     id: str
@@ -205,7 +192,7 @@ class JobDocument(KnowledgeWire, frozen=True, kw_only=True):
     code: Literal["UNPROCESSABLE"] | UnsetType = UNSET
 
 
-class JobView(KnowledgeWire, frozen=True, kw_only=True):
+class JobView(Value):
     job_id: str
     collection_id: str
     status: JobStatus
@@ -215,13 +202,13 @@ class JobView(KnowledgeWire, frozen=True, kw_only=True):
     completed_at: datetime | None
 
 
-class DocumentSourceView(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentSourceView(Value):
     type: SourceType
     filename: str | None
     url: str | None
 
 
-class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentView(Value):
     """A document. `permissions` are sent to its owner; the content (or the requested part of it, with its character
     offsets) only for a single document."""
 
@@ -231,7 +218,7 @@ class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
     title: str
     source: DocumentSourceView
     metadata: dict[str, Any]
-    permissions: PermissionsForm | None
+    permissions: Permissions | None
     content_hash: str
     chunk_count: int
     token_count: int
@@ -245,7 +232,7 @@ class DocumentView(KnowledgeWire, frozen=True, kw_only=True):
     content_length: int | UnsetType = UNSET
 
 
-class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentPage(Value):
     """`total` counts what the caller can see; `next` is the `after` of the next page."""
 
     documents: list[DocumentView]
@@ -254,13 +241,17 @@ class DocumentPage(KnowledgeWire, frozen=True, kw_only=True):
     next: str | None
 
 
-class DocumentDeleted(KnowledgeWire, frozen=True, kw_only=True):
+class DocumentDeleted(Value):
     deleted: bool
     chunks_removed: int
 
 
-class FeedbackRecorded(KnowledgeWire, frozen=True, kw_only=True):
+class FeedbackRecorded(Value):
     recorded: bool
+
+
+def permissions(form: PermissionsForm | None) -> Permissions | None:
+    return None if form is None else Permissions(**msgspec.structs.asdict(form))
 
 
 def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
@@ -272,7 +263,7 @@ def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, 
 
 def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
     one = counted.collection
-    settings, asked = one.settings, one.settings.requested
+    settings, requested = one.settings, one.settings.requested
     return CollectionView(
         id=one.id,
         name=one.name,
@@ -283,8 +274,10 @@ def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
             chunking_strategy=settings.chunking.strategy,
             chunk_size=settings.chunking.size,
             chunk_overlap=settings.chunking.overlap,
-            requested=_requested(asked) if asked is not None else None,
-            default_permissions=_permissions(settings.default_permissions) if caller.owns(one.owner) else None,
+            requested=(
+                RequestedChunking(chunk_size=requested.size, chunk_overlap=requested.overlap) if requested else None
+            ),
+            default_permissions=settings.default_permissions if caller.owns(one.owner) else None,
         ),
         document_count=counted.documents,
         chunk_count=counted.chunks,
@@ -298,7 +291,18 @@ def job(found: Job) -> JobView:
         collection_id=found.collection_id,
         status=found.status,
         progress=JobProgressView(total=found.total, processed=found.processed, failed=found.failed),
-        documents=[_item(item) for item in found.items],
+        documents=[
+            JobDocument(
+                id=item.document_id,
+                name=item.name,
+                status=item.status,
+                outcome=item.outcome,
+                chunk_count=item.chunk_count,
+                error=item.error if item.error is not None else UNSET,
+                code="UNPROCESSABLE" if item.status == "failed" else UNSET,
+            )
+            for item in found.items
+        ],
         created_at=_moment(found.created_at),
         completed_at=_moment(found.completed_at) if found.completed_at is not None else None,
     )
@@ -312,7 +316,7 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         title=found.title,
         source=DocumentSourceView(type=found.source, filename=found.filename, url=found.url),
         metadata=dict(found.metadata),
-        permissions=_permissions(found.permissions) if caller.owns(found.owner) else None,
+        permissions=found.permissions if caller.owns(found.owner) else None,
         content_hash=found.content_hash,
         chunk_count=found.chunk_count,
         token_count=found.tokens,
@@ -320,30 +324,6 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         pages=found.pages,
         created_at=_moment(found.created_at),
         updated_at=_moment(found.updated_at),
-    )
-
-
-def _requested(chunking: Chunking) -> RequestedChunking:
-    return RequestedChunking(chunk_size=chunking.size, chunk_overlap=chunking.overlap)
-
-
-def _item(item: JobItem) -> JobDocument:
-    return JobDocument(
-        id=item.document_id,
-        name=item.name,
-        status=item.status,
-        outcome=item.outcome,
-        chunk_count=item.chunk_count,
-        error=item.error if item.error is not None else UNSET,
-        code="UNPROCESSABLE" if item.status == "failed" else UNSET,
-    )
-
-
-def _permissions(permissions: Permissions) -> PermissionsForm:
-    return PermissionsForm(
-        visibility=permissions.visibility,
-        allowed_users=list(permissions.allowed_users),
-        allowed_groups=list(permissions.allowed_groups),
     )
 
 

@@ -10,9 +10,8 @@ from anabranch.app import Anabranch
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import Forbidden
 from anabranch.entrypoints.http.access import Access, is_local_name
-from anabranch.entrypoints.http.asgi import header
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, EventStream, Operation
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
@@ -22,17 +21,7 @@ if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
 
     from anabranch.entrypoints.mcp.server import Request
 
-SURFACE = "mcp"
 ASKER = "anabranch.asker"
-STATUSES = {
-    200: "The response.",
-    202: "The notification was accepted.",
-    400: "Not a valid JSON-RPC message.",
-    406: "`Accept` must name `application/json` and `text/event-stream`.",
-    415: "`Content-Type` must be `application/json`.",
-}
-STREAM = EventStream("McpEvent", "A client that accepts only `text/event-stream` gets the response as an event.", ())
-FOREIGN = "A web page of another origin may not call this; name its origin in CORS_ORIGINS if it should."
 
 
 class McpSurface:
@@ -50,20 +39,27 @@ class McpSurface:
     def operations(self) -> list[Operation[Any]]:
         return [
             Operation(
-                method="POST",
-                path="/mcp",
-                name="mcp",
-                summary="Call MCP tools (JSON-RPC, both versions of the protocol, without sessions)",
-                dialect=PLAIN,
-                handler=self._handle,
-                takes=bytes,
-                reads="raw",
-                gives=(bytes,),
-                stream=STREAM,
-                statuses=STATUSES,
+                "POST",
+                "/mcp",
+                "mcp",
+                "Call MCP tools (JSON-RPC, both versions of the protocol, without sessions)",
+                self._handle,
+                PLAIN,
+                request_type=bytes,
+                response_types=(bytes,),
+                stream=EventStream(
+                    "McpEvent", "A client that accepts only `text/event-stream` gets the response as an event.", ()
+                ),
+                statuses={
+                    200: "The response.",
+                    202: "The notification was accepted.",
+                    400: "Not a valid JSON-RPC message.",
+                    406: "`Accept` must name `application/json` and `text/event-stream`.",
+                    415: "`Content-Type` must be `application/json`.",
+                },
                 errors=(401, 403, 422, 503),
-                who=self._caller,
-                surface=SURFACE,
+                identify=self._caller,
+                surface="mcp",
                 admission=True,
             )
         ]
@@ -74,8 +70,8 @@ class McpSurface:
         return await self._access.caller(scope)
 
     async def _handle(self, call: Call[bytes]) -> None:
-        context = self._access.context(call.scope, call.caller, SURFACE)
-        call.scope[ASKER] = McpCaller(context, call.caller, self._access.vouched(call.scope, call.caller))
+        trusted = self._access.may_use_configured(call.scope, call.caller)
+        call.scope[ASKER] = McpCaller(self._access.context(call), call.caller, trusted)
         manager = await self._manager()
         await manager.handle_request(call.scope, _again(call.body, call.receive), call.send)
 
@@ -92,7 +88,9 @@ class McpSurface:
             return
         ours = origin.partition("://")[2] == host
         if not (ours and (is_local_name(host) or header(scope, b"authorization") is not None)):
-            raise Forbidden(FOREIGN)
+            raise Forbidden(
+                "A web page of another origin may not call this; name its origin in CORS_ORIGINS if it should."
+            )
 
     async def _manager(self) -> "StreamableHTTPSessionManager":
         if self._loaded is None:
@@ -123,8 +121,9 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
 
     # It would end every response at the stop signal; running ones have until the end of the drain.
     AppStatus.enable_automatic_graceful_drain = False
-    largest = anabranch.settings.max_request_bytes
-    return StreamableHTTPSessionManager(server(anabranch, log, _asker), stateless=True, max_request_body_size=largest)
+    return StreamableHTTPSessionManager(
+        server(anabranch, log, _asker), stateless=True, max_request_body_size=anabranch.settings.max_request_bytes
+    )
 
 
 def _asker(request: "Request") -> McpCaller:

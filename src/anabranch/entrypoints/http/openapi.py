@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.eventlog import LAST
 from anabranch.models.factory import LocalEmbedder
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
-BODY_ERRORS = (408, 413)
 SECURITY = {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token of the hub"}}
 CORRELATION = {
     "name": "X-Correlation-ID",
@@ -71,14 +71,20 @@ def integer(least: int, most: int, **more: Any) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most, **more}
 
 
+CURSORS = (
+    parameter("Last-Event-ID", integer(0, LAST), "The last `id` that was received", "header"),
+    parameter("last_event_id", integer(0, LAST), "The same, for clients that cannot send headers"),
+)
+
+
 def _types(table: Iterable["Operation[Any]"]) -> list[Any]:
     """Every type that occurs in a request, a response or an event, once."""
     found: dict[Any, None] = {}
     for one in table:
         events = one.stream.events if one.stream is not None else ()
         streamed = events.values() if isinstance(events, Mapping) else events
-        found |= dict.fromkeys((one.dialect.error_type, *one.gives, *streamed))
-        found |= dict.fromkeys(kind for kind in (one.takes, one.form) if kind not in (None, bytes))
+        found |= dict.fromkeys((one.dialect.error_type, *one.response_types, *streamed))
+        found |= dict.fromkeys(kind for kind in (one.request_type, one.form_type) if kind not in (None, bytes))
     return list(found)
 
 
@@ -94,8 +100,9 @@ def _add_limits(schemas: dict[str, Schema], settings: Settings) -> None:
         {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
     ]
     _branch(schemas["QuerySettings"]["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
-    embedder = {"enum": [settings.embedding_model or LocalEmbedder.name, None]}
-    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = embedder
+    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = {
+        "enum": [settings.embedding_model or LocalEmbedder.name, None]
+    }
 
 
 def _branch(schema: Schema, kind: str) -> Schema:
@@ -104,8 +111,7 @@ def _branch(schema: Schema, kind: str) -> Schema:
 
 
 def _operation(one: "Operation[Any]") -> Schema:
-    body_errors = BODY_ERRORS if one.takes is not None else ()
-    statuses = sorted({*one.dialect.always, *one.errors, *body_errors})
+    statuses = sorted({*one.dialect.always, *one.errors, *((408, 413) if one.request_type is not None else ())})
     error = {"application/json": {"schema": _schema((one.dialect.error_type,))}}
     described: Schema = {
         "operationId": one.name,
@@ -121,10 +127,10 @@ def _operation(one: "Operation[Any]") -> Schema:
     }
     if 401 in statuses:
         described["security"] = [{}, {"bearer": []}]
-    if one.takes is not None:
-        content = {"application/json": {"schema": _schema((one.takes,))}}
-        if one.form is not None:
-            content["multipart/form-data"] = {"schema": _schema((one.form,))}
+    if one.request_type is not None:
+        content = {"application/json": {"schema": _schema((one.request_type,))}}
+        if one.form_type is not None:
+            content["multipart/form-data"] = {"schema": _schema((one.form_type,))}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -132,21 +138,23 @@ def _operation(one: "Operation[Any]") -> Schema:
 def _response(one: "Operation[Any]", status: int, description: str) -> Schema:
     if status in (101, 204):
         return {"description": description}
-    content: Schema = {one.media_type: {"schema": _schema(one.gives)}} if one.gives else {}
+    content: Schema = {one.media_type: {"schema": _schema(one.response_types)}} if one.response_types else {}
     response: Schema = {"description": description, "content": content}
     if one.stream is not None:
         response["description"] = f"{description} {one.stream.description}"
-        named = {"$ref": REF.format(name=one.stream.name)} if one.stream.events else {"type": "string"}
-        content["text/event-stream"] = {"schema": named}
+        schema = {"$ref": REF.format(name=one.stream.name)} if one.stream.events else {"type": "string"}
+        content["text/event-stream"] = {"schema": schema}
     if one.resumable:
         response["headers"] = RESUMABLE_HEADERS
     return response
 
 
 def _path_parameters(one: "Operation[Any]") -> list[Schema]:
-    names = [segment[1:-1] for segment in one.path.split("/") if segment.startswith("{")]
-    schema = one.dialect.path_schema
-    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    return [
+        {"name": segment[1:-1], "in": "path", "required": True, "schema": one.dialect.path_schema}
+        for segment in one.path.split("/")
+        if segment.startswith("{")
+    ]
 
 
 def _events(events: Mapping[str, type] | Sequence[type]) -> Schema:

@@ -1,25 +1,30 @@
 """The HTTP request loop: finds the operation in the table, checks, reads and decodes the request, answers it, and
-renders whatever goes wrong in the operation's dialect."""
+renders whatever goes wrong in the operation's dialect. Reads a body within a limit, sends JSON and streamed bytes."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
+from anabranch.app import Anabranch
 from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuestion, NotFound
 from anabranch.domain.model import Allowance
-from anabranch.entrypoints.http.asgi import JSON, ClientGone, Headers, header, read_body, send_response
 from anabranch.entrypoints.http.errors import (
     KNOWLEDGE,
-    OUR_FAULT,
     PLAIN,
+    ClientGone,
     Dialect,
+    Headers,
     MethodNotAllowed,
+    RequestTimedOut,
+    RequestTooLarge,
     UpgradeRequired,
     rate_headers,
     refusal_headers,
@@ -33,8 +38,17 @@ T = TypeVar("T")
 WEBSOCKET = "WEBSOCKET"
 PLANNER_PATHS = "/planner/"
 MAX_LOGGED_PATH = 200
-NO_ADDRESS = "There is nothing at this address."
-BEGINNINGS = ("http.response.start", "websocket.accept")
+RESPONSE_STARTS = ("http.response.start", "websocket.accept")
+BODY_S = 30.0
+PIECE_BYTES = 64 * 1024
+PIECE_S = 30.0
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class Reply(NamedTuple):
@@ -53,29 +67,44 @@ class EventStream(NamedTuple):
     events: Mapping[str, type[msgspec.Struct]] | Sequence[type[msgspec.Struct]]
 
 
+@dataclass(slots=True)
 class Call(Generic[T]):
-    """One request to an operation: the caller, the decoded body, and the connection."""
+    """One request to an operation: the caller, the decoded body, and the connection. A `counted` call has a Run, which
+    counts its own failure; the response of a `responding` one has begun."""
 
-    __slots__ = ("asked", "body", "caller", "headers", "params", "receive", "scope", "send", "started")
+    scope: Scope
+    receive: Receive
+    send: Send
+    max_request_bytes: int
+    operation: "Operation[T] | None" = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    caller: Caller = field(default_factory=Caller)
+    body: bytes = b""
+    request: T = field(init=False)
+    headers: Headers = ()
+    counted: bool = False
+    responding: bool = False
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, params: Mapping[str, str]) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.params = params
-        self.caller = Caller()
-        self.body = b""
-        self.asked: T
-        self.headers: Headers = ()
-        self.started = False
+    @property
+    def surface(self) -> str:
+        return self.operation.surface if self.operation is not None else ""
 
     @property
     def query(self) -> QueryParams:
         return QueryParams(self.scope["query_string"])
 
-    def begun(self, run: Run, allowance: Allowance | None) -> Run:
+    async def read(self) -> None:
+        """Reads and decodes the body."""
+        assert self.operation is not None, "a call is read for its operation"
+        self.body = await read_body(self.receive, self.max_request_bytes)
+        if not self.body:
+            raise InvalidQuestion("The body is empty; send JSON.")
+        if self.operation.request_type is not bytes:
+            self.request = self.operation.decode(self.body)
+
+    def attach(self, run: Run, allowance: Allowance | None) -> Run:
         """From here on the Run counts its own failure, and the response carries the caller's rate limit."""
-        self.started = True
+        self.counted = True
         self.headers = rate_headers(allowance)
         return run
 
@@ -83,7 +112,7 @@ class Call(Generic[T]):
 Handler = Callable[[Call[T]], Awaitable[msgspec.Struct | Reply | None]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operation(Generic[T]):
     """One row of the table. A handler returns a response, or None if it has sent one itself."""
 
@@ -91,14 +120,13 @@ class Operation(Generic[T]):
     path: str
     name: str
     summary: str
-    dialect: Dialect
     handler: Handler[T]
-    takes: Any = None
-    # `raw`: the handler gets undecoded bytes. `handler`: it reads the body itself.
-    reads: Literal["json", "raw", "handler"] = "json"
+    dialect: Dialect
+    # Bytes are not decoded.
+    request_type: Any = None
     # The same as a form with files, where the operation takes one.
-    form: Any = None
-    gives: tuple[Any, ...] = ()
+    form_type: Any = None
+    response_types: tuple[Any, ...] = ()
     media_type: str = "application/json"
     # Descriptions by status; the first is the usual one.
     statuses: Mapping[int, str] = field(default_factory=dict)
@@ -107,24 +135,17 @@ class Operation(Generic[T]):
     errors: tuple[int, ...] = ()
     parameters: tuple[dict[str, Any], ...] = ()
     # Identifies the caller, or refuses it. Without one, everyone may call.
-    who: Callable[[Scope], Awaitable[Caller]] | None = None
-    # Refusals are counted under this name; with `admission`, a full or stopping server refuses before it reads.
-    surface: str | None = None
+    identify: Callable[[Scope], Awaitable[Caller]] | None = None
+    # Refusals are counted under this name, if there is one; with `admission`, a full or stopping server refuses before
+    # it reads.
+    surface: str = ""
     admission: bool = False
-    decode: Callable[[bytes], Any] | None = field(init=False, default=None)
+    # The handler reads the body itself.
+    handler_reads: bool = False
 
-    def __post_init__(self) -> None:
-        if self.takes is not None and self.reads == "json":
-            decode = msgspec.json.Decoder(self.takes, strict=self.dialect.strict).decode
-            object.__setattr__(self, "decode", decode)
-
-
-class Admission(Protocol):
-    """What the loop needs of an Anabranch."""
-
-    async def check(self, surface: str) -> None: ...
-
-    def turned_away(self, surface: str, code: str) -> None: ...
+    @cached_property
+    def decode(self) -> Callable[[bytes], T]:
+        return msgspec.json.Decoder(self.request_type, strict=self.dialect.strict).decode
 
 
 class Router:
@@ -134,11 +155,13 @@ class Router:
         self._fixed: dict[str, dict[str, Operation[Any]]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Operation[Any]]] = {}
         for one in operations:
-            segments = tuple(one.path.split("/"))
-            at = self._templates.setdefault(segments, {}) if "{" in one.path else self._fixed.setdefault(one.path, {})
-            at[one.method] = one
+            if "{" in one.path:
+                methods = self._templates.setdefault(tuple(one.path.split("/")), {})
+            else:
+                methods = self._fixed.setdefault(one.path, {})
+            methods[one.method] = one
             if one.method == "GET" and one.dialect.head:
-                at["HEAD"] = one
+                methods["HEAD"] = one
 
     def find(self, scope: Scope) -> tuple[Operation[Any], Mapping[str, str]]:
         methods, params = self._at(scope)
@@ -146,7 +169,7 @@ class Router:
         if method in methods:
             return methods[method], params
         if not methods or (method == WEBSOCKET and not scope["path"].startswith(PLANNER_PATHS)):
-            raise NotFound(NO_ADDRESS)
+            raise NotFound("There is nothing at this address.")
         if methods.keys() == {WEBSOCKET} and method == "GET":
             raise UpgradeRequired("Open this address as a WebSocket.", upgrade="websocket", connection="Upgrade")
         allowed = ", ".join("GET" if one == WEBSOCKET else one for one in methods)
@@ -169,12 +192,10 @@ class Router:
 class RequestLoop:
     """Answers every request: one correlation id, one operation, one response or error."""
 
-    def __init__(
-        self, admission: Admission, operations: Iterable[Operation[Any]], max_request_bytes: int, log: Log
-    ) -> None:
-        self._admission = admission
+    def __init__(self, anabranch: Anabranch, operations: Iterable[Operation[Any]], log: Log) -> None:
+        self._anabranch = anabranch
+        self._max_request_bytes = anabranch.settings.max_request_bytes
         self._router = Router(operations)
-        self._max_request_bytes = max_request_bytes
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,48 +203,36 @@ class RequestLoop:
             send = _refusing_as_http(send, scope)
         scope["correlation_id"] = identifier = correlation_id(header(scope, b"x-correlation-id"))
         echo = (b"x-correlation-id", identifier.encode())
-        begun = False
 
         async def send_marked(message: Message) -> None:
-            nonlocal begun
-            if message["type"] in BEGINNINGS:
-                begun = True
+            if message["type"] in RESPONSE_STARTS:
+                call.responding = True
                 message["headers"] = [*message["headers"], echo]
-                if 400 <= message.get("status", 101) < 500:
-                    self._log_refusal(scope, message["status"])
+                if 400 <= (status := message.get("status", 101)) < 500:
+                    path, peer = scope["path"][:MAX_LOGGED_PATH], (scope.get("client") or ("",))[0]
+                    self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
             await send(message)
 
-        operation: Operation[Any] | None = None
-        call: Call[Any] | None = None
+        call: Call[Any] = Call(scope, receive, send_marked, self._max_request_bytes)
         try:
-            operation, params = self._router.find(scope)
-            call = Call(scope, receive, send_marked, params)
-            await self._answer(operation, call)
+            call.operation, call.params = self._router.find(scope)
+            await self._answer(call, call.operation)
         except ClientGone:
             pass
         except Exception as error:
-            dialect = operation.dialect if operation is not None else _dialect_at(scope["path"])
-            refusal = _as_refusal(error, dialect, identifier)
-            if begun or (refusal is not error and isinstance(refusal, InternalError)):
-                self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
-            elif operation is not None and operation.surface is not None and not (call and call.started):
-                self._admission.turned_away(operation.surface, dialect.counted_as(refusal))
-            if begun:
+            refusal, dialect = self._refusal(call, error)
+            if call.responding:
                 raise
             status, body = dialect.render(refusal, scope)
             await send_response(send_marked, status, body, [JSON, *refusal_headers(refusal, status)])
 
-    async def _answer(self, operation: Operation[Any], call: Call[Any]) -> None:
-        if operation.admission and operation.surface is not None:
-            await self._admission.check(operation.surface)
-        if operation.who is not None:
-            call.caller = await operation.who(call.scope)
-        if operation.takes is not None and operation.reads != "handler":
-            call.body = await read_body(call.receive, self._max_request_bytes)
-            if not call.body:
-                raise InvalidQuestion("The body is empty; send JSON.")
-            if operation.decode is not None:
-                call.asked = operation.decode(call.body)
+    async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
+        if operation.admission:
+            await self._anabranch.check(operation.surface)
+        if operation.identify is not None:
+            call.caller = await operation.identify(call.scope)
+        if operation.request_type is not None and not operation.handler_reads:
+            await call.read()
         answer = await operation.handler(call)
         if answer is None:
             return
@@ -232,10 +241,16 @@ class RequestLoop:
         with suppress(TimeoutError):  # the client does not read
             await send_response(call.send, status, reply.body, [*reply.headers, *call.headers])
 
-    def _log_refusal(self, scope: Scope, status: int) -> None:
-        path, peer = scope["path"][:MAX_LOGGED_PATH], (scope.get("client") or ("",))[0]
-        identifier = scope["correlation_id"]
-        self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
+    def _refusal(self, call: Call[Any], error: Exception) -> tuple[AnabranchError, Dialect]:
+        """The error as the client gets it, logged or counted."""
+        operation, identifier = call.operation, call.scope["correlation_id"]
+        dialect = operation.dialect if operation is not None else _dialect_at(call.scope["path"])
+        refusal = _as_refusal(error, dialect, identifier)
+        if call.responding or (refusal is not error and isinstance(refusal, InternalError)):
+            self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
+        elif call.surface and not call.counted:
+            self._anabranch.turned_away(call.surface, dialect.counted_as(refusal))
+        return refusal, dialect
 
 
 def _as_refusal(error: Exception, dialect: Dialect, identifier: str) -> AnabranchError:
@@ -245,9 +260,12 @@ def _as_refusal(error: Exception, dialect: Dialect, identifier: str) -> Anabranc
         case UnicodeDecodeError():
             return InvalidQuestion("The request is not UTF-8.")
         case msgspec.MsgspecError() | RecursionError():
-            return InvalidQuestion(dialect.invalid.format(error))
+            return InvalidQuestion(dialect.explain(str(error)))
         case _:
-            return InternalError(OUR_FAULT, correlation_id=identifier)
+            return InternalError(
+                "Something went wrong on our side; the log has the details under this correlation id.",
+                correlation_id=identifier,
+            )
 
 
 def _dialect_at(path: str) -> Dialect:
@@ -279,3 +297,63 @@ def _refusing_as_http(send: Send, scope: Scope) -> Send:
                 await send({"type": "websocket.close", "code": 1008, "reason": ""})
 
     return answer
+
+
+async def read_body(receive: Receive, max_bytes: int, within_s: float = BODY_S) -> bytes:
+    """The whole body, or the error that says why it could not be read."""
+    try:
+        async with asyncio.timeout(within_s):
+            parts = [part async for part in body_parts(receive, max_bytes)]
+    except TimeoutError:
+        raise RequestTimedOut("The request took too long to arrive.") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def body_parts(receive: Receive, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body as it arrives, at most `max_bytes` of it."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size > max_bytes:
+            raise RequestTooLarge(f"The request is larger than {max_bytes:,} bytes.", limit=max_bytes)
+        yield part
+
+
+async def send_response(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send_body(send, body, more=False)
+
+
+async def send_empty(send: Send, status: int, headers: Headers = ()) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_body(send: Send, body: bytes, *, more: bool, within_s: float = PIECE_S) -> None:
+    """Sends in pieces with a time limit for each, so that a client that does not read cannot hold much memory."""
+    for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
+        async with asyncio.timeout(within_s):
+            await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
+    sent = max(0, (len(body) - 1) // PIECE_BYTES) * PIECE_BYTES
+    await send({"type": "http.response.body", "body": body[sent:] if sent else body, "more_body": more})
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that name (in lower case)."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested deeper than that."""
+    level = [value]
+    for _ in range(levels + 1):
+        containers = [one for one in level if isinstance(one, Mapping | list)]
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
+        if not level:
+            return False
+    return True

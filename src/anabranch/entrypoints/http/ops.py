@@ -13,21 +13,16 @@ from starlette.types import Scope
 
 from anabranch.app import Anabranch
 from anabranch.domain.errors import Forbidden
+from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import Headers, header
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, Operation, Reply
+from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
 
-# The client of streams, for web pages.
-MODULES = ("stream.js", "connection.js")
-NOT_OPERATOR = "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
-NO_CACHE: Headers = ((b"cache-control", b"no-cache"),)
 
-
-class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Health(Value, omit_defaults=True):
     status: str
     service: str = ""
     version: str = ""
@@ -50,8 +45,6 @@ class OpsSurface:
 
     def _table(self) -> list[Operation[Any]]:
         at = partial(Operation[Any], method="GET", dialect=PLAIN)
-        who = None if self._anabranch.settings.metrics_public else self._operator
-        ready = {200: "Ready.", 503: "Draining."}
         web = [
             at(
                 path=f"/web/{name}",
@@ -59,33 +52,39 @@ class OpsSurface:
                 summary=f"The JavaScript client: {name}",
                 handler=_file(name, "text/javascript; charset=utf-8"),
                 media_type="text/javascript",
-                gives=(str,),
+                response_types=(str,),
             )
-            for name in MODULES
+            for name in ("stream.js", "connection.js")
         ]
         if self._anabranch.settings.debug:
             page = _file("docs.html", "text/html; charset=utf-8")
             web.append(at(path="/docs", name="docs", summary="API documentation", handler=page, media_type="text/html"))
         return [
-            at(path="/health", name="health", summary="Liveness", handler=self._health, gives=(Health,)),
+            at(path="/health", name="health", summary="Liveness", handler=self._health, response_types=(Health,)),
             at(
                 path="/ready",
                 name="ready",
                 summary="Whether the server takes questions",
                 handler=self._ready,
-                gives=(Health,),
-                statuses=ready,
+                response_types=(Health,),
+                statuses={200: "Ready.", 503: "Draining."},
             ),
-            at(path="/openapi.json", name="openapi", summary="This description", handler=self._describe, gives=(dict,)),
+            at(
+                path="/openapi.json",
+                name="openapi",
+                summary="This description",
+                handler=self._describe,
+                response_types=(dict,),
+            ),
             at(
                 path="/metrics",
                 name="metrics",
                 summary="Metrics for Prometheus",
                 handler=self._expose,
                 media_type="text/plain",
-                gives=(str,),
+                response_types=(str,),
                 errors=(401, 403),
-                who=who,
+                identify=None if self._anabranch.settings.metrics_public else self._operator,
             ),
             *web,
         ]
@@ -94,7 +93,9 @@ class OpsSurface:
         """Metrics name the endpoints of every owner, so they are for the operator."""
         caller = await self._access.caller(scope)
         if not caller.operator:
-            raise Forbidden(NOT_OPERATOR)
+            raise Forbidden(
+                "Only the operator may read the metrics; make a key with: anabranch keys create --user NAME --operator"
+            )
         return caller
 
     async def _health(self, _call: Call[None]) -> Health:
@@ -102,8 +103,7 @@ class OpsSurface:
 
     async def _ready(self, _call: Call[None]) -> Reply:
         draining = self._anabranch.draining
-        body = Health(status="draining" if draining else "ready")
-        return Reply(msgspec.json.encode(body), 503 if draining else 200)
+        return Reply(msgspec.json.encode(Health(status="draining" if draining else "ready")), 503 if draining else 200)
 
     async def _describe(self, _call: Call[None]) -> Reply:
         return self._description
@@ -113,13 +113,16 @@ class OpsSurface:
         # Thousands of lines take tens of milliseconds, which would delay every answer.
         accept = header(call.scope, b"accept") or ""
         body, media_type = await asyncio.to_thread(self._read_metrics, accept, compressed=compressed)
-        headers = [
-            (b"content-type", media_type.encode()),
-            (b"cache-control", b"no-store"),
-            (b"vary", b"accept, accept-encoding"),
-            *([(b"content-encoding", b"gzip")] if compressed else []),
-        ]
-        return Reply(body, 200, headers)
+        return Reply(
+            body,
+            200,
+            [
+                (b"content-type", media_type.encode()),
+                (b"cache-control", b"no-store"),
+                (b"vary", b"accept, accept-encoding"),
+                *([(b"content-encoding", b"gzip")] if compressed else []),
+            ],
+        )
 
     def _read_metrics(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
         body, media_type = self._metrics.exposition(accept)
@@ -128,7 +131,7 @@ class OpsSurface:
 
 def _file(name: str, media_type: str) -> Any:
     async def send(_call: Call[None]) -> Reply:
-        headers = [(b"content-type", media_type.encode()), *NO_CACHE]
+        headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-cache")]
         return Reply(files("anabranch.web").joinpath(name).read_bytes(), 200, headers)
 
     return send

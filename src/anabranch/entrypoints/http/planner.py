@@ -1,37 +1,45 @@
 """The planner's operations: steps, pushes and their streams."""
 
 import asyncio
-from collections.abc import Collection
-from contextlib import AbstractContextManager, AsyncExitStack, suppress
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Collection
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from anabranch.app import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry
-from anabranch.domain.steps import Cancel, Receipt
+from anabranch.domain.steps import Cancel, Decision, Receipt, verdict_of
 from anabranch.entrypoints.http import planner_wire as wire
-from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import JSON, PIECE_S, ClientGone, header, send_empty
-from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
-from anabranch.entrypoints.http.log_stream import (
+from anabranch.entrypoints.http.access import Access, identity_of
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, ClientGone, Dialect, ErrorBody, render_plain
+from anabranch.entrypoints.http.openapi import CURSORS, integer, parameter
+from anabranch.entrypoints.http.operations import (
+    JSON,
+    PIECE_S,
+    WEBSOCKET,
+    Call,
+    EventStream,
+    Operation,
+    Reply,
+    header,
+    send_empty,
+)
+from anabranch.entrypoints.http.streams import (
     TIMING,
-    ReadTimeouts,
+    LogReader,
     ShutdownEvent,
-    Tailed,
-    parts,
     pieces,
+    pump,
     tail,
     until_gone,
     until_revoked,
 )
-from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import WEBSOCKET, Call, EventStream, Handler, Operation, Reply
-from anabranch.entrypoints.http.planner_wire import next_step
 from anabranch.eventlog.reader import StreamReader, TooSlow
 from anabranch.knowledge.model import Caller
 
@@ -72,7 +80,9 @@ class Chain:
     of the previous step, so they continue to count, and a cursor after a step's end is one of the next step. If a
     cursor is not valid, everything is read again from the first step. `over`: nothing follows the cursor."""
 
-    def __init__(self, planner: Planner, arrivals: Arrivals, place: Place, after: int) -> None:
+    def __init__(
+        self, planner: Planner, arrivals: Arrivals, place: Place, after: int, open_readers: AsyncExitStack
+    ) -> None:
         self.over = False
         self._planner = planner
         self._arrivals = arrivals
@@ -83,35 +93,21 @@ class Chain:
         self._shift = 0
         self._passed: list[str] = []
         self._reader: StreamReader | None = None
-        self._page: Page | None = None
         self._reset = False
-        self._open_readers = AsyncExitStack()
+        self._open_readers = open_readers
 
-    async def __aenter__(self) -> Self:
-        reader: StreamReader | None = await self._open()
-        try:
-            while reader is not None and reader.page.ended and self._after >= reader.page.head:
-                following = self._following(await self._final(reader.page.head))
-                if following is None:
-                    self.over = self._after == reader.page.head
-                    break
-                await self._advance(reader.page.head, following, self._after - reader.page.head)
-                reader = await self._open_if_exists()
-        except BaseException:
-            await self._open_readers.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._open_readers.aclose()
-
-    @property
-    def page(self) -> Page:
-        """The first page of the step that was opened last."""
-        assert self._page is not None, "a chain is entered before it is read"
-        return self._page
+    async def start(self) -> None:
+        """Opens the step of the cursor."""
+        await self._open()
+        while (reader := self._reader) is not None and reader.page.ended and self._after >= reader.page.head:
+            head = reader.page.head
+            following = self._following((await self._planner.page(*self._session, self._step, head - 1, 1)).entries[-1])
+            if following is None:
+                self.over = self._after == head
+                return
+            await self._advance(head, following, self._after - head)
+            with suppress(NotFound):
+                await self._open()
 
     @property
     def head(self) -> int:
@@ -127,13 +123,11 @@ class Chain:
                 return None
             reader = await self._open()
         batch = await reader.next(wait_s)
-        if batch is None:
-            return None
-        if batch.reset and self._shift:
+        if batch is not None and batch.reset and self._shift:
             reader = await self._restart()
             batch = await reader.next(wait_s)
-            if batch is None:
-                return None
+        if batch is None:
+            return None
         shift, reset = self._shift, self._reset
         self._reset = False
         following = self._following(batch.entries[-1]) if batch.ended and batch.entries else None
@@ -142,7 +136,10 @@ class Chain:
         if not shift and not reset and following is None:
             return batch
         return Page(
-            entries=tuple(_shifted(entry, shift) for entry in batch.entries) if shift else batch.entries,
+            entries=tuple(
+                msgspec.structs.replace(entry, sequence=entry.sequence + shift) if shift else entry
+                for entry in batch.entries
+            ),
             head=batch.head + shift,
             reset=batch.reset or reset,
             ended=batch.ended and following is None,
@@ -150,25 +147,15 @@ class Chain:
 
     def _following(self, final: SequencedEntry) -> str | None:
         """The next step, unless it was read already: that would be a cycle."""
-        following = next_step(final)
+        following = wire.next_step(final)
         return None if following is None or following in (*self._passed, self._step) else following
-
-    async def _final(self, head: int) -> SequencedEntry:
-        """The last event of the current step."""
-        page = await self._planner.page(*self._session, self._step, head - 1, 1)
-        return page.entries[-1]
 
     async def _open(self) -> StreamReader:
         reader = await self._planner.reader(*self._session, self._step, self._after)
         self._reader = await self._open_readers.enter_async_context(reader)
-        self._page = reader.page
+        # The first page of the step that was opened last.
+        self.page = reader.page
         return reader
-
-    async def _open_if_exists(self) -> StreamReader | None:
-        try:
-            return await self._open()
-        except NotFound:
-            return None
 
     async def _advance(self, final: int, following: str, after: int) -> None:
         await self._open_readers.aclose()
@@ -186,10 +173,6 @@ class Chain:
         return await self._open()
 
 
-def _shifted(entry: SequencedEntry, by: int) -> SequencedEntry:
-    return msgspec.structs.replace(entry, sequence=entry.sequence + by)
-
-
 async def _poll(planner: Planner, place: Place) -> None:
     while True:
         try:
@@ -200,20 +183,14 @@ async def _poll(planner: Planner, place: Place) -> None:
             return
 
 
-SURFACE = "planner"
 STEPS = "/planner/sessions/{session}/steps"
 STEP = f"{STEPS}/{{step}}"
-MOST = 1_000
-LONGEST_LIMIT = 15
-USUAL = 100
-NO_SHARED_LOG = (
-    "Several workers without a Redis cannot keep planner steps: "
-    "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
-)
+MAX_PAGE = 1_000
+DEFAULT_PAGE = 100
 PROTOCOL = "anabranch.planner"
 KEY = "bearer."
-THE_END, NOT_ALLOWED, GOING_AWAY, COME_BACK = 1000, 1008, 1012, 1013
-FOREIGN = "A web page of this origin may not open it; name the origin in CORS_ORIGINS."
+# Close codes of the WebSocket.
+ENDED, NOT_ALLOWED, SHUTTING_DOWN, TRY_AGAIN = 1000, 1008, 1012, 1013
 
 DIALECT = Dialect(
     render=render_plain,
@@ -226,6 +203,7 @@ DIALECT = Dialect(
     },
     always=(401, 404, 422, 500, 503),
     head=False,
+    explain=wire.explain,
     path_schema=wire.ID_SCHEMA,
 )
 STREAM = EventStream(
@@ -242,62 +220,64 @@ SOCKET = (
     "with its cursor."
 )
 IGNORED = {202: "Written to the stream.", 200: "Ignored; `reason` says why."}
-CURSOR = integer(0, LAST)
-CURSORS = (
-    parameter("Last-Event-ID", CURSOR, "The last `id` that was received", "header"),
-    parameter("last_event_id", CURSOR, "The same, for clients that cannot send headers"),
-)
 
 
 class PlannerUnavailable(StreamUnavailable):
     code = "planner_unavailable"
 
 
+@dataclass(frozen=True)
 class PlannerSurface:
     """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, leaving: ShutdownEvent, left: ShutdownEvent) -> None:
-        self._anabranch = anabranch
-        self._settings = anabranch.settings
-        self._access = access
-        self._leaving = leaving
-        self._left = left
-        self._arrivals = Arrivals()
+    anabranch: Anabranch
+    access: Access
+    leaving: ShutdownEvent
+    left: ShutdownEvent
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     def operations(self) -> list[Operation[Any]]:
-        at = self._operation
-        begun = {201: "The step runs.", 200: "The step exists already. With streaming off: its answer, at its end."}
-        receipts = (wire.PushReceiptView, wire.TakenList)
-        page = (
-            parameter("after", CURSOR, "The last sequence that was received"),
-            parameter("limit", integer(1, MOST, default=USUAL), "Page size"),
-        )
-        events = "A subagent's results, or parts of them"
+        at = partial(Operation[Any], dialect=DIALECT, surface="planner", identify=self.access.caller)
         return [
             at(
-                *("POST", STEPS, "begin_step", "Start a step", self._begin, wire.StepAccepted, wire.StepAnswer),
-                takes=wire.StepForm,
-                statuses=begun,
+                *("POST", STEPS, "begin_step", "Start a step", self._begin),
+                request_type=wire.StepForm,
+                response_types=(wire.StepAccepted, wire.StepAnswer),
+                statuses={
+                    201: "The step runs.",
+                    200: "The step exists already. With streaming off: its answer, at its end.",
+                },
                 errors=(409,),
             ),
-            at("DELETE", STEP, "cancel_step", "Cancel a step", self._cancel, wire.StepStands),
+            at("DELETE", STEP, "cancel_step", "Cancel a step", self._cancel, response_types=(wire.StepReceipt,)),
             at(
-                *("POST", f"{STEP}/subagents/{{key}}/events", "push_events", events, self._push, *receipts),
-                takes=wire.Pushes,
+                "POST",
+                f"{STEP}/subagents/{{key}}/events",
+                "push_events",
+                "A subagent's results, or parts of them",
+                self._push,
+                request_type=wire.Pushes,
+                response_types=(wire.PushReceiptView, wire.PushReceipts),
                 statuses=IGNORED,
             ),
             at(
-                *("POST", f"{STEP}/progress", "push_progress", "The planner's own events", self._progress, receipts[0]),
-                takes=wire.ProgressForm,
+                *("POST", f"{STEP}/progress", "push_progress", "The planner's own events", self._progress),
+                request_type=wire.ProgressForm,
+                response_types=(wire.PushReceiptView,),
                 statuses=IGNORED,
             ),
             at(
-                *("POST", f"{STEP}/safety", "decide_safety", "Apply a safety decision", self._safety, wire.Judged),
-                takes=wire.SafetyForm,
+                *("POST", f"{STEP}/safety", "decide_safety", "Apply a safety decision", self._safety),
+                request_type=wire.SafetyForm,
+                response_types=(wire.SafetyReceipt,),
             ),
             at(
-                *("GET", f"{STEP}/events", "step_events", "A page of a step's events", self._events, wire.EventPage),
-                parameters=page,
+                *("GET", f"{STEP}/events", "step_events", "A page of a step's events", self._events),
+                response_types=(wire.EventPage,),
+                parameters=(
+                    parameter("after", integer(0, LAST), "The last sequence that was received"),
+                    parameter("limit", integer(1, MAX_PAGE, default=DEFAULT_PAGE), "Page size"),
+                ),
             ),
             at(
                 *("GET", f"{STEP}/stream", "follow_step", "Follow a step", self._stream),
@@ -310,60 +290,47 @@ class PlannerSurface:
             ),
             at(
                 *(WEBSOCKET, f"{STEP}/ws", "follow_step_socket", "Follow a step over a WebSocket", self._socket),
-                who=self._socket_caller,
+                identify=self._socket_caller,
                 statuses={101: SOCKET},
                 errors=(403, 426),
                 parameters=CURSORS,
             ),
         ]
 
-    def _operation(
-        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], *gives: type, **more: Any
-    ) -> Operation[Any]:
-        return Operation(
-            method=method,
-            path=path,
-            name=name,
-            summary=summary,
-            dialect=DIALECT,
-            handler=handler,
-            gives=gives,
-            surface=SURFACE,
-            **{"who": self._access.caller, **more},
-        )
-
     async def _socket_caller(self, scope: Scope) -> Caller:
-        check_origin(scope, [origin for origin in self._settings.cors_origins if origin != "*"])
-        return await self._access.caller(with_key(scope))
+        check_origin(scope, [origin for origin in self.anabranch.settings.cors_origins if origin != "*"])
+        return await self.access.caller(with_key(scope))
 
     def _step(self, call: Call[Any], plan_step_id: str | None = None) -> tuple[Planner, Place]:
         """The planner and the step that a call names. The request is validated before the step is looked up, so that
         an error says nothing about steps of other callers."""
-        if (planner := self._anabranch.planner) is None:
-            raise PlannerUnavailable(NO_SHARED_LOG)
+        if (planner := self.anabranch.planner) is None:
+            raise PlannerUnavailable(
+                "Several workers without a Redis cannot keep planner steps: "
+                "set AGGREGATOR_REDIS_URL to one that they share, or serve with one worker."
+            )
         session_id = wire.identifier(call.params["session"], "The session's id")
         if plan_step_id is None:
             plan_step_id = wire.identifier(call.params["step"], "The step's id")
-        return planner, (self._access.identity(call.caller), session_id, plan_step_id)
+        if (owner := identity_of(call.caller)) is None:
+            raise Unauthorized("Guests keep no streams: send a token that names its user.")
+        return planner, (owner, session_id, plan_step_id)
 
     async def _begin(self, call: Call[wire.StepForm]) -> Reply:
-        planner, place = self._step(call, call.asked.plan_step_id)
-        identity, session_id, plan_step_id = place
-        directive = wire.directive(session_id, call.asked)
-        context = self._access.context(call.scope, call.caller, SURFACE)
-        created, page = await planner.begin(directive, context, identity)
+        planner, place = self._step(call, call.request.plan_step_id)
+        owner, session_id, plan_step_id = place
+        created, page = await planner.begin(wire.directive(session_id, call.request), self.access.context(call), owner)
         if not planner.streaming:
             return Reply(await self._answer_at_the_end(call, planner, place), 200)
         status = "in_progress"
         if page.ended:
-            last = await planner.page(*place, page.head - 1, 1)
-            status = wire.status_of(last.entries[-1])
+            status = wire.status_of((await planner.page(*place, page.head - 1, 1)).entries[-1])
         return Reply(wire.accepted(session_id, plan_step_id, page, status), 201 if created else 200)
 
     async def _answer_at_the_end(self, call: Call[Any], planner: Planner, place: Place) -> bytes:
         """The step continues if its planner disconnects meanwhile; starting it again gets the answer."""
         entries: list[SequencedEntry] = []
-        with self._until_revoked(call, self._left) as closing:
+        with self._until_revoked(call, self.left) as closing:
             try:
                 async with (
                     await planner.reader(*place, 0) as reader,
@@ -371,7 +338,7 @@ class PlannerSurface:
                 ):
                     ended = False
                     while not ended:
-                        batch = await reader.next(self._settings.heartbeat_interval)
+                        batch = await reader.next(self.anabranch.settings.heartbeat_interval)
                         if batch is not None:
                             entries = [*([] if batch.reset else entries), *batch.entries]
                             ended = batch.ended
@@ -383,102 +350,88 @@ class PlannerSurface:
 
     async def _push(self, call: Call[wire.PushForm | list[wire.PushForm]]) -> Reply:
         planner, place = self._step(call)
-        key, sent = wire.identifier(call.params["key"], "The subagent's key"), call.asked
+        key, sent = wire.identifier(call.params["key"], "The subagent's key"), call.request
         if not isinstance(sent, list):
             return _receipt(await planner.tell(*place, wire.push(key, sent)))
         results = []
         for one in [wire.push(key, form) for form in sent]:
             try:
-                results.append(wire.taken(await planner.tell(*place, one)))
+                results.append(wire.push_receipt(await planner.tell(*place, one)))
             except (InvalidQuestion, StreamFull) as error:
                 results.append(wire.PushReceiptView(accepted=False, error=error.code, message=error.message))
-        status = 202 if any(one.accepted for one in results) else 200
-        return Reply(msgspec.json.encode(wire.TakenList(results=results)), status)
+        body = msgspec.json.encode(wire.PushReceipts(results=results))
+        return Reply(body, 202 if any(one.accepted for one in results) else 200)
 
     async def _progress(self, call: Call[wire.ProgressForm]) -> Reply:
         planner, place = self._step(call)
-        return _receipt(await planner.tell(*place, wire.progress(call.asked, call.body)))
+        return _receipt(await planner.tell(*place, wire.progress(call.request, call.body)))
 
-    async def _safety(self, call: Call[wire.SafetyForm]) -> wire.Judged:
+    async def _safety(self, call: Call[wire.SafetyForm]) -> wire.SafetyReceipt:
         planner, place = self._step(call)
-        decision = wire.decision(call.asked)
-        receipt = await planner.tell(*place, decision)
-        return wire.Judged(
-            decision=wire.verdict(decision.decision),
-            status=receipt.status,
-            accepted=receipt.ignored is None,
-            sequence=receipt.sequence,
-            reason=receipt.ignored,
-        )
+        decision = call.request.decision
+        verdict = verdict_of(decision) if isinstance(decision, str) else "block"
+        receipt = await planner.tell(*place, Decision(decision=verdict, reason=call.request.reason or ""))
+        return wire.SafetyReceipt(decision=verdict, **msgspec.structs.asdict(wire.step_receipt(receipt)))
 
-    async def _cancel(self, call: Call[None]) -> wire.StepStands:
+    async def _cancel(self, call: Call[None]) -> wire.StepReceipt:
         planner, place = self._step(call)
-        receipt = await planner.tell(*place, Cancel())
-        return wire.StepStands(
-            status=receipt.status,
-            accepted=receipt.ignored is None,
-            sequence=receipt.sequence,
-            reason=receipt.ignored,
-        )
+        return wire.step_receipt(await planner.tell(*place, Cancel()))
 
     async def _events(self, call: Call[None]) -> None:
         planner, place = self._step(call)
         after = wire.cursor(call.query.get("after", "0"), "after")
-        limit = call.query.get("limit", str(USUAL))
-        if not (limit.isascii() and limit.isdigit() and len(limit) <= LONGEST_LIMIT and int(limit)):
+        limit = call.query.get("limit", str(DEFAULT_PAGE))
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 15 and int(limit)):
             raise InvalidQuestion("limit must be a whole number from 1 on.")
-        page = await planner.page(*place, after, min(int(limit), MOST))
+        found = await planner.page(*place, after, min(int(limit), MAX_PAGE))
         await call.send({"type": "http.response.start", "status": 200, "headers": [JSON]})
         with suppress(TimeoutError):
-            for part in wire.page(*place[1:], after, page):
+            for part in wire.page(*place[1:], after, found):
                 for piece in pieces(part):
                     async with asyncio.timeout(PIECE_S):
                         await call.send({"type": "http.response.body", "body": piece, "more_body": True})
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, call: Call[None]) -> None:
-        planner, chain = self._chain(call)
-        async with chain:
+        async with self._reading(call) as (chain, closing):
             if chain.over:
                 await send_empty(call.send, 204)
                 return
-            with self._until_revoked(call, self._closing(planner, chain)) as closing:
-                await tail(
-                    chain,
-                    call.receive,
-                    call.send,
-                    frames=wire.Frames().sse,
-                    heartbeat=wire.sse_heartbeat,
-                    heartbeat_s=self._settings.heartbeat_interval,
-                    closing=closing,
-                )
+            await tail(
+                chain,
+                call.receive,
+                call.send,
+                frames=wire.Frames().sse,
+                heartbeat=wire.sse_heartbeat,
+                heartbeat_s=self.anabranch.settings.heartbeat_interval,
+                closing=closing,
+            )
 
     async def _socket(self, call: Call[None]) -> None:
-        planner, chain = self._chain(call)
-        async with chain:
-            with self._until_revoked(call, self._closing(planner, chain)) as closing:
-                if (error := closing.error) is not None:
-                    raise error
-                heartbeat_s = self._settings.heartbeat_interval
-                await follow(chain, call.scope, call.receive, call.send, heartbeat_s=heartbeat_s, closing=closing)
+        async with self._reading(call) as (chain, closing):
+            if (error := closing.error) is not None:
+                raise error
+            await follow(chain, call, heartbeat_s=self.anabranch.settings.heartbeat_interval, closing=closing)
 
-    def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
-        return until_revoked(closing, self._anabranch.revocations, call.caller.key)
-
-    def _chain(self, call: Call[None]) -> tuple[Planner, Chain]:
+    @asynccontextmanager
+    async def _reading(self, call: Call[None]) -> AsyncIterator[tuple[Chain, ShutdownEvent]]:
+        """The events after the cursor, and what ends them. A step that another worker keeps can be followed there at
+        once; one that is kept here is followed to its end, which the shutdown brings about."""
         planner, place = self._step(call)
         # A client that reconnects by itself uses its first address again: the header is newer.
         sent = header(call.scope, b"last-event-id") or call.query.get("last_event_id", "0")
-        return planner, Chain(planner, self._arrivals, place, wire.cursor(sent, "Last-Event-ID"))
+        async with AsyncExitStack() as readers:
+            chain = Chain(planner, self.arrivals, place, wire.cursor(sent, "Last-Event-ID"), readers)
+            await chain.start()
+            with self._until_revoked(call, self.left if planner.keeps(chain.page) else self.leaving) as closing:
+                yield chain, closing
 
-    def _closing(self, planner: Planner, chain: Chain) -> ShutdownEvent:
-        """A step that another worker keeps can be followed there at once; one that is kept here is followed to its
-        end, which the shutdown brings about."""
-        return self._left if planner.keeps(chain.page) else self._leaving
+    def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:
+        return until_revoked(closing, self.anabranch.revocations, call.caller.key)
 
 
 def _receipt(receipt: Receipt) -> Reply:
-    return Reply(msgspec.json.encode(wire.taken(receipt)), 202 if receipt.ignored is None else 200)
+    return Reply(msgspec.json.encode(wire.push_receipt(receipt)), 202 if receipt.ignored is None else 200)
 
 
 def with_key(scope: Scope) -> Scope:
@@ -495,48 +448,37 @@ def check_origin(scope: Scope, named: Collection[str]) -> None:
     for name, value in scope["headers"]:
         origin = value.decode("latin-1")
         if name == b"origin" and origin not in named and origin.partition("://")[2] != host:
-            raise Forbidden(FOREIGN)
+            raise Forbidden("A web page of this origin may not open it; name the origin in CORS_ORIGINS.")
 
 
-async def follow(
-    reader: Tailed, scope: Scope, receive: Receive, send: Send, *, heartbeat_s: float, closing: ShutdownEvent
-) -> None:
+async def follow(reader: LogReader, call: Call[Any], *, heartbeat_s: float, closing: ShutdownEvent) -> None:
     """Sends what an entered reader returns, until the end, or until the client disconnects or must reconnect."""
-    offered = PROTOCOL in scope.get("subprotocols", ())
-    code = THE_END
+    receive, send = call.receive, call.send
+
+    def send_text(text: bytes) -> Awaitable[None]:
+        return send({"type": "websocket.send", "text": text.decode()})
+
+    code = ENDED
     await receive()
     try:
-        await send({"type": "websocket.accept", "subprotocol": PROTOCOL if offered else None, "headers": []})
+        protocol = PROTOCOL if PROTOCOL in call.scope.get("subprotocols", ()) else None
+        await send({"type": "websocket.accept", "subprotocol": protocol, "headers": []})
         async with until_gone(receive, closing, "websocket.disconnect") as timeouts:
-            await _pump(reader, send, timeouts, heartbeat_s)
+            await pump(reader, send_text, timeouts, wire.Frames().messages, wire.heartbeat, heartbeat_s)
     except (TooSlow, StreamUnavailable):
-        code = COME_BACK
+        code = TRY_AGAIN
     except NotFound:
         pass  # the previous step has expired, and no other came
     except TimeoutError:
         match closing.error:
             case None:
-                code = COME_BACK
+                code = TRY_AGAIN
             case Unauthorized():
                 code = NOT_ALLOWED
             case _:
-                code = GOING_AWAY
+                code = SHUTTING_DOWN
     except OSError:
         return  # the client has disconnected
     with suppress(TimeoutError, OSError):
         async with asyncio.timeout(TIMING.end_s):
             await send({"type": "websocket.close", "code": code, "reason": ""})
-
-
-async def _pump(reader: Tailed, send: Send, timeouts: ReadTimeouts, heartbeat_s: float) -> None:
-    frames = wire.Frames()
-    while True:
-        batch = await reader.next(heartbeat_s)
-        if batch is None:
-            await timeouts.with_(send({"type": "websocket.send", "text": wire.heartbeat(reader.head).decode()}))
-            continue
-        for part in parts(batch):
-            for message in frames.messages(part):
-                await timeouts.with_(send({"type": "websocket.send", "text": message.decode()}))
-        if batch.ended:
-            return

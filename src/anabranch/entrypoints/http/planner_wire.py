@@ -10,49 +10,53 @@ from msgspec import Meta
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry, epoch
-from anabranch.domain.events import SubagentStatus
+from anabranch.domain.events import SafetyVerdict, SubagentStatus
 from anabranch.domain.model import Value
-from anabranch.domain.steps import Decision, Directive, Expected, Progress, Push, Receipt, Trace, verdict_of
-from anabranch.entrypoints.http.asgi import PIECE_BYTES, RequestTooLarge, is_deeper
+from anabranch.domain.steps import Directive, Expected, Progress, Push, Receipt, Trace
+from anabranch.entrypoints.http.errors import RequestTooLarge
+from anabranch.entrypoints.http.operations import is_deeper
+from anabranch.entrypoints.http.streams import by_size
 from anabranch.planner.encoder import StepRecord, numbered
 
 LONGEST_ID = 200
-LONGEST_URL = 2_048
-LONGEST_REASON = 2_000
 SUBAGENTS = 64
-PUSHES = 100
-METRICS = 64
-DEADLINE_MS = 86_400_000
-ATTEMPTS = 1_000
-REVISIONS = 2**31 - 1
 PAYLOAD_BYTES = 512 * 1024
 CONTEXT_BYTES = 16 * 1024
 DEEPEST = 100
 # Neither empty, nor `.` or `..`, without control characters and line separators. (`$` alone would allow a newline.)
 ID = r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$(?!\n)"
+URL = r"^[hH][tT][tT][pP][sS]?://[!-~]+$(?!\n)"
+TRACE_ID = r"^[0-9a-fA-F]{32}$(?!\n)"
+SPAN_ID = r"^[0-9a-fA-F]{16}$(?!\n)"
+TRACESTATE = r"^[ -~]*$(?!\n)"
+# What each pattern allows, for messages.
+RULES = {
+    ID: f"1 to {LONGEST_ID} characters without control characters (and neither . nor ..)",
+    URL: "an http:// or https:// address without spaces",
+    TRACE_ID: "32 hexadecimal digits",
+    SPAN_ID: "16 hexadecimal digits",
+    TRACESTATE: "printable ASCII characters",
+}
 ID_SCHEMA = {
     "type": "string",
     "minLength": 1,
     "maxLength": LONGEST_ID,
     "allOf": [{"pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"}, {"pattern": r"[^.]"}],
 }
-IDENTIFIER = re.compile(ID)
-CURSOR = re.compile(r"[0-9]{1,16}", re.ASCII)
 
-Scalar = str | int | float | bool | None
 Identifier = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID, pattern=ID)]
-Url = Annotated[str, Meta(max_length=LONGEST_URL, pattern=r"^[hH][tT][tT][pP][sS]?://[!-~]+$(?!\n)")]
+Url = Annotated[str, Meta(max_length=2_048, pattern=URL)]
 Legacy = Annotated[dict[Identifier, Any], Meta(max_length=SUBAGENTS)]
 
 
 class TelemetryForm(Value):
     """The trace and span, the latency, and metrics."""
 
-    trace_id: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{32}$(?!\n)")] | None = None
-    span_id: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{16}$(?!\n)")] | None = None
-    tracestate: Annotated[str, Meta(max_length=512, pattern=r"^[ -~]*$(?!\n)")] | None = None
+    trace_id: Annotated[str, Meta(pattern=TRACE_ID)] | None = None
+    span_id: Annotated[str, Meta(pattern=SPAN_ID)] | None = None
+    tracestate: Annotated[str, Meta(max_length=512, pattern=TRACESTATE)] | None = None
     latency_ms: Annotated[float, Meta(ge=0, le=LAST)] | None = None
-    metrics: Annotated[dict[Identifier, float], Meta(max_length=METRICS)] | None = None
+    metrics: Annotated[dict[Identifier, float], Meta(max_length=64)] | None = None
 
 
 class SubagentForm(Value):
@@ -61,7 +65,7 @@ class SubagentForm(Value):
     key: Identifier
     result_key: Identifier | None = None
     telemetry: TelemetryForm | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=DEADLINE_MS)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
     url: Url | None = None
     required: bool = False
     input: Any = None
@@ -73,7 +77,7 @@ class StepForm(Value):
     plan_step_id: Identifier
     expected_subagents: Annotated[list[SubagentForm], Meta(min_length=1, max_length=SUBAGENTS)]
     session_id: str | None = None
-    planner_context: dict[str, Scalar] | None = None
+    planner_context: dict[str, str | int | float | bool | None] | None = None
     next_step_id: Identifier | None = None
     callback_url: Url | None = None
     shadow: bool = False
@@ -86,8 +90,8 @@ class PushForm(Value):
     status: SubagentStatus | Literal["completed"]
     payload: dict[str, Any] | None = None
     result_key: Identifier | None = None
-    revision: Annotated[int, Meta(ge=1, le=REVISIONS)] | None = None
-    attempt: Annotated[int, Meta(ge=1, le=ATTEMPTS)] | None = None
+    revision: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    attempt: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     telemetry: TelemetryForm | None = None
     type: Literal["subagent_result"] = "subagent_result"
     subagent: str | None = None
@@ -107,23 +111,28 @@ class SafetyForm(Value):
     """Every decision but `allow` and `warn` counts as `block`."""
 
     decision: Any
-    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
+    reason: Annotated[str, Meta(max_length=2_000)] | None = None
 
 
-Pushes = PushForm | Annotated[list[PushForm], Meta(min_length=1, max_length=PUSHES)]
+Pushes = PushForm | Annotated[list[PushForm], Meta(min_length=1, max_length=100)]
+
+
+def explain(error: str) -> str:
+    """The message for a request that does not decode, with what is allowed in place of a pattern."""
+    for pattern, rule in RULES.items():
+        error = error.replace(f"`str` matching regex {pattern!r}", rule)
+    return f"The request is not valid: {error}"
 
 
 def identifier(value: str, what: str) -> str:
-    if len(value) > LONGEST_ID or IDENTIFIER.search(value) is None:
-        raise InvalidQuestion(
-            f"{what} must have 1 to {LONGEST_ID} characters, without control characters (and be neither . nor ..)."
-        )
+    if len(value) > LONGEST_ID or re.search(ID, value) is None:
+        raise InvalidQuestion(f"{what} must have {RULES[ID]}.")
     return value
 
 
 def cursor(value: str, what: str) -> int:
     """A cursor: a sequence that this server has sent."""
-    if CURSOR.fullmatch(value) is None or int(value) > LAST:
+    if re.fullmatch(r"[0-9]{1,16}", value) is None or int(value) > LAST:
         raise InvalidQuestion(f"{what} must be a sequence that was received: a whole number from 0 to {LAST}.")
     return int(value)
 
@@ -131,7 +140,18 @@ def cursor(value: str, what: str) -> int:
 def directive(session_id: str, form: StepForm) -> Directive:
     if form.session_id is not None and form.session_id != session_id:
         raise InvalidQuestion("session_id in the body is not the one in the address; leave it out, or make them agree.")
-    expected = tuple(_expected(one, f"expected_subagents[{n}]") for n, one in enumerate(form.expected_subagents))
+    expected = tuple(
+        Expected(
+            key=one.key,
+            result_key=one.result_key or one.key,
+            trace=_trace(one.telemetry or TelemetryForm()),
+            deadline_ms=one.deadline_ms,
+            url=one.url,
+            required=one.required,
+            input=None if one.input is None else packed(one.input, f"expected_subagents[{number}].input"),
+        )
+        for number, one in enumerate(form.expected_subagents)
+    )
     if len({one.result_key for one in expected}) < len(expected):
         raise InvalidQuestion("Two of the expected_subagents have the same result_key; give each one its own.")
     context = form.planner_context or {}
@@ -149,24 +169,15 @@ def directive(session_id: str, form: StepForm) -> Directive:
     )
 
 
-def _expected(form: SubagentForm, where: str) -> Expected:
-    return Expected(
-        key=form.key,
-        result_key=form.result_key or form.key,
-        trace=_trace(form.telemetry),
-        deadline_ms=form.deadline_ms,
-        url=form.url,
-        required=form.required,
-        input=None if form.input is None else packed(form.input, f"{where}.input"),
-    )
-
-
 def push(name: str, form: PushForm) -> Push:
-    telemetry = form.telemetry or TelemetryForm()
+    """A push as its subagent sent it. An error may come without a payload."""
+    telemetry, payload = form.telemetry or TelemetryForm(), form.payload
+    if payload is None:
+        payload = {key: value for key in ("error", "message") if (value := getattr(form, key)) is not None}
     return Push(
         name=name,
         status="success" if form.status == "completed" else form.status,
-        payload=packed(_payload(form), "payload"),
+        payload=packed(payload, "payload"),
         result_key=form.result_key,
         revision=form.revision,
         attempt=form.attempt,
@@ -176,19 +187,12 @@ def push(name: str, form: PushForm) -> Push:
     )
 
 
-def _payload(form: PushForm) -> dict[str, Any]:
-    """An error may come without a payload."""
-    if form.payload is not None:
-        return form.payload
-    return {name: said for name, said in (("error", form.error), ("message", form.message)) if said is not None}
-
-
 def progress(form: ProgressForm, body: bytes) -> Progress:
     """Without a payload, the other fields of the body are the payload."""
     payload = form.payload
     if payload is None:
-        everything = msgspec.json.decode(body, type=dict[str, Any])
-        payload = {name: said for name, said in everything.items() if name not in ProgressForm.__struct_fields__}
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        payload = {key: value for key, value in fields.items() if key not in ProgressForm.__struct_fields__}
     return Progress(
         payload=packed(payload, "payload"),
         stage=form.stage or "planner",
@@ -196,14 +200,6 @@ def progress(form: ProgressForm, body: bytes) -> Progress:
         next_step_id=form.next_step_id,
         legacy=_legacy(form.legacy_response),
     )
-
-
-def decision(form: SafetyForm) -> Decision:
-    return Decision(decision=verdict(form.decision), reason=form.reason or "")
-
-
-def verdict(decided: object) -> Literal["allow", "warn", "block"]:
-    return verdict_of(decided) if isinstance(decided, str) else "block"
 
 
 def packed(value: Any, what: str) -> msgspec.Raw:
@@ -222,11 +218,9 @@ def _legacy(answers: Mapping[str, Any] | None) -> Mapping[str, msgspec.Raw] | No
     return {key: packed(answer, "A result in legacy_response") for key, answer in answers.items()}
 
 
-def _trace(telemetry: TelemetryForm | None) -> Trace | None:
+def _trace(telemetry: TelemetryForm) -> Trace | None:
     """The trace that a form names; an id of zeros only is none."""
-    if telemetry is None or telemetry.trace_id is None or telemetry.span_id is None:
-        return None
-    trace_id, span_id = telemetry.trace_id.lower(), telemetry.span_id.lower()
+    trace_id, span_id = (telemetry.trace_id or "").lower(), (telemetry.span_id or "").lower()
     if not (trace_id.strip("0") and span_id.strip("0")):
         return None
     return Trace(trace_id=trace_id, span_id=span_id, tracestate=telemetry.tracestate or None)
@@ -237,13 +231,16 @@ EVENTS_A_FRAME = 5
 CONTINUING = ("success", "partial_failure", "failed")
 
 
-class StepAccepted(Value):
-    """A step, and the addresses of its events."""
-
+class StepView(Value):
     session_id: str
     plan_step_id: str
     status: str
     sequence: int
+
+
+class StepAccepted(StepView):
+    """A step, and the addresses of its events."""
+
     stream: str
     ws: str
     events: str
@@ -256,13 +253,9 @@ class StepResult(Value):
     revision: int
 
 
-class StepAnswer(Value):
+class StepAnswer(StepView):
     """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
-    session_id: str
-    plan_step_id: str
-    status: str
-    sequence: int
     results: dict[str, StepResult]
     subagents: msgspec.Raw
     reason: str | None
@@ -281,25 +274,23 @@ class PushReceiptView(Value, omit_defaults=True):
     message: str | None = None
 
 
-class TakenList(Value):
+class PushReceipts(Value):
     results: list[PushReceiptView]
 
 
-class Judged(Value, omit_defaults=True):
+class StepReceipt(Value, omit_defaults=True):
+    """The status of the step, and whether the command was applied; `reason` says why it was ignored."""
+
+    status: str
+    accepted: bool
+    sequence: int = 0
+    reason: str | None = None
+
+
+class SafetyReceipt(StepReceipt, kw_only=True, omit_defaults=True):
     """The decision that was applied, and the status of the step."""
 
-    decision: Literal["allow", "warn", "block"]
-    status: str
-    accepted: bool
-    sequence: int = 0
-    reason: str | None = None
-
-
-class StepStands(Value, omit_defaults=True):
-    status: str
-    accepted: bool
-    sequence: int = 0
-    reason: str | None = None
+    decision: SafetyVerdict
 
 
 class PlannerEventView(StepRecord):
@@ -348,20 +339,7 @@ class EndPayload(Value):
     next_step_id: str | None = None
 
 
-class EventContent(Value):
-    stage: str
-    status: str
-    payload: msgspec.Raw
-    revision: int
-    result_key: str | None = None
-
-
-class EventBody(Value):
-    type: str
-    content: EventContent
-
-
-_event_of = msgspec.json.Decoder(EventBody).decode
+_event_of = msgspec.json.Decoder(StepRecord).decode
 _end_of = msgspec.json.Decoder(EndPayload).decode
 
 
@@ -386,13 +364,13 @@ def answer(session_id: str, plan_step_id: str, entries: Iterable[SequencedEntry]
     status, sequence, end = "", 0, EndPayload()
     for entry in entries:
         event, sequence = _event_of(entry.body), entry.sequence
-        said = event.content
-        if event.type == "subagent_result" and said.result_key is not None:
-            results[said.result_key] = StepResult(
-                subagent=said.stage, status=said.status, payload=said.payload, revision=said.revision
+        content = event.content
+        if event.type == "subagent_result" and content.result_key is not None:
+            results[content.result_key] = StepResult(
+                subagent=content.stage, status=content.status, payload=content.payload, revision=content.revision
             )
         elif entry.final:
-            status, end = said.status, _end_of(said.payload)
+            status, end = content.status, _end_of(content.payload)
     return msgspec.json.encode(
         StepAnswer(
             session_id=session_id,
@@ -413,14 +391,19 @@ def status_of(final: SequencedEntry) -> str:
 
 def next_step(final: SequencedEntry) -> str | None:
     """The step that follows, as a step's last event names it."""
-    said = _event_of(final.body).content
-    return _end_of(said.payload).next_step_id if said.status in CONTINUING else None
+    content = _event_of(final.body).content
+    return _end_of(content.payload).next_step_id if content.status in CONTINUING else None
 
 
-def taken(receipt: Receipt) -> PushReceiptView:
+def push_receipt(receipt: Receipt) -> PushReceiptView:
     if receipt.ignored is None:
         return PushReceiptView(accepted=True, sequence=receipt.sequence)
     return PushReceiptView(accepted=False, reason=receipt.ignored, status=receipt.status)
+
+
+def step_receipt(receipt: Receipt) -> StepReceipt:
+    accepted = receipt.ignored is None
+    return StepReceipt(status=receipt.status, accepted=accepted, sequence=receipt.sequence, reason=receipt.ignored)
 
 
 def page(session_id: str, plan_step_id: str, after: int, found: Page) -> Iterator[bytes]:
@@ -428,20 +411,18 @@ def page(session_id: str, plan_step_id: str, after: int, found: Page) -> Iterato
     entries = found.entries
     head = msgspec.json.encode({"session_id": session_id, "plan_step_id": plan_step_id})
     yield b'%b,"events":[' % head[:-1]
-    begin = size = 0
-    for index, entry in enumerate(entries):
-        if size and size + len(entry.body) > PIECE_BYTES:
-            yield _joined(entries[begin:index]) + b","
-            begin, size = index, 0
-        size += len(entry.body)
+    *earlier, last = by_size(entries)
+    for group in earlier:
+        yield _joined(group) + b","
+    unchanged = 0 if found.reset else after
     rest = msgspec.json.encode(
         {
-            "next_cursor": entries[-1].sequence if entries else 0 if found.reset else after,
+            "next_cursor": entries[-1].sequence if entries else unchanged,
             "has_more": found.more,
             "reset": found.reset,
         }
     )
-    yield b"%b],%b" % (_joined(entries[begin:]), rest[1:])
+    yield b"%b],%b" % (_joined(last), rest[1:])
 
 
 class Frames:
@@ -452,8 +433,7 @@ class Frames:
 
     def sse(self, batch: Page) -> bytes:
         frames = [b"event: reset\ndata: %b\n\n" % reset(batch.head)] if batch.reset else []
-        for group, body in self._bodies(batch):
-            frames.append(b"id: %d\nevent: planner_stream\ndata: %b\n\n" % (group[-1].sequence, body))
+        frames += [b"id: %d\nevent: planner_stream\ndata: %b\n\n" % frame for frame in self._bodies(batch)]
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def messages(self, batch: Page) -> Iterator[bytes]:
@@ -462,12 +442,13 @@ class Frames:
         for _, body in self._bodies(batch):
             yield body
 
-    def _bodies(self, batch: Page) -> Iterator[tuple[Sequence[SequencedEntry], bytes]]:
+    def _bodies(self, batch: Page) -> Iterator[tuple[int, bytes]]:
+        """Each frame's data, after its last sequence."""
         for start in range(0, len(batch.entries), EVENTS_A_FRAME):
             group = batch.entries[start : start + EVENTS_A_FRAME]
             self._batches += 1
             body = b'{"type":"event_batch","batch_sequence":%d,"events":[%b]}' % (self._batches, _joined(group))
-            yield group, body
+            yield group[-1].sequence, body
 
 
 def heartbeat(head: int) -> bytes:

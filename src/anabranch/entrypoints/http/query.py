@@ -1,8 +1,11 @@
-"""Spec 5's question: POST /v1/query, answered as JSON or as server-sent events by one Run."""
+"""Questions to the collections: what /v1/query and /rag/stream share, and spec 5's POST /v1/query, answered as JSON or
+as server-sent events by one Run."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -15,55 +18,66 @@ from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import Forbidden, InvalidQuestion
 from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
-from anabranch.domain.model import Answer, Endpoint, Filters, Ground, Message, Status
-from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.asgi import header, wants_fresh
-from anabranch.entrypoints.http.citations import (
-    AnswerJson,
-    CitationView,
-    SourceStatus,
-    SourceView,
-    citations,
-    sentence_by_sentence,
-    sources,
-    statuses,
+from anabranch.domain.model import (
+    Answer,
+    Citation,
+    Filters,
+    Ground,
+    Message,
+    Passage,
+    Place,
+    Scores,
+    Status,
+    Usage,
+    Value,
 )
+from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
-from anabranch.entrypoints.http.knowledge_wire import KnowledgeWire
-from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.run_stream import AnswerInfo, AnswerStreams, whole
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import new_id
+from anabranch.text.sentences import sentences
 
-if TYPE_CHECKING:  # it imports numpy
-    from anabranch.knowledge.knowledge import Knowledge
+MAX_QUERY = 10_000
+SEARCH_FAILED = "The search failed."
 
-SURFACE = "query"
-LONGEST = 10_000
-TURNS = 5
-NOT_YOURS = "Only the operator may name configured sources here; leave out `sources` to ask the collections."
-QUERY_SCHEMA = {"minLength": 1, "maxLength": LONGEST, "pattern": r"\S"}
-
-Scalar = str | int | float | bool
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
-ELSEWHERE = "Configured sources and MCP servers, by name. Without `collections`, only these are asked"
-Sources = Annotated[list[Text], Meta(max_length=100, description=ELSEWHERE)]
 
 
-class DateRange(KnowledgeWire, frozen=True, kw_only=True):
+class DateRange(Value):
     """Days, inclusive, compared with the document's `created_date` (or `date`), else with the day it was ingested."""
 
     start: date | None = None
     end: date | None = None
 
 
-class FiltersForm(KnowledgeWire, frozen=True, kw_only=True):
+class FiltersForm(Value):
     date_range: DateRange | None = None
-    metadata: Annotated[dict[str, Scalar], Meta(max_length=50)] | None = None
+    metadata: Annotated[dict[str, str | int | float | bool], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
 
 
-class QuerySettings(KnowledgeWire, frozen=True, kw_only=True):
+class CollectionQuestion(Value):
+    """A question to the collections that the caller may read, and to configured sources. The length of `query` is
+    checked by each dialect, for its own message."""
+
+    query: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_QUERY, "pattern": r"\S"})]
+    collections: Annotated[list[Text], Meta(max_length=100, description="Ids or names; all without any")] | None = None
+    sources: (
+        Annotated[
+            list[Text],
+            Meta(
+                max_length=100,
+                description="Configured sources and MCP servers, by name. Without `collections`, only these are asked",
+            ),
+        ]
+        | None
+    ) = None
+    filters: FiltersForm | None = None
+
+
+class QuerySettings(Value):
     top_k: Annotated[int, Meta(ge=1)] | None = None
     rerank: bool | None = None
     include_sources: bool | None = None
@@ -71,18 +85,73 @@ class QuerySettings(KnowledgeWire, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
-class QueryRequest(KnowledgeWire, frozen=True, kw_only=True):
+class QueryRequest(CollectionQuestion):
     """A question to the collections that the caller may read."""
 
-    query: Annotated[str, Meta(extra_json_schema=QUERY_SCHEMA)]
     conversation_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    collections: Annotated[list[Text], Meta(max_length=100, description="Ids or names; all without any")] | None = None
-    sources: Sources | None = None
-    filters: FiltersForm | None = None
     settings: QuerySettings | None = None
 
 
-class QueryUsage(KnowledgeWire, frozen=True, kw_only=True):
+class SourceView(Value):
+    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null if it
+    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. A passage of another
+    source has no collection; its `chunk_id` identifies its text, and its offsets are those in that text."""
+
+    chunk_id: str
+    document_id: str
+    title: str
+    content_snippet: str
+    score: float
+    citation_index: int | None
+    source: str
+    collection: str
+    page: int | None
+    section_title: str | None
+    headers: tuple[str, ...]
+    start_char: int
+    end_char: int
+    url: str | None
+    metadata: dict[str, Any]
+    scores: Scores
+
+
+class CitationView(Value):
+    """The quoted text of a citation mark: `start_char` and `end_char` are offsets in the document's content,
+    `answer_start` and `answer_end` those of the mark in the answer."""
+
+    citation_index: int
+    chunk_id: str
+    document_id: str
+    start_char: int
+    end_char: int
+    quoted_text: str
+    answer_start: int
+    answer_end: int
+
+
+class SourceStatus(Value):
+    """The outcome of one source."""
+
+    source: str
+    status: Status
+    latency_ms: int
+    results: int
+    error: str | None
+
+
+class Sentence(Value):
+    text: str
+    citations: tuple[int, ...]
+
+
+class AnswerJson(Value):
+    """The answer without citation marks, and its sentences with the numbers of their sources."""
+
+    answer: str
+    sentences: tuple[Sentence, ...]
+
+
+class QueryUsage(Value):
     """0 if the model did not report it."""
 
     input_tokens: int
@@ -90,7 +159,7 @@ class QueryUsage(KnowledgeWire, frozen=True, kw_only=True):
     model: str
 
 
-class QueryDone(KnowledgeWire, frozen=True, kw_only=True):
+class QueryDone(Value):
     """The end of a stream: everything but the text and the sources."""
 
     query_id: str
@@ -105,67 +174,49 @@ class QueryDone(KnowledgeWire, frozen=True, kw_only=True):
     source_status: list[SourceStatus] | UnsetType = UNSET
 
 
-class QueryResponse(KnowledgeWire, frozen=True, kw_only=True):
+class QueryResponse(QueryDone, kw_only=True):
     """The whole answer."""
 
-    query_id: str
     answer: str
     sources: list[SourceView] | UnsetType = UNSET
-    conversation_id: str
-    citations: list[CitationView]
-    usage: QueryUsage
-    latency_ms: int
-    refused: bool
-    rewritten_query: str | None
-    finish_reason: str | None
-    answer_json: AnswerJson | UnsetType = UNSET
-    source_status: list[SourceStatus] | UnsetType = UNSET
 
 
-class QueryToken(KnowledgeWire, frozen=True, kw_only=True):
+class QueryToken(Value):
     text: str
 
 
-class QuerySources(KnowledgeWire, frozen=True, kw_only=True):
+class QuerySources(Value):
     sources: list[SourceView]
 
 
-EVENTS: Mapping[str, type[msgspec.Struct]] = {
-    "token": QueryToken,
-    "sources": QuerySources,
-    "done": QueryDone,
-    "error": KnowledgeError,
-}
+STREAM = EventStream(
+    "QueryEvent",
+    "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
+    "`include_sources` is false), and at the end `done`; on any failure, one `error`. Each event has one `data:` line "
+    "of JSON, of the type under its name here. A comment line may come at any time.",
+    {"token": QueryToken, "sources": QuerySources, "done": QueryDone, "error": KnowledgeError},
+)
 
 encode = msgspec.json.Encoder().encode
 
 
-class QueryForm:
+@dataclass
+class QueryRenderer:
     """Renders the answer to one question, whole or event by event, with the same content. A single source that fails is
-    an error; if there are several, the others answer. `elsewhere`: sources other than collections are asked."""
+    an error; if there are several, the others answer."""
 
-    def __init__(
-        self,
-        *,
-        query_id: str,
-        conversation_id: str,
-        model: str,
-        include_sources: bool,
-        response_format: str,
-        elsewhere: bool = False,
-    ) -> None:
-        self._query_id = query_id
-        self._conversation_id = conversation_id
-        self._model = model
-        self._include_sources = include_sources
-        self._as_json = response_format == "json"
-        self._elsewhere = elsewhere
-        self._failed = self._alone = False
+    query_id: str = ""
+    conversation_id: str = ""
+    model: str = ""
+    settings: QuerySettings = field(default_factory=QuerySettings)
+    # Sources other than collections are asked.
+    with_status: bool = False
+    _failed: bool = False
+    _single_source: bool = False
 
     def response(self, answer: Answer) -> bytes:
         done = msgspec.structs.asdict(self._done(answer))
-        found = sources(answer) if self._include_sources else UNSET
-        return encode(QueryResponse(answer=answer.text, sources=found, **done))
+        return encode(QueryResponse(answer=answer.text, sources=self._sources(answer), **done))
 
     def frame(self, event: AnswerEvent) -> bytes:
         """One event as SSE; empty for events that spec 5 does not have, and after an error."""
@@ -175,127 +226,116 @@ class QueryForm:
             case Token():
                 return _frame(b"token", QueryToken(text=event.text))
             case RetrievalStarted(sources=asked):
-                self._alone = len(asked) == 1
+                self._single_source = len(asked) == 1
                 return b""
-            case SourceReplied(reply=reply) if self._alone and reply.status is not Status.SUCCESS:
+            case SourceReplied(reply=reply) if self._single_source and reply.status is not Status.SUCCESS:
                 self._failed = True
-                return _frame(b"error", knowledge_error("service_unavailable", reply.error or "The search failed.", {}))
+                return _frame(b"error", knowledge_error("service_unavailable", reply.error or SEARCH_FAILED, {}))
             case Answered(answer=answer):
-                found = _frame(b"sources", QuerySources(sources=sources(answer))) if self._include_sources else b""
-                return found + _frame(b"done", self._done(answer))
+                found = self._sources(answer)
+                before = _frame(b"sources", QuerySources(sources=found)) if found is not UNSET else b""
+                return before + _frame(b"done", self._done(answer))
             case Failed():
                 return _frame(b"error", knowledge_error(event.code, event.message, event.details))
             case _:
                 return b""
 
+    def _sources(self, answer: Answer) -> list[SourceView] | UnsetType:
+        return UNSET if self.settings.include_sources is False else sources(answer)
+
     def _done(self, answer: Answer) -> QueryDone:
-        usage = answer.usage
+        usage = answer.usage or Usage()
         return QueryDone(
-            query_id=self._query_id,
-            conversation_id=self._conversation_id,
+            query_id=self.query_id,
+            conversation_id=self.conversation_id,
             citations=citations(answer),
             usage=QueryUsage(
-                input_tokens=usage.prompt_tokens if usage else 0,
-                output_tokens=usage.completion_tokens if usage else 0,
-                model=answer.model or self._model,
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                model=answer.model or self.model,
             ),
             latency_ms=answer.timings.total_ms,
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
-            answer_json=sentence_by_sentence(answer) if self._as_json else UNSET,
-            source_status=statuses(answer) if self._elsewhere else UNSET,
+            answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
+            source_status=statuses(answer) if self.with_status else UNSET,
         )
-
-
-STREAM = EventStream(
-    "QueryEvent",
-    "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
-    "`include_sources` is false), and at the end `done`; on any failure, one `error`. Each event has one `data:` line "
-    "of JSON, of the type under its name here. A comment line may come at any time.",
-    EVENTS,
-)
 
 
 class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
+@dataclass(frozen=True)
 class QuerySurface:
     """Answers questions from the collections and from configured sources."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, streams: AnswerStreams) -> None:
-        self._anabranch = anabranch
-        self._access = access
-        self._streams = streams
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [
             Operation(
-                method="POST",
-                path="/v1/query",
-                name="query",
-                summary="Ask the collections",
-                dialect=KNOWLEDGE,
-                handler=self._query,
-                takes=QueryRequest,
-                gives=(QueryResponse,),
+                "POST",
+                "/v1/query",
+                "query",
+                "Ask the collections",
+                self._query,
+                KNOWLEDGE,
+                request_type=QueryRequest,
+                response_types=(QueryResponse,),
                 stream=STREAM,
                 resumable=True,
                 errors=(429,),
-                who=self._access.caller,
-                surface=SURFACE,
+                identify=self.access.caller,
+                surface="query",
                 admission=True,
             )
         ]
 
     async def _query(self, call: Call[QueryRequest]) -> Reply | None:
-        asked, scope, anabranch = call.asked, call.scope, self._anabranch
-        if not asked.query.strip() or len(asked.query) > LONGEST:
-            raise InvalidKnowledgeQuery(f"query must have 1 to {LONGEST:,} characters.")
-        filters = filters_of(asked.filters)
-        knowledge = await anabranch.knowledge()
-        elsewhere = named(anabranch, self._access.vouched(scope, call.caller), asked.sources)
-        search, keys = await scope_of(knowledge, call.caller, asked.collections, elsewhere, filters)
-        settings = asked.settings or QuerySettings()
+        request, anabranch = call.request, self.anabranch
+        if not request.query.strip() or len(request.query) > MAX_QUERY:
+            raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
+        settings = request.settings or QuerySettings()
+        search, entry = await search_scope(anabranch, self.access, call, request.conversation_id)
+        history = await self._history(call.caller, request.conversation_id)
         options = Options(
             top_k=settings.top_k,
             max_tokens=settings.max_tokens,
             rerank=settings.rerank is not False,
-            fresh=wants_fresh(scope),
+            fresh=wants_fresh(call),
         )
-        history = await self._history(knowledge, call.caller, asked.conversation_id)
-        question = anabranch.questions.query(asked.query, search, history, options)
-        conversation = asked.conversation_id or new_id()
-        entry = LogEntry(conversation=conversation, collections=keys)
-        form = QueryForm(
+        renderer = QueryRenderer(
             query_id=entry.query_id,
-            conversation_id=conversation,
+            conversation_id=entry.conversation or "",
             model=anabranch.model.path,
-            include_sources=settings.include_sources is not False,
-            response_format=settings.response_format or "text",
-            elsewhere=bool(elsewhere),
+            settings=settings,
+            with_status=bool(request.sources),
         )
-        context = self._access.context(scope, call.caller, SURFACE)
-        run = call.begun(*await anabranch.begin(question, context, entry=entry))
-        if "text/event-stream" in (header(scope, b"accept") or "").lower():
+        question = anabranch.questions.query(request.query, search, history, options)
+        context = self.access.context(call)
+        run = call.attach(*await anabranch.begin(question, context, entry=entry))
+        if "text/event-stream" in (header(call.scope, b"accept") or "").lower():
             info = AnswerInfo(dialect="query", correlation_id=context.correlation_id)
-            await self._streams.send(call, run, form.frame, info, context)
+            await self.streams.send(call, run, renderer.frame, info, context)
             return None
         answer = await whole(run, call.receive)
         if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
-            raise SearchUnavailable(answer.replies[0].error or "The search failed.")
-        return Reply(form.response(answer))
+            raise SearchUnavailable(answer.replies[0].error or SEARCH_FAILED)
+        return Reply(renderer.response(answer))
 
-    async def _history(self, knowledge: "Knowledge", caller: Caller, conversation: str | None) -> tuple[Message, ...]:
+    async def _history(self, caller: Caller, conversation: str | None) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
-        if conversation is None or self._anabranch.model.kind == EXTRACTIVE.kind:
+        if conversation is None or self.anabranch.model.kind == EXTRACTIVE.kind:
             return ()
-        await self._anabranch.query_log.settled()  # the previous turn may not be written yet
-        turns = await knowledge.turns(caller, conversation, TURNS)
+        await self.anabranch.query_log.settled()  # the previous turn may not be written yet
+        knowledge = await self.anabranch.knowledge()
         return tuple(
             message
-            for turn in turns
+            for turn in await knowledge.turns(caller, conversation, 5)
             for message in (
                 Message(role="user", content=turn.question),
                 Message(role="assistant", content=turn.answer),
@@ -303,8 +343,29 @@ class QuerySurface:
         )
 
 
-def filters_of(form: FiltersForm | None) -> Filters:
-    form = form or FiltersForm()
+async def search_scope(
+    anabranch: Anabranch, access: Access, call: Call[Any], conversation: str | None = None
+) -> tuple[SearchScope, LogEntry]:
+    """What a CollectionQuestion searches, and its entry in the query log. Without sources and collections, every
+    collection that the caller may see; configured sources are for callers who may use them."""
+    request: CollectionQuestion = call.request
+    filters = _filters(request.filters or FiltersForm())
+    if request.sources and not access.may_use_configured(call.scope, call.caller):
+        raise Forbidden(
+            "Only the operator may name configured sources here; leave out `sources` to ask the collections."
+        )
+    configured = anabranch.configured(request.sources) if request.sources else ()
+    keys: tuple[int, ...] | None = () if configured else None
+    endpoints = configured or (COLLECTIONS,)
+    if request.collections:
+        chosen = await (await anabranch.knowledge()).chosen(call.caller, request.collections)
+        filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
+        endpoints, keys = (COLLECTIONS, *configured), tuple(one.key for one in chosen)
+    entry = LogEntry(conversation=conversation or new_id(), collections=keys)
+    return SearchScope(sources=endpoints, filters=filters), entry
+
+
+def _filters(form: FiltersForm) -> Filters:
     days = form.date_range or DateRange()
     if days.start is not None and days.end is not None and days.start > days.end:
         raise InvalidQuestion("filters.date_range ends before it starts.")
@@ -316,35 +377,101 @@ def filters_of(form: FiltersForm | None) -> Filters:
     )
 
 
-def named(anabranch: Anabranch, vouched: bool, names: Sequence[str] | None) -> tuple[Endpoint, ...]:
-    """The configured sources with these names, for callers who may use them."""
-    if not names:
-        return ()
-    if not vouched:
-        raise Forbidden(NOT_YOURS)
-    return anabranch.configured(names)
-
-
-async def scope_of(
-    knowledge: "Knowledge",
-    caller: Caller,
-    collections: Sequence[str] | None,
-    elsewhere: tuple[Endpoint, ...],
-    filters: Filters,
-) -> tuple[SearchScope, tuple[int, ...] | None]:
-    """The search scope of a request, and the keys of the collections that it names. Without sources and collections,
-    every collection that the caller may see."""
-    if not collections:
-        return SearchScope(sources=elsewhere or (COLLECTIONS,), filters=filters), () if elsewhere else None
-    chosen = await knowledge.chosen(caller, collections)
-    filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
-    return SearchScope(sources=(COLLECTIONS, *elsewhere), filters=filters), tuple(one.key for one in chosen)
+def wants_fresh(call: Call[Any]) -> bool:
+    """Whether the caller refuses a cached answer."""
+    return "no-cache" in (header(call.scope, b"cache-control") or "").lower()
 
 
 def lost_query(_info: AnswerInfo) -> Frame:
     """Renders the end of an answer whose worker has stopped."""
-    return QueryForm(query_id="", conversation_id="", model="", include_sources=False, response_format="text").frame
+    return QueryRenderer().frame
 
 
 def _frame(name: bytes, data: msgspec.Struct) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+
+
+def sources(answer: Answer) -> list[SourceView]:
+    """Every passage that was found, in order of rank."""
+    numbers = {place_of(passage).chunk_id: number for number, passage in enumerate(answer.passages, 1)}
+    return [_source(passage, numbers) for reply in answer.replies for passage in reply.passages]
+
+
+def place_of(passage: Passage) -> Place:
+    """The place in its collection; a passage of another source is a place of its own."""
+    if passage.place is not None:
+        return passage.place
+    identity = hashlib.blake2b(f"{passage.source}\0{passage.text}".encode(), digest_size=16).hexdigest()
+    return Place(chunk_id=identity, collection="", start=0, end=len(passage.text), tokens=0, url=passage.url)
+
+
+def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
+    place = place_of(passage)
+    return SourceView(
+        chunk_id=place.chunk_id,
+        document_id=passage.document_id or "",
+        title=passage.title,
+        content_snippet=passage.text[:200],
+        score=passage.score,
+        citation_index=numbers.get(place.chunk_id),
+        source=passage.source,
+        collection=place.collection,
+        page=place.page,
+        section_title=place.headers[-1] if place.headers else None,
+        headers=place.headers,
+        start_char=place.start,
+        end_char=place.end,
+        url=place.url,
+        metadata=dict(place.metadata),
+        scores=place.scores,
+    )
+
+
+def citations(answer: Answer) -> list[CitationView]:
+    return [_citation(one, answer.passages[one.passage]) for one in answer.citations]
+
+
+def _citation(citation: Citation, passage: Passage) -> CitationView:
+    place = place_of(passage)
+    return CitationView(
+        citation_index=citation.passage + 1,
+        chunk_id=place.chunk_id,
+        document_id=passage.document_id or "",
+        start_char=place.start + citation.passage_start,
+        end_char=place.start + citation.passage_end,
+        quoted_text=passage.text[citation.passage_start : citation.passage_end],
+        answer_start=citation.start,
+        answer_end=citation.end,
+    )
+
+
+def statuses(answer: Answer) -> list[SourceStatus]:
+    return [
+        SourceStatus(
+            source=reply.path,
+            status=reply.status,
+            latency_ms=reply.latency_ms,
+            results=len(reply.passages),
+            error=reply.error,
+        )
+        for reply in answer.replies
+    ]
+
+
+def sentence_by_sentence(answer: Answer) -> AnswerJson:
+    """Removes the citation marks, and gives each to the sentence that contains or precedes it."""
+    text, at = "", 0
+    marks: list[tuple[int, int]] = []
+    for citation in answer.citations:
+        if citation.start >= at:
+            text = (text + answer.text[at : citation.start]).rstrip(" ")
+            at = citation.end
+        marks.append((len(text), citation.passage + 1))
+    text += answer.text[at:]
+    found: list[Sentence] = []
+    previous_end = 0
+    for start, end in sentences(text):
+        numbers = dict.fromkeys(number for place, number in marks if previous_end < place <= end)
+        found.append(Sentence(text=text[start:end], citations=tuple(numbers)))
+        previous_end = end
+    return AnswerJson(answer=text.strip(), sentences=tuple(found))

@@ -48,7 +48,6 @@ class AbortsStalled(asyncio.Protocol):
     def _end_stall(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 class HeadCapped(AbortsStalled, HttpToolsProtocol):
@@ -97,10 +96,10 @@ class Socket(AbortsStalled, WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol with limits: on what a client sends, and on the time that it does not read."""
 
     max_message_bytes = 64 * 1024
-    max_heard_bytes = 128 * 1024
-    heard_s = 60.0
-    _heard_bytes = 0
-    _heard_until = 0.0
+    max_received_bytes = 128 * 1024
+    window_s = 60.0
+    _received_bytes = 0
+    _window_ends = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.logger = self.conn.logger = logging.getLogger(SOCKETS)
@@ -121,10 +120,10 @@ class Socket(AbortsStalled, WebSocketsSansIOProtocol):
         """Whether a client sends more than pings. Parsing frames delays other clients, and every ping is answered in
         memory, even if the client does not read."""
         now = self.loop.time()
-        if now >= self._heard_until:
-            self._heard_bytes, self._heard_until = 0, now + self.heard_s
-        self._heard_bytes += count
-        return self._heard_bytes > self.max_heard_bytes
+        if now >= self._window_ends:
+            self._received_bytes, self._window_ends = 0, now + self.window_s
+        self._received_bytes += count
+        return self._received_bytes > self.max_received_bytes
 
     async def send(self, message: "ASGISendEvent") -> None:
         """Marks a refused handshake as complete; uvicorn does not, and logs each as an error."""
@@ -205,16 +204,15 @@ def serve(settings: Settings, log: Log) -> None:
 
 
 def _bind(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family)
+    bound = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((settings.host, settings.port))
     except OSError as error:
         bound.close()
-        reason = error.strerror or str(error)
         raise ConfigurationError(
-            f"Cannot listen on {settings.host}:{settings.port} ({reason}); choose another with --host and --port."
+            f"Cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
+            "choose another with --host and --port."
         ) from None
     bound.listen(2048)  # from here on a connection waits in the queue, so `server_started` is true
     return bound

@@ -10,12 +10,11 @@ from anabranch.app.questions import SearchScope
 from anabranch.domain.errors import AnabranchError, NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Endpoint, Filters, Ground, Passage, SourceReply, Status
-from anabranch.entrypoints.http.citations import sentence_by_sentence
+from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
     AskResponse,
     CitedPassage,
-    CitedSentence,
     FoundPassage,
     SearchResponse,
 )
@@ -63,8 +62,7 @@ async def search(
     searched = await _collections(anabranch, collections, asker)
     if not searched:
         return SearchResponse(results=(), time_ms=0, hint=NO_DOCUMENTS_HINT)
-    filters = _filters(searched, collections)
-    question = anabranch.questions.search_tool(query, filters, limit)
+    question = anabranch.questions.search_tool(query, _filters(searched, collections), limit)
     entry = LogEntry(collections=tuple(one.key for one in searched))
     run, _ = await anabranch.begin(question, asker.context, entry=entry)
     answer = await run.value()
@@ -81,7 +79,8 @@ async def ask(
     sources, filters = await _sources(anabranch, names, asker)
     if not sources:
         others = named(configured(anabranch)) if asker.vouched else ""
-        return _refused(NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT)
+        hint = NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT
+        return AskResponse(answer=hint, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
     asked = anabranch.questions.ask_tool(question, SearchScope(sources=sources, filters=filters), top_k)
     run, _ = await anabranch.begin(asked, asker.context)
     done, total = 0, len(sources) + 1
@@ -163,47 +162,40 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
     )
 
 
-def _refused(why: str) -> AskResponse:
-    return AskResponse(answer=why, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
-
-
 def _answered(answer: Answer) -> AskResponse:
-    by_sentence = sentence_by_sentence(answer)
     return AskResponse(
         answer=answer.text,
         refused=answer.refused,
-        sentences=tuple(CitedSentence(text=one.text, citations=tuple(one.citations)) for one in by_sentence.sentences),
+        sentences=sentence_by_sentence(answer).sentences,
         citations=tuple(_cited(one, answer.passages[one.passage]) for one in answer.citations),
-        sources=tuple(map(_asked, answer.replies)),
+        sources=tuple(
+            AskedSource(
+                name=_name(reply),
+                status=reply.status,
+                results=len(reply.passages),
+                latency_ms=reply.latency_ms,
+                error=reply.error,
+            )
+            for reply in answer.replies
+        ),
         model=answer.model,
         time_ms=answer.timings.total_ms,
     )
 
 
 def _cited(citation: Citation, passage: Passage) -> CitedPassage:
-    place = passage.place
-    begin = place.start if place is not None else 0
+    place = place_of(passage)
     return CitedPassage(
         number=citation.passage + 1,
-        source=place.collection if place is not None else passage.source,
+        source=place.collection or passage.source,
         title=passage.title,
-        url=place.url if place is not None else passage.url,
+        url=place.url,
         document_id=passage.document_id,
-        start_char=begin + citation.passage_start,
-        end_char=begin + citation.passage_end,
+        start_char=place.start + citation.passage_start,
+        end_char=place.start + citation.passage_end,
         quoted_text=passage.text[citation.passage_start : citation.passage_end],
         answer_start=citation.start,
         answer_end=citation.end,
-    )
-
-
-def _asked(reply: SourceReply) -> AskedSource:
-    return AskedSource(
-        name=_name(reply),
-        status=reply.status,
-        results=len(reply.passages),
-        latency_ms=reply.latency_ms,
-        error=reply.error,
     )
 
 

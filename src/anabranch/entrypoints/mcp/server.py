@@ -1,8 +1,8 @@
 """The MCP server: its three tools (aggregate, search, ask), for any transport."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from mcp.server.context import ServerRequestContext
@@ -33,9 +33,9 @@ from anabranch.entrypoints.mcp.schemas import (
     InvalidArgument,
     SearchArguments,
     SearchResponse,
-    described,
     input_schema,
     output_schema,
+    refined,
     validate,
 )
 from anabranch.telemetry.log import Log
@@ -65,8 +65,7 @@ Anabranch asks many sources at once and shows its evidence. `ask` for a cited an
 document collections{aggregate}. They only read."""
 
 
-class ToolHandler(Protocol):
-    async def __call__(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult: ...
+ToolHandler = Callable[[Mapping[str, Any], McpCaller, Progress], Awaitable[CallToolResult]]
 
 
 class Tools:
@@ -74,16 +73,13 @@ class Tools:
         self._anabranch = anabranch
         self._log = log
         most = anabranch.settings.max_top_k
-        limit, top_k = min(MOST_PASSAGES, most), anabranch.settings.default_top_k
+        limit = min(MOST_PASSAGES, most)
         self._inputs = {
             "aggregate": input_schema(AggregateArguments),
-            "search": input_schema(SearchArguments, limit={"maximum": limit, "default": min(10, limit)}),
-            "ask": input_schema(AskArguments, top_k={"maximum": most, "default": top_k}),
-        }
-        self._outputs = {
-            "aggregate": output_schema(AggregatedResponse),
-            "search": output_schema(SearchResponse),
-            "ask": output_schema(AskResponse),
+            "search": refined(input_schema(SearchArguments), limit={"maximum": limit, "default": min(10, limit)}),
+            "ask": refined(
+                input_schema(AskArguments), top_k={"maximum": most, "default": anabranch.settings.default_top_k}
+            ),
         }
         self._handlers: Mapping[str, ToolHandler] = {
             "aggregate": self._aggregate,
@@ -95,15 +91,15 @@ class Tools:
         """The tools that the caller can use now, with descriptions for a model to choose by."""
         servers = self._servers() if vouched else ()
         limit = self._inputs["search"]["properties"]["limit"]["maximum"]
-        search = self._tool("search", "Search the documents", SEARCH.format(most=limit), world=False)
+        search = self._tool("search", "Search the documents", SEARCH.format(most=limit), SearchResponse, world=False)
         others = "`search` or `aggregate`" if servers else "`search`"
-        ask = self._tool("ask", "Get a cited answer", ASK.format(others=others), world=True)
+        ask = self._tool("ask", "Get a cited answer", ASK.format(others=others), AskResponse, world=True)
         if vouched and (names := configured(self._anabranch)):
-            ask.input_schema = described(ask.input_schema, sources=SOURCES.format(names=named(names)))
+            ask.input_schema = refined(ask.input_schema, sources={"description": SOURCES.format(names=named(names))})
         if not servers:
             return [search, ask]
         about = AGGREGATE.format(servers=", ".join(map(_server_entry, servers)))
-        return [self._tool("aggregate", "Search all MCP servers", about, world=True), search, ask]
+        return [self._tool("aggregate", "Search all MCP servers", about, AggregatedResponse, world=True), search, ask]
 
     @property
     def instructions(self) -> str:
@@ -151,12 +147,7 @@ class Tools:
         async def report(reply: SourceReply, done: int, total: int) -> None:
             await progress(done, total, progress_text(reply.path, reply))
 
-        query = AggregatorQuery(
-            query_text=asked.query_text,
-            max_results=asked.max_results or None,
-            servers=None if asked.servers is msgspec.UNSET else tuple(asked.servers),
-            request_id=asked.request_id or None,
-        )
+        query = msgspec.convert(msgspec.to_builtins(asked), AggregatorQuery)
         response = await self._anabranch.aggregate(query, caller.context, report)
         return _result(response, schemas.aggregated(response))
 
@@ -174,23 +165,23 @@ class Tools:
         response = await ask(self._anabranch, asked.question, asked.sources or (), top_k, caller, progress)
         return _result(response, schemas.answered(response))
 
-    def _tool(self, name: str, title: str, description: str, *, world: bool) -> Tool:
-        hints = ToolAnnotations(title=title, read_only_hint=True, idempotent_hint=True, open_world_hint=world)
+    def _tool(self, name: str, title: str, description: str, kind: type[msgspec.Struct], *, world: bool) -> Tool:
         return Tool(
             name=name,
             title=title,
             description=description,
             input_schema=self._inputs[name],
-            output_schema=self._outputs[name],
-            annotations=hints,
+            output_schema=output_schema(kind),
+            annotations=ToolAnnotations(title=title, read_only_hint=True, idempotent_hint=True, open_world_hint=world),
         )
 
 
 def _result(response: msgspec.Struct, text: str) -> CallToolResult:
     """Structured content for programs, and text for models. The text is not a copy of the JSON, although the protocol
     suggests that: clients pass it to a model, and this text has a tenth of the tokens."""
-    content = [TextContent(type="text", text=text)]
-    return CallToolResult(content=list(content), structured_content=msgspec.to_builtins(response))
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=msgspec.to_builtins(response)
+    )
 
 
 def _server_entry(server: ServerHealth) -> str:

@@ -31,7 +31,6 @@ from anabranch.entrypoints.mcp.server import server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
-SURFACE = "mcp"
 CHUNK = 64 * 1024
 STDIN, STDOUT, STDERR = 0, 1, 2
 DRAIN_S = 1.0
@@ -44,7 +43,7 @@ async def serve(anabranch: Anabranch, log: Log) -> None:
     """Serve until standard input ends. The caller is the operator, who started this process."""
 
     def identify(_request: object) -> McpCaller:
-        return McpCaller(anabranch.context(surface=SURFACE, operator=True), Caller(operator=True), vouched=True)
+        return McpCaller(anabranch.context(surface="mcp", operator=True), Caller(operator=True), vouched=True)
 
     mcp_server = server(anabranch, log, identify)
     with _private_descriptors() as (source, sink):
