@@ -191,14 +191,9 @@ async def test_planner_retries_is_how_often_a_subagent_is_asked_again(retries: s
         asked.append(request.path)
         return web.Response(status=503)
 
-    listener = HttpServer(refuse, host="127.0.0.1", port=0, tls=None)
-    await listener.start()
-    try:
-        async with served(PLANNER_RETRIES=retries, ENDPOINT_ALLOWLIST=LOCAL) as server:
-            await begin(server, "p", {"key": "notes", "url": f"{listener.url}/ask", "deadline_ms": 20_000})
-            found = await ended(server, "p")
-    finally:
-        await listener.stop()
+    async with HttpServer(refuse) as listener, served(PLANNER_RETRIES=retries, ENDPOINT_ALLOWLIST=LOCAL) as server:
+        await begin(server, "p", {"key": "notes", "url": f"{listener.url}/ask", "deadline_ms": 20_000})
+        found = await ended(server, "p")
     assert len(asked) == int(retries) + 1
     assert [event["type"] for event in found].count("retry") == int(retries)
 
