@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.configuration.mcp_servers import matching, mistake
+from anabranch.configuration.mcp_servers import matching, pattern_problem
 from anabranch.domain.mcp import ServerRule
 
 RULES = (
@@ -51,7 +51,7 @@ def test_the_first_rule_that_is_found_in_the_question(query: str, servers: tuple
     ],
 )
 def test_patterns(pattern: str, query: str, found: bool) -> None:
-    assert mistake(pattern) is None
+    assert pattern_problem(pattern) is None
     assert bool(matching([ServerRule(pattern=pattern, servers=("a",))], query)) is found
 
 
@@ -71,7 +71,7 @@ def test_patterns(pattern: str, query: str, found: bool) -> None:
     ],
 )
 def test_a_pattern_that_cannot_be_used_says_why(pattern: str, said: str) -> None:
-    assert mistake(pattern) == said
+    assert pattern_problem(pattern) == said
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_pattern_that_cannot_be_used_says_why(pattern: str, said: str) -> None
 )
 def test_no_pattern_takes_long(pattern: str) -> None:
     """Python's own engine would take longer than the universe is old."""
-    assert mistake(pattern) is None
+    assert pattern_problem(pattern) is None
     rules = [ServerRule(pattern=pattern, servers=("a",))]
     began = time.process_time()
     matching(rules, "a" * (LONG - 1) + "?")
@@ -97,6 +97,6 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 
 
 @given(st.text(alphabet="ab(){}[]|*+?.^$\\0123456789,:!<=>ipx-", max_size=30), st.text(max_size=50))
-def test_every_text_is_a_pattern_or_a_mistake(pattern: str, query: str) -> None:
-    if mistake(pattern) is None:
+def test_every_text_is_a_pattern_or_a_pattern_problem(pattern: str, query: str) -> None:
+    if pattern_problem(pattern) is None:
         matching([ServerRule(pattern=pattern, servers=("a",))], query)

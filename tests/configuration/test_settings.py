@@ -474,10 +474,10 @@ def test_default_top_k_cannot_be_over_the_maximum() -> None:
 
 
 @pytest.mark.parametrize(("name", "needed"), NEEDS.items())
-def test_what_goes_only_with_something_else_says_so(name: str, needed: str) -> None:
-    value = "http://host" if name.endswith("_url") else "some-text"
+def test_a_setting_that_needs_another_says_so(name: str, needed: str) -> None:
+    values = {"embedding_url": "http://host", "analytics_otlp": "true"}
     with pytest.raises(ConfigurationError) as caught:
-        loaded(**{name.upper(): value})
+        loaded(**{name.upper(): values.get(name, "some-text")})
     assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from anabranch.app import Anabranch
 from anabranch.configuration.config_file import DEFAULT_FILE
 from anabranch.configuration.extras import require
-from anabranch.configuration.settings import PREFIX, Settings, load, taken
+from anabranch.configuration.settings import PREFIX, Settings, load, variables_in_use
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import ServerHealth
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
@@ -191,7 +191,7 @@ def _print_config(settings: Settings, config: Path | None) -> None:
     if elsewhere:
         entry["env"] = elsewhere
     print_json({"mcpServers": {"anabranch": entry}})
-    if missing := [name for name in taken(file=file) if name not in elsewhere]:
+    if missing := [name for name in variables_in_use(file=file) if name not in elsewhere]:
         notes().print(
             "\nA client starts it without the variables of this shell. Add these with their values to the entry, "
             f'under "env": {", ".join(missing)}.'
