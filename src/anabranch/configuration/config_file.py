@@ -331,38 +331,44 @@ def endpoints(
     file: File, environment: Mapping[str, str], path: str
 ) -> tuple[dict[str, Endpoint], dict[str, Endpoint], dict[str, str]]:
     """The sources, the models, and the published models by `owner/slug`."""
-    sources = {name: _entry(entry, f"{path}: sources.{name}") for name, entry in file.sources.items()}
-    models = {name: _entry(entry, f"{path}: models.{name}") for name, entry in file.models.items()}
+    sources = {
+        name: _endpoint(entry, ("space",), environment, f"{path}: sources.{name}")
+        for name, entry in file.sources.items()
+    }
+    models = {
+        name: _endpoint(entry, ("space", "openai"), environment, f"{path}: models.{name}")
+        for name, entry in file.models.items()
+    }
     published: dict[str, str] = {}
-    for name, entry in models.items():
-        if entry.alternate is not None:
+    for name, (endpoint, publish) in models.items():
+        if endpoint.alternate is not None:
             raise ConfigurationError(f"{path}: models.{name}.alternate: only sources have an alternate.")
-        if entry.publish is None:
+        if publish is None:
             continue
-        if not PUBLISHED.fullmatch(entry.publish):
+        if not PUBLISHED.fullmatch(publish):
             raise ConfigurationError(
-                f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {entry.publish!r}."
+                f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {publish!r}."
             )
-        if published.setdefault(entry.publish, name) != name:
-            raise ConfigurationError(f"{path}: models.{name}.publish is {entry.publish!r}, and so is another's.")
-    for name, entry in sources.items():
-        if entry.publish is not None:
+        if published.setdefault(publish, name) != name:
+            raise ConfigurationError(f"{path}: models.{name}.publish is {publish!r}, and so is another's.")
+    for name, (_, publish) in sources.items():
+        if publish is not None:
             raise ConfigurationError(f"{path}: sources.{name}.publish: only models and collections are published.")
     return (
-        {n: _endpoint(e, ("space",), environment, f"{path}: sources.{n}") for n, e in sources.items()},
-        {n: _endpoint(e, ("space", "openai"), environment, f"{path}: models.{n}") for n, e in models.items()},
+        {name: endpoint for name, (endpoint, _) in sources.items()},
+        {name: endpoint for name, (endpoint, _) in models.items()},
         published,
     )
 
 
-def _entry(given: object, where: str) -> NamedEndpoint:
+def _endpoint(
+    given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str
+) -> tuple[Endpoint, str | None]:
+    """The endpoint, and the path that it is published as."""
     try:
-        return msgspec.convert(given, NamedEndpoint)
+        entry = msgspec.convert(given, NamedEndpoint)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {error}.") from None
-
-
-def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
     if entry.kind not in kinds:
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
     for field, url in (("url", entry.url), ("alternate", entry.alternate)):
@@ -374,13 +380,5 @@ def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[s
         token = environment.get(variable)
         if not token:
             raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
-    return Endpoint(
-        slug=entry.slug,
-        url=entry.url,
-        owner=entry.owner,
-        tenant=entry.tenant,
-        kind=entry.kind,
-        operator=True,
-        token=token,
-        alternate=entry.alternate,
-    )
+    fields = {name: getattr(entry, name) for name in ("slug", "url", "owner", "tenant", "kind", "alternate")}
+    return Endpoint(**fields, operator=True, token=token), entry.publish

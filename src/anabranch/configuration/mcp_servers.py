@@ -42,8 +42,10 @@ IGNORED = (
     *("alwaysAllow", "autoApprove", "autoStart", "chatMenu", "dev", "displayName", "gallery", "icon", "iconPath"),
     *("iconUrl", "startup", "tags", "title", "trust", "version"),
 )
-OURS = (*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description")
-FIELDS = (*OURS, *IGNORED)
+FIELDS = (
+    *(*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description"),
+    *IGNORED,
+)
 ONE_TOOL = "one tool is asked, and `tool` names it"
 VARIABLES = "write env: {NAME: ${NAME}}"
 # Fields of other clients that must not be ignored, and what to use instead.

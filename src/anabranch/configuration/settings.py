@@ -293,15 +293,10 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
-    _check_pairs(settings)
     for name in ("data_dir", "models_dir"):
         folder = Path(getattr(settings, name)).expanduser()
         if folder.exists() and not folder.is_dir():
             raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(folder)!r} is a file.")
-
-
-def _check_pairs(settings: Settings) -> None:
-    """Settings that need or exclude another."""
     for name, needed in NEEDS.items():
         if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")

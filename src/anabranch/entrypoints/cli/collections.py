@@ -2,7 +2,7 @@
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -32,11 +32,9 @@ from anabranch.entrypoints.cli.terminal import (
     size,
     write_text,
 )
+from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
 from anabranch.knowledge.model import Chunking, Permissions, StoredDocument
 from anabranch.knowledge.records import endpoints
-
-if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
 
 PAGE = 500
 OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
@@ -90,7 +88,7 @@ def create(
     permissions = permissions_given(visibility, users, groups) or Permissions()
     chosen = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
 
-    async def work(knowledge: "Knowledge") -> "CollectionCounts":
+    async def work(knowledge: Knowledge) -> CollectionCounts:
         created = await knowledge.create_collection(
             OPERATOR, name, description=description, chunking=chosen, default_permissions=permissions
         )
@@ -128,7 +126,7 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
     )
 
 
-def _collection_view(one: "CollectionCounts") -> dict[str, Any]:
+def _collection_view(one: CollectionCounts) -> dict[str, Any]:
     """A collection as `--json` prints it."""
     stored = one.collection
     return {
@@ -147,7 +145,7 @@ def _collection_view(one: "CollectionCounts") -> dict[str, Any]:
     }
 
 
-def _print_collection(one: "CollectionCounts", *, as_json: bool) -> None:
+def _print_collection(one: CollectionCounts, *, as_json: bool) -> None:
     view = _collection_view(one)
     chunking = view["chunking"]
     fields = [
@@ -260,7 +258,7 @@ def permissions(
 
 
 async def _read_pages(
-    knowledge: "Knowledge", collection: str | None, limit: int | None
+    knowledge: Knowledge, collection: str | None, limit: int | None
 ) -> tuple[list[StoredDocument], int]:
     """The documents up to the limit, and how many there are."""
     found: list[StoredDocument] = []
