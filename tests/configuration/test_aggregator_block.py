@@ -92,8 +92,8 @@ def test_the_example_of_the_specification(settings: Load) -> None:
 
 def test_the_example_alone_says_which_server_is_missing(settings: Load) -> None:
     sentence = (
-        "aggregator.serverRules[0].servers names 'context7', which is not in mcpServers; add it there, or take it out "
-        "of the rule."
+        "aggregator.serverRules[0].servers names 'context7', which is not in mcpServers; add it there, or remove it "
+        "from the rule."
     )
     assert said(settings, EXAMPLE) == sentence
 
@@ -169,21 +169,21 @@ WRONG = {
     "{rankingWeights: {reputation: 1}}": "aggregator.rankingWeights has no field 'reputation' (did you mean "
     "serverReputation?).",
     "{rankingWeights: {keywordMatch: 0, freshness: 0, serverReputation: 0, lengthPenalty: 0}}": "aggregator."
-    "rankingWeights are all 0, and then nothing is better than anything else.",
+    "rankingWeights are all 0; set at least one of them above 0.",
     "{serverRules: {}}": "aggregator.serverRules takes a list of rules (pattern, servers), not fields.",
     "{serverRules: [x]}": "aggregator.serverRules[0] takes fields (name: value), not a text.",
     "{serverRules: [{servers: [memory]}]}": "aggregator.serverRules[0] needs pattern.",
     "{serverRules: [{pattern: a}]}": "aggregator.serverRules[0] needs servers.",
     "{serverRules: [{pattern: '', servers: [memory]}]}": "aggregator.serverRules[0].pattern takes a regular expression "
     "in quotes, not ''.",
-    "{serverRules: [{pattern: a, servers: []}]}": "aggregator.serverRules[0].servers names no server; leave the rule "
-    "out, or name some.",
+    "{serverRules: [{pattern: a, servers: []}]}": "aggregator.serverRules[0].servers names no server; name one, "
+    "or remove the rule.",
     "{serverRules: [{pattern: a, servers: memory}]}": "aggregator.serverRules[0].servers takes a list of names, not a "
     "text.",
     "{serverRules: [{pattern: a, servers: [memory]}, {pattern: '[', servers: [memory]}]}": "aggregator.serverRules[1]."
     "pattern is not a regular expression that can be used (unclosed character class).",
     "{serverRules: [{pattern: a, servers: [memry]}]}": "aggregator.serverRules[0].servers names 'memry', which is not "
-    "in mcpServers (did you mean memory?); add it there, or take it out of the rule.",
+    "in mcpServers (did you mean memory?); add it there, or remove it from the rule.",
 }
 
 

@@ -12,8 +12,8 @@ from anabranch.domain.mcp import McpServer
 
 Load = Callable[..., dict[str, McpServer]]
 NOT_SET = (
-    "mcpServers.a.{} is taken from KEY, which is not set. Set it, or write ${{KEY:-…}} with what to take otherwise, or "
-    "switch the server off with enabled: false."
+    "mcpServers.a.{} is taken from KEY, which is not set. Set it, write ${{KEY:-default}}, or disable the server with "
+    "enabled: false."
 )
 
 
@@ -181,21 +181,22 @@ WRONG = {
     "{a: {command: x, enabled: perhaps}}": "mcpServers.a.enabled takes true or false, not 'perhaps'.",
     "{a: {command: ''}}": "mcpServers.a.command is empty.",
     "{a: {command: '${NOT_SET:-}'}}": "mcpServers.a.command is empty.",
-    '{a: {url: "http://h", headers: {A: "b\\nc"}}}': "mcpServers.a.headers.A has a line break or the like in it.",
+    '{a: {url: "http://h", headers: {A: "b\\nc"}}}': "mcpServers.a.headers.A contains a line break "
+    "or another control character.",
     "{a: {command: [x]}}": "mcpServers.a.command takes a text, not a list.",
     "{a: {command: x, args: y}}": "mcpServers.a.args takes a list of texts, not a text.",
     "{a: {command: x, args: [y, [z]]}}": "mcpServers.a.args[1] takes a text, not a list.",
     "{a: {command: x, args: [y, null]}}": "mcpServers.a.args[1] takes a text, not nothing.",
-    '{a: {command: x, args: ["\\0"]}}': "mcpServers.a.args[0] has a character that no text has.",
-    '{a: {command: x, args: ["\\ud800"]}}': "mcpServers.a.args[0] has a character that no text has.",
-    "{a: {command: x, args: ['${input:key}']}}": "mcpServers.a.args[0] has a ${ with no variable's name after it; "
-    "written $${, it stays as it is.",
+    '{a: {command: x, args: ["\\0"]}}': "mcpServers.a.args[0] contains an invalid character.",
+    '{a: {command: x, args: ["\\ud800"]}}': "mcpServers.a.args[0] contains an invalid character.",
+    "{a: {command: x, args: ['${input:key}']}}": "mcpServers.a.args[0] has ${ without a variable's name; write $${ "
+    "for a literal ${.",
     "{a: {command: x, env: [y]}}": "mcpServers.a.env takes fields (name: value), not a list.",
     "{a: {command: x, env: {A: 1, B: [y]}}}": "mcpServers.a.env.B takes a text, not a list.",
     "{a: {command: x, headers: {A: b}}}": "mcpServers.a.headers goes with url, and this server has command.",
     "{a: {url: 'http://h', env: {A: b}}}": "mcpServers.a.env goes with command, and this server has url.",
-    "{collections: {command: x}}": "mcpServers.collections: this name has a meaning of its own here; give it another.",
-    "{extractive: {command: x}}": "mcpServers.extractive: this name has a meaning of its own here; give it another.",
+    "{collections: {command: x}}": "mcpServers.collections: this name is reserved; use another.",
+    "{extractive: {command: x}}": "mcpServers.extractive: this name is reserved; use another.",
     "{" + "n" * 65 + ": {command: x}}": f"mcpServers: a name is 1 to 64 letters, digits, _ . or -, not '{'n' * 59}…'.",
     "{a: {url: 'http://h', type: stdio}}": "mcpServers.a.type is stdio, which goes with command, not with url.",
     "{a: {url: 'http://h', type: soap}}": "mcpServers.a.type takes stdio or http, not 'soap'.",
@@ -207,11 +208,11 @@ WRONG = {
     "{a: {command: x, reputation: .nan}}": "mcpServers.a.reputation takes a number from 0 to 1, not nan.",
     "{a: {command: x, tool: {}}}": "mcpServers.a.tool takes a text, not fields.",
     "{a: {command: x, arguments: [y]}}": "mcpServers.a.arguments takes fields (name: value), not a list.",
-    "{a: {command: x, arguments: {y: [1, .inf]}}}": "mcpServers.a.arguments.y[1] takes what JSON has, not a number.",
-    "{a: {command: x, cwd: ~no-such-user/x}}": "mcpServers.a.cwd begins with the home of a user who is not known.",
+    "{a: {command: x, arguments: {y: [1, .inf]}}}": "mcpServers.a.arguments.y[1] takes a JSON value, not a number.",
+    "{a: {command: x, cwd: ~no-such-user/x}}": "mcpServers.a.cwd begins with the home folder of an unknown user.",
     "{my server: {command: x}}": "mcpServers: a name is 1 to 64 letters, digits, _ . or -, not 'my server'.",
-    "{yes: {command: x}, true: {command: y}}": "mcpServers: two names are one to YAML, as 1 and 01 or yes and true "
-    "are; quote them.",
+    "{yes: {command: x}, true: {command: y}}": "mcpServers: YAML reads two names as the same value, such as 1 and "
+    "01, or yes and true; quote them.",
 }
 
 
@@ -222,7 +223,7 @@ def test_a_mistake_is_one_sentence_that_names_the_field(servers: Load, block: st
 
 def test_names_are_not_those_of_sources(servers: Load) -> None:
     text = "mcpServers: {shelf: {command: x}}\nsources: {shelf: {url: 'http://h', slug: s}}"
-    assert said(servers, text) == "mcpServers.shelf: sources has this name, too; give one of them another."
+    assert said(servers, text) == "mcpServers.shelf: sources has this name, too; rename one of them."
 
 
 @pytest.mark.parametrize("arguments", ["&a {b: *a}", "&a [*a]", "{a: " + "[" * 30 + "]" * 30 + "}"])
@@ -233,7 +234,7 @@ def test_arguments_without_end_are_refused(servers: Load, arguments: str) -> Non
 def test_arguments_that_double_at_every_line_are_refused(servers: Load) -> None:
     lines = "\n".join(f"      a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 18))
     text = f"mcpServers:\n  a:\n    command: x\n    arguments:\n      a0: &a0 [1, 2]\n{lines}"
-    assert "more in them than a tool can be given" in said(servers, text)
+    assert "too large or too deeply nested" in said(servers, text)
 
 
 @pytest.mark.parametrize("text", ["2026-99-99", "!!bool perhaps", "!!int ''", "!!timestamp x", "[" * 2_000])

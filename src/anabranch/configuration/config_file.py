@@ -152,7 +152,7 @@ def as_text(value: object, where: str) -> str:
     except ValueError:  # a whole number of thousands of digits
         raise ConfigurationError(f"{where} takes a text, not a number of that size.") from None
     if "\0" in found or re.search("[\ud800-\udc7f\udd00-\udfff]", found):
-        raise ConfigurationError(f"{where} has a character that no text has.")
+        raise ConfigurationError(f"{where} contains an invalid character.")
     return found
 
 
@@ -164,14 +164,12 @@ def _expand_variables(given: str, environment: Mapping[str, str], where: str) ->
             return "${"
         name = found["name"]
         if name is None:
-            raise ConfigurationError(
-                f"{where} has a ${{ with no variable's name after it; written $${{, it stays as it is."
-            )
+            raise ConfigurationError(f"{where} has ${{ without a variable's name; write $${{ for a literal ${{.")
         value = environment.get(name) or found["default"]
         if value is None:
             raise ConfigurationError(
-                f"{where} is taken from {name}, which is not set. Set it, or write ${{{name}:-…}} with what to take "
-                "otherwise, or switch the server off with enabled: false."
+                f"{where} is taken from {name}, which is not set. Set it, write ${{{name}:-default}}, or "
+                "disable the server with enabled: false."
             )
         return value
 
@@ -220,7 +218,7 @@ def type_name(value: object) -> str:
 
 MERGE = "tag:yaml.org,2002:merge"
 NULL = "tag:yaml.org,2002:null"
-# A misplaced secret may stand where a key should be: only what is clearly a name is shown.
+# A misplaced secret may be in the place of a key: errors show only what is clearly a name.
 CLEAR_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
 DEFAULT_FILE = Path("anabranch.yaml")
 PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]{0,62}/[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
@@ -350,7 +348,7 @@ def endpoints(
                 f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {publish!r}."
             )
         if published.setdefault(publish, name) != name:
-            raise ConfigurationError(f"{path}: models.{name}.publish is {publish!r}, and so is another's.")
+            raise ConfigurationError(f"{path}: models.{name}.publish is {publish!r}, which another model has, too.")
     for name, (_, publish) in sources.items():
         if publish is not None:
             raise ConfigurationError(f"{path}: sources.{name}.publish: only models and collections are published.")

@@ -46,11 +46,11 @@ FIELDS = (
     *(*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description"),
     *IGNORED,
 )
-ONE_TOOL = "one tool is asked, and `tool` names it"
+ONE_TOOL = "only one tool is called, and `tool` names it"
 VARIABLES = "write env: {NAME: ${NAME}}"
 # Fields of other clients that must not be ignored, and what to use instead.
 UNSUPPORTED = {
-    "timeout": "how long each server may take is aggregator.serverTimeoutSecs, in seconds",
+    "timeout": "set aggregator.serverTimeoutSecs, in seconds",
     "initTimeout": "a server has 30 seconds to be ready",
     "envFile": VARIABLES,
     "env_file": VARIABLES,
@@ -59,9 +59,9 @@ UNSUPPORTED = {
     "enabledTools": ONE_TOOL,
     "includeTools": ONE_TOOL,
 }
-# Names with a meaning of their own in `sources` and `model`.
+# Names with a special meaning in `sources` and `model`.
 RESERVED = ("collections", "extractive")
-# Words in the place of a name, which are no secret.
+# Words in the place of a name that are no secret.
 ONLY_WORDS = re.compile(r"(?!Bearer|Basic|Token)[A-Z][A-Za-z]{0,19}( [A-Z][A-Za-z]{0,19}){1,3}")
 TYPES = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
 MAX_ARGUMENTS, MAX_DEPTH = 10_000, 20
@@ -72,7 +72,9 @@ def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpSe
     where = f"{read.path}: mcpServers"
     texts, typed = require_mapping(read.server_texts, where), require_mapping(read.file.mcpServers, where)
     if len(texts) != len(typed):
-        raise ConfigurationError(f"{where}: two names are one to YAML, as 1 and 01 or yes and true are; quote them.")
+        raise ConfigurationError(
+            f"{where}: YAML reads two names as the same value, such as 1 and 01, or yes and true; quote them."
+        )
     if typed:
         require("mcp", where)
     found: dict[str, McpServer] = {}
@@ -80,9 +82,9 @@ def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpSe
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigurationError(f"{where}: a name is 1 to 64 letters, digits, _ . or -, not {quoted_name(name)}.")
         if name in read.file.sources:
-            raise ConfigurationError(f"{where}.{name}: sources has this name, too; give one of them another.")
+            raise ConfigurationError(f"{where}.{name}: sources has this name, too; rename one of them.")
         if name in RESERVED:
-            raise ConfigurationError(f"{where}.{name}: this name has a meaning of its own here; give it another.")
+            raise ConfigurationError(f"{where}.{name}: this name is reserved; use another.")
         found[name] = _server(name, entry, values, environment, f"{where}.{name}")
     return found
 
@@ -91,7 +93,7 @@ def _server(name: str, entry: object, typed: object, environment: Mapping[str, s
     """`entry` has all values as strings, `typed` as YAML reads them."""
     for field, instead in UNSUPPORTED.items():
         if field in require_mapping(entry, where):
-            raise ConfigurationError(f"{where}.{field} is not taken: {instead}. Leave it out here.")
+            raise ConfigurationError(f"{where}.{field} is not supported: {instead}. Remove it.")
     texts, values = BlockFields(entry, where, FIELDS), BlockFields(typed, where, FIELDS)
     enabled = _enabled(values)
     _check_transport(texts)
@@ -131,7 +133,7 @@ def _check_program(server: McpServer, environment: Mapping[str, str], where: str
     is_there = Path(server.cwd or "", command).is_file() or shutil.which(command, path=folders)
     if rest and not is_there and shutil.which(program, path=folders):
         raise ConfigurationError(
-            f"{where} takes the program alone, and this is a whole line; put what follows "
+            f"{where} takes only the program, not a command line; put what follows "
             f"{quoted_name(program)} into args, a list."
         )
 
@@ -162,7 +164,7 @@ def _check_transport(fields: BlockFields) -> None:
 def _check_kind(kind: str, has: str, where: str) -> None:
     if kind == "sse":
         raise ConfigurationError(
-            f"{where}: servers with the old SSE transport cannot be asked. Many of them also have an address for "
+            f"{where}: the old SSE transport is not supported. Many servers also have an address for "
             "streamable HTTP, often the same with /mcp in place of /sse: give that as url, with type: http."
         )
     if kind not in TYPES:
@@ -178,7 +180,7 @@ def _args(fields: BlockFields) -> tuple[str, ...]:
 
 
 def _named_texts(fields: BlockFields, name: str, names: re.Pattern[str]) -> dict[str, str]:
-    """Texts by name. A misplaced secret may stand where a name should be: only clear names are shown."""
+    """Texts by name. A misplaced secret may be in the place of a name: errors show only clear names."""
     where, found = fields.at(name), {}
     for at, (key, value) in enumerate(require_mapping(fields[name], where).items(), 1):
         if not isinstance(key, str) or not names.fullmatch(key):
@@ -195,7 +197,8 @@ def _headers(fields: BlockFields) -> dict[str, str]:
     found = _named_texts(fields, "headers", HEADER)
     for name, value in found.items():
         if NOT_IN_HEADERS.search(value):
-            raise ConfigurationError(f"{fields.at('headers')}.{name} has a line break or the like in it.")
+            where = f"{fields.at('headers')}.{name}"
+            raise ConfigurationError(f"{where} contains a line break or another control character.")
     return found
 
 
@@ -216,13 +219,13 @@ def _folder(given: str | None, where: str) -> str | None:
     try:
         return None if given is None else str(Path(given).expanduser())
     except RuntimeError:
-        raise ConfigurationError(f"{where} begins with the home of a user who is not known.") from None
+        raise ConfigurationError(f"{where} begins with the home folder of an unknown user.") from None
 
 
 def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> Any:
     """The value as JSON, bounded in size: YAML references let a short file expand without limit."""
     if next(remaining, None) is None or not depth:
-        raise ConfigurationError(f"{where}: the arguments have more in them than a tool can be given.")
+        raise ConfigurationError(f"{where}: the arguments are too large or too deeply nested.")
     match value:
         case dict():
             return {
@@ -242,7 +245,7 @@ def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> An
         case _ if hasattr(value, "isoformat"):
             return value.isoformat()
         case _:
-            raise ConfigurationError(f"{where} takes what JSON has, not {type_name(value)}.")
+            raise ConfigurationError(f"{where} takes a JSON value, not {type_name(value)}.")
 
 
 MAX_PATTERN = 1_000
@@ -288,7 +291,7 @@ def _weights(fields: BlockFields) -> Weights:
     given = BlockFields(fields["rankingWeights"], fields.at("rankingWeights"), tuple(WEIGHTS))
     weights = Weights(**{to: given.value(name, Weight) for name, to in WEIGHTS.items() if name in given})
     if not any((weights.keyword_match, weights.freshness, weights.server_reputation, weights.length_penalty)):
-        raise ConfigurationError(f"{given.where} are all 0, and then nothing is better than anything else.")
+        raise ConfigurationError(f"{given.where} are all 0; set at least one of them above 0.")
     return weights
 
 
@@ -310,12 +313,12 @@ def _rule(given: object, known: Collection[str], where: str) -> ServerRule:
         raise ConfigurationError(f"{rule.at('pattern')} is not a regular expression that can be used ({problem}).")
     named = [as_text(name, rule.at("servers")) for name in require_list(rule["servers"], rule.at("servers"), "names")]
     if not named:
-        raise ConfigurationError(f"{rule.at('servers')} names no server; leave the rule out, or name some.")
+        raise ConfigurationError(f"{rule.at('servers')} names no server; name one, or remove the rule.")
     for name in named:
         if name not in known:
             raise ConfigurationError(
                 f"{rule.at('servers')} names {quoted_name(name)}, which is not in mcpServers"
-                f"{did_you_mean(name, known)}; add it there, or take it out of the rule."
+                f"{did_you_mean(name, known)}; add it there, or remove it from the rule."
             )
     return ServerRule(pattern=pattern, servers=tuple(dict.fromkeys(named)))
 
@@ -330,7 +333,7 @@ def pattern_problem(pattern: str) -> str | None:
     if len(pattern) > MAX_PATTERN:
         return f"it is longer than {MAX_PATTERN:,} characters"
     if _expanded(pattern) > MAX_EXPANDED:
-        return f"its repetitions come to more than {MAX_EXPANDED:,} characters"
+        return f"its repetitions expand to more than {MAX_EXPANDED:,} characters"
     try:
         _finder(pattern)
     except ValueError as error:
@@ -354,7 +357,7 @@ def _finder(pattern: str) -> Callable[[str], bool]:
 
 
 def _expanded(pattern: str) -> int:
-    """How many characters a pattern comes to when every counted repetition is written out, at the most."""
+    """The length of a pattern with every counted repetition written out, at most."""
     sizes, last = [0], 0
     for token in TOKEN.finditer(pattern):
         if token["open"]:

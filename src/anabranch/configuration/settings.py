@@ -204,11 +204,11 @@ CHECKS: Mapping[str, Callable[[str], object]] = {
     **dict.fromkeys(("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"), parse),
 }
 TYPES = get_type_hints(Settings, include_extras=True)
-# Names without our prefix: this one is the planner's own switch (spec 2).
-GIVEN = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
-# Blocks of their own in the file.
+# Names without our prefix: this one is the planner's switch (spec 2).
+SPECIAL_NAMES = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
+# Separate blocks of the file, without a variable.
 BLOCKS = ("sources", "models", "published_models", "mcp_servers", "aggregation")
-VARIABLES = {GIVEN.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
+VARIABLES = {SPECIAL_NAMES.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
 
 
 def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) -> Settings:

@@ -186,11 +186,11 @@ class FakeSubagent:
         if not self._judges:
             return fragment
         try:
-            said = msgspec.json.decode(payload, type=dict[str, str])
+            decision = msgspec.json.decode(payload, type=dict[str, str])
         except msgspec.MsgspecError as error:
             raise InvalidQuestion("A verdict needs a decision.") from error
-        verdict = VERDICTS.get(said.get("decision", ""), "block")
-        return msgspec.structs.replace(fragment, verdict=verdict, reason=said.get("reason", ""))
+        verdict = VERDICTS.get(decision.get("decision", ""), "block")
+        return msgspec.structs.replace(fragment, verdict=verdict, reason=decision.get("reason", ""))
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
         script = self._attempts[min(len(self.contexts), len(self._attempts) - 1)]
@@ -248,7 +248,7 @@ class ManualAlarm:
 
 
 class ManualAlarms:
-    """Timers that fire when the clock is advanced here, each at its time."""
+    """Timers that fire at their time when `advance` moves the clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock

@@ -119,10 +119,10 @@ class ScenarioServer:
                 return types.CallToolResult(content=[text], structured_content={"odd": 1})
             case "ask":
                 floor = {"type": "object", "properties": {"floor": {"type": "string"}}}
-                asked = types.ElicitRequest(
+                request = types.ElicitRequest(
                     params=types.ElicitRequestFormParams(message="Which floor?", requested_schema=floor)
                 )
-                return types.InputRequiredResult(input_requests={"floor": asked})
+                return types.InputRequiredResult(input_requests={"floor": request})
             case "rename":
                 self._tool = "find" if self._tool == "search" else "search"
                 await self._subscriptions.publish(ToolsListChanged())

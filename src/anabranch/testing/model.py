@@ -63,10 +63,10 @@ async def open_stream(request: web.BaseRequest, headers: Mapping[str, str] = SSE
 
 def scribe(messages: Sequence[Message]) -> str:
     """`First sentence [owner/slug].` for up to three of the documents in the last user message."""
-    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    prompt = next((message.content for message in reversed(messages) if message.role == "user"), "")
     sentences = [
         f"{_first_sentence(unescape(found['content']))} [{unescape(found['source']).strip()}]."
-        for found in islice(_DOCUMENT.finditer(asked), 3)
+        for found in islice(_DOCUMENT.finditer(prompt), 3)
         if found["content"].strip()
     ]
     return " ".join(sentences) or NO_ANSWER
@@ -101,14 +101,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     usage: bool
 
     async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse:
-        asked = _decoder.decode(body)
+        query = _decoder.decode(body)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        text = self.reply if isinstance(self.reply, str) else self.reply(asked.messages)
-        usage = _usage(asked.messages, text) if self.usage else None
-        if not asked.stream:
+        text = self.reply if isinstance(self.reply, str) else self.reply(query.messages)
+        usage = _usage(query.messages, text) if self.usage else None
+        if not query.stream:
             return json(self._whole(text, usage, dialect))
-        if dialect == "openai" and not (asked.stream_options and asked.stream_options.include_usage):
+        if dialect == "openai" and not (query.stream_options and query.stream_options.include_usage):
             usage = None
         return await self._stream(request, self._frames(text, usage, "openai" if dialect == "openai" else self.form))
 

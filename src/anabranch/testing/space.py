@@ -19,7 +19,7 @@ from anabranch.testing.source import RIVERS, DataSource, Document
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """A received request; `headers` ignore case. `disconnected`: the client left before the reply was finished."""
+    """A received request; `headers` ignore case. `disconnected`: the client disconnected before the reply's end."""
 
     slug: str
     path: str

@@ -143,7 +143,7 @@ def _show(found: tuple[ServerHealth, ...]) -> None:
 
 
 def _table(found: tuple[ServerHealth, ...]) -> Table:
-    """Names are never truncated, because they are typed elsewhere; they wrap instead."""
+    """Names are never truncated, because users copy them; they wrap instead."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("server", "state", "over", "protocol", "tool"):
         table.add_column(name, no_wrap=name not in ("server", "tool"), overflow="fold")

@@ -38,7 +38,7 @@ def install(wheel: Path | None, as_json: bool, settings: Settings) -> None:
 @group.command("list")
 @json_option
 @settings_option
-def listed(as_json: bool, settings: Settings) -> None:
+def list_models(as_json: bool, settings: Settings) -> None:
     """List the models with their folder and state."""
     found = _minilm(settings)
     print_list(

@@ -130,11 +130,11 @@ def excerpt(text: str, wanted: set[int]) -> Text:
         begin = line.rfind(" ", 0, min(begin, len(line) - EXCERPT)) + 1 if begin else 0
     end = len(line) if len(line) - begin <= EXCERPT else line.rfind(" ", begin, begin + EXCERPT)
     end = end if end > begin else begin + EXCERPT
-    shown = Text(line[begin:end])
+    text_part = Text(line[begin:end])
     for start, stop, _ in hits:
         if begin <= start and stop <= end:
-            shown.stylize("bold yellow", start - begin, stop - begin)
-    return Text.assemble("…" if begin else "", shown, "…" if end < len(line) else "")
+            text_part.stylize("bold yellow", start - begin, stop - begin)
+    return Text.assemble("…" if begin else "", text_part, "…" if end < len(line) else "")
 
 
 def _term_counts(hits: Sequence[tuple[int, int, frozenset[int]]], begin: int) -> tuple[int, int]:

@@ -173,7 +173,7 @@ class EventLogContract:
     @pytest.mark.parametrize("limit", [1, 2, 3, 100])
     @with_limits(max_events=16)
     async def test_a_trimmed_stream_can_be_paged_through(self, case: LogCase, limit: int) -> None:
-        """What is kept below the floor has no cursor to go on with, so it must be behind the reader with one page."""
+        """Entries kept below the floor have no cursor to continue from, so the first page contains all of them."""
         await case.append(*(entry(f"old{number}") for number in range(6)))
         for revision in range(1, 31):
             await case.append(entry("k", revision))

@@ -8,7 +8,7 @@ from anabranch.domain.contracts import Limiter
 
 LIMIT = 5
 WINDOW_S = 300.0
-# More than any test takes: a limiter with a clock of its own goes on measuring.
+# Longer than any test: a limiter may also measure real time.
 MARGIN_S = 30.0
 
 
@@ -22,7 +22,7 @@ class LimiterCase(NamedTuple):
 class LimiterContract:
     """The fixture `case` gives a LimiterCase."""
 
-    async def test_calls_are_admitted_up_to_the_limit_and_then_told_to_wait(self, case: LimiterCase) -> None:
+    async def test_calls_above_the_limit_get_a_wait_time(self, case: LimiterCase) -> None:
         for used in range(LIMIT):
             allowance = await case.limiter.admit("rl:rag_stream:alice")
             assert (allowance.limit, allowance.remaining, allowance.wait_s) == (LIMIT, LIMIT - used - 1, 0)
