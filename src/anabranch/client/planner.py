@@ -1,6 +1,6 @@
 """A client for planner steps: it starts them, pushes results, and follows their streams."""
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar
 
@@ -27,8 +27,7 @@ class PlannerClient(StreamClient):
         session_id = envelope.get("session_id")
         if not isinstance(session_id, str):
             raise InvalidQuestion("The envelope has no session_id.")
-        url = self._url("planner", "sessions", session_id, "steps")
-        status, body = await self._call("POST", url, envelope, repeatable=True)
+        status, body = await self._call("POST", self._step(session_id), envelope, repeatable=True)
         return msgspec.structs.replace(_decoded(body, Begun), created=status == 201)
 
     async def push(
@@ -46,17 +45,17 @@ class PlannerClient(StreamClient):
         fragment = {"status": status, "payload": payload or {}, **more}
         if revision is not None:
             fragment["revision"] = revision
-        url = self._step(session_id, plan_step_id, "subagents", subagent, "events")
-        return await self._request(Pushed, "POST", url, fragment, repeatable=revision is not None)
+        path = (session_id, plan_step_id, "subagents", subagent, "events")
+        return await self._request(Pushed, "POST", path, fragment, repeatable=revision is not None)
 
     async def push_all(
         self, session_id: str, plan_step_id: str, subagent: str, fragments: Iterable[Mapping[str, Any]]
     ) -> tuple[Pushed, ...]:
         """Pushes several fragments in their order. A rejected one does not affect the others."""
-        listed = list(fragments)
-        url = self._step(session_id, plan_step_id, "subagents", subagent, "events")
-        repeatable = all("revision" in fragment for fragment in listed)
-        return (await self._request(_PushResults, "POST", url, listed, repeatable=repeatable)).results
+        body = list(fragments)
+        path = (session_id, plan_step_id, "subagents", subagent, "events")
+        repeatable = all("revision" in fragment for fragment in body)
+        return (await self._request(_PushResults, "POST", path, body, repeatable=repeatable)).results
 
     async def progress(
         self, session_id: str, plan_step_id: str, payload: Mapping[str, Any] | None = None, **more: Any
@@ -67,18 +66,17 @@ class PlannerClient(StreamClient):
 
     async def safety(self, session_id: str, plan_step_id: str, decision: str, reason: str = "") -> str:
         """The decision as the server applied it. Anything other than allow or warn is block."""
-        url = self._step(session_id, plan_step_id, "safety")
-        return (await self._request(_SafetyDecision, "POST", url, {"decision": decision, "reason": reason})).decision
+        body = {"decision": decision, "reason": reason}
+        return (await self._request(_SafetyDecision, "POST", (session_id, plan_step_id, "safety"), body)).decision
 
     async def cancel(self, session_id: str, plan_step_id: str) -> str:
         """Cancels the step. Returns its status: `cancelled`, or its status if it had already ended."""
-        return (await self._request(_StepStatus, "DELETE", self._step(session_id, plan_step_id))).status
+        return (await self._request(_StepStatus, "DELETE", (session_id, plan_step_id))).status
 
     async def events(self, session_id: str, plan_step_id: str, *, after: int = 0, limit: int = 100) -> Replay:
         """One page of a step's stored events."""
-        url = self._step(session_id, plan_step_id, "events")
         params = {"after": str(after), "limit": str(limit)}
-        return await self._request(Replay, "GET", url, params=params)
+        return await self._request(Replay, "GET", (session_id, plan_step_id, "events"), params=params)
 
     async def follow(
         self, session_id: str, plan_step_id: str, *, after: int = 0, transport: Transport = "sse"
@@ -107,20 +105,21 @@ class PlannerClient(StreamClient):
             if not cursor.ended:
                 raise
 
-    def _step(self, session_id: str, plan_step_id: str, *more: str) -> URL:
-        return self._url("planner", "sessions", session_id, "steps", plan_step_id, *more)
+    def _step(self, session_id: str, *path: str) -> URL:
+        return self._url("planner", "sessions", session_id, "steps", *path)
 
     async def _request(
         self,
         kind: type[T],
         method: str,
-        url: URL,
+        path: Sequence[str],
         body: object = None,
         *,
         repeatable: bool = True,
         params: Mapping[str, str] | None = None,
     ) -> T:
-        return _decoded((await self._call(method, url, body, repeatable=repeatable, params=params))[1], kind)
+        reply = await self._call(method, self._step(*path), body, repeatable=repeatable, params=params)
+        return _decoded(reply[1], kind)
 
 
 class StepCursor:

@@ -181,8 +181,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def default_model(self) -> Endpoint | None:
         """The model used when none is named: the one of the variables, else the first in the file."""
         if self.model_url is not None:
-            name = self.model_name or "default"
-            return Endpoint(slug=name, url=self.model_url, kind="openai", operator=True, token=self.model_api_key)
+            return Endpoint(
+                slug=self.model_name or "default",
+                url=self.model_url,
+                kind="openai",
+                operator=True,
+                token=self.model_api_key,
+            )
         return next(iter(self.models.values()), None)
 
 

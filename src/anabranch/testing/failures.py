@@ -70,19 +70,24 @@ class Failing(msgspec.Struct, frozen=True, kw_only=True):
             return await _ACTS[self.failure](fault, request)
         status, content_type, content = _PLAIN[self.failure]
         more = {429: {"Retry-After": str(self.retry_after_s)}, 307: {"Location": self.location}}.get(status, {})
-        headers = {"Content-Type": content_type, **more}
-        return web.Response(status=status, headers=headers, body=content if self.body is None else self.body)
+        return web.Response(
+            status=status,
+            headers={"Content-Type": content_type, **more},
+            body=content if self.body is None else self.body,
+        )
+
+
+_JSON = "application/json"
 
 
 def _refusal(outcome: str) -> tuple[int, str, bytes]:
-    refusal = {"detail": "The policy refused it", "policy_metadata": {"outcome": outcome, "entries": []}}
-    return 403, "application/json", msgspec.json.encode(refusal)
+    metadata = {"outcome": outcome, "entries": []}
+    return 403, _JSON, msgspec.json.encode({"detail": "The policy refused it", "policy_metadata": metadata})
 
 
 # Around a text: a valid reply of a model and of a source.
 _HEAD, _TAIL = b'{"summary":{"message":{"role":"assistant","content":"', b'"}},"references":{"documents":[]}}'
 _PAGE = b"<!DOCTYPE html><html><head><title>Oops</title></head><body><h1>Something went wrong</h1></body></html>"
-_JSON = "application/json"
 _PLAIN: dict[Failure, tuple[int, str, bytes]] = {
     Failure.STATUS_401: (401, _JSON, b'{"detail":"Not authenticated"}'),
     Failure.STATUS_402: (402, _JSON, b'{"detail":"Payment required"}'),
@@ -137,8 +142,8 @@ async def _huge(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def _bomb(_: Failing, __: web.BaseRequest) -> web.StreamResponse:
-    body = await asyncio.to_thread(_bomb_body)
-    return web.Response(body=body, headers={"Content-Type": _JSON, "Content-Encoding": "gzip"})
+    headers = {"Content-Type": _JSON, "Content-Encoding": "gzip"}
+    return web.Response(body=await asyncio.to_thread(_bomb_body), headers=headers)
 
 
 @cache

@@ -48,10 +48,18 @@ class Hub(HttpServer):
         type: Literal["model", "data_source"],  # noqa: A002 (the Hub's word)
         tenant: str | None = None,
     ) -> None:
-        connection = {"config": {"url": url, "tenant_name": tenant}, "type": "http", "enabled": True}
-        names = {"name": slug, "slug": slug, "type": type, "owner_username": owner, "description": ""}
-        dates = dict.fromkeys(("created_at", "updated_at"), "2026-01-01T00:00:00Z")
-        self._published.append({**names, **dates, "connect": [connection]})
+        self._published.append(
+            {
+                "name": slug,
+                "slug": slug,
+                "type": type,
+                "owner_username": owner,
+                "description": "",
+                "created_at": "2026-01-01T00:00:00Z",
+                "updated_at": "2026-01-01T00:00:00Z",
+                "connect": [{"config": {"url": url, "tenant_name": tenant}, "type": "http", "enabled": True}],
+            }
+        )
 
     def member(self, api_token: str, **claims: Any) -> None:
         """A caller with this API token gets satellite tokens with these claims (`sub` and any others)."""

@@ -51,8 +51,13 @@ def stream_error(form: Form, message: str) -> bytes:
 
 
 def chunk(model: str, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, object]:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": [choice]}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+    }
 
 
 async def open_stream(request: web.BaseRequest, headers: Mapping[str, str] = SSE_HEADERS) -> web.StreamResponse:
@@ -115,9 +120,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     def _whole(self, text: str, usage: Usage | None, dialect: EndpointKind) -> bytes:
         message = {"role": "assistant", "content": text}
         if dialect == "openai":
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            completion = {"object": "chat.completion", "created": 0, "model": self.slug, "choices": [choice]}
-            return msgspec.json.encode({"id": "chatcmpl-1", **completion, **({"usage": usage} if usage else {})})
+            completion = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": self.slug,
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            }
+            return msgspec.json.encode(completion | ({"usage": usage} if usage else {}))
         summary = {
             "id": "gen-1",
             "model": self.slug,

@@ -148,8 +148,11 @@ class Space(HttpServer):
         if request.path == "/health":
             return json(b'{"status":"ok"}')
         if request.path == "/v1/models":
-            slugs = [slug for slug, endpoint in self._endpoints.items() if isinstance(endpoint, Model)]
-            models = [{"id": slug, "object": "model", "created": 0, "owned_by": "space"} for slug in slugs]
+            models = [
+                {"id": slug, "object": "model", "created": 0, "owned_by": "space"}
+                for slug, endpoint in self._endpoints.items()
+                if isinstance(endpoint, Model)
+            ]
             return json({"object": "list", "data": models})
         return _refuse(404, "Not found", "space")
 

@@ -159,8 +159,8 @@ class AskScreen:
                 first_of_place.setdefault((citation.passage, citation.passage_start), citation)
             for citation in first_of_place.values():
                 passage = answer.passages[citation.passage]
-                quote = passage.text[citation.passage_start : citation.passage_end]
-                self._quote(answer.text[citation.start : citation.end], passage, quote)
+                quoted = passage.text[citation.passage_start : citation.passage_end]
+                self._quote(answer.text[citation.start : citation.end], passage, quoted)
         elif not answer.text:
             for passage in answer.passages:
                 self._quote(f"[{passage.source}]", passage, passage.text, f"{passage.score:.2f} ")

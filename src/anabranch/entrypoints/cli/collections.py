@@ -175,7 +175,7 @@ def list_documents(collection: str | None, limit: int | None, as_json: bool, set
     found: list[StoredDocument] = []
     total = 0
     if exist(settings):
-        found, total = run(settings, lambda knowledge: _read_pages(knowledge, collection, limit))
+        found, total = run(settings, lambda knowledge: _read_pages(knowledge, collection, limit or sys.maxsize))
     print_list(
         [_document_view(one) for one in found],
         {
@@ -257,15 +257,12 @@ def permissions(
     )
 
 
-async def _read_pages(
-    knowledge: Knowledge, collection: str | None, limit: int | None
-) -> tuple[list[StoredDocument], int]:
+async def _read_pages(knowledge: Knowledge, collection: str | None, limit: int) -> tuple[list[StoredDocument], int]:
     """The documents up to the limit, and how many there are."""
     found: list[StoredDocument] = []
     after, total = 0, 1
-    while len(found) < (total if limit is None else min(limit, total)):
-        wanted = PAGE if limit is None else min(PAGE, limit - len(found))
-        page, total = await knowledge.documents(OPERATOR, collection, after, wanted)
+    while len(found) < min(limit, total):
+        page, total = await knowledge.documents(OPERATOR, collection, after, min(PAGE, limit - len(found)))
         if not page:
             break
         found += page

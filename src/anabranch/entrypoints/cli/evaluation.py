@@ -143,8 +143,7 @@ async def _evaluate(settings: Settings, test: Dataset, stages: Sequence[Stage], 
             await _ingest(opened, settings, test, advance)
         ingested = time.perf_counter()
         with progress("Searching", unit="queries") as advance, records(settings) as database:
-            reader = IndexReader(index_of(settings))
-            measured = await evaluate(database, reader, embedder, test, stages, advance)
+            measured = await evaluate(database, IndexReader(index_of(settings)), embedder, test, stages, advance)
         counts = await opened.collection(OPERATOR, "test")
         return {
             "dataset": test.name,

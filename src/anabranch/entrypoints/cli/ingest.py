@@ -283,11 +283,14 @@ def command(
     or by its file name: run the command again, and only changed files are ingested. Without permissions, a document
     keeps those that it has, and a new one gets the collection's. The exit status is 1 if any document failed.
     """
-    metadata: dict[str, Any] = {**meta, **({"tags": list(tags)} if tags else {})}
-    permissions = permissions_given(visibility, users, groups)
     options = IngestOptions(
         collection=collection,
-        described=NewDocument(source="file", title=title, metadata=metadata, permissions=permissions),
+        described=NewDocument(
+            source="file",
+            title=title,
+            metadata={**meta, **({"tags": list(tags)} if tags else {})},
+            permissions=permissions_given(visibility, users, groups),
+        ),
         chunking=chunking_given(chunking, chunk_size, overlap),
         max_bytes=settings.max_document_bytes,
         wait=not no_wait,
@@ -308,8 +311,8 @@ def command(
         sys.exit(130)
     place = {one.name: at for at, one in enumerate(files.found)}
     outcomes.sort(key=lambda one: place.get(one.name, len(place)))
-    links = [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in files.leaving]
-    _report(options, files, [*outcomes, *links], as_json=as_json)
+    outcomes += [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in files.leaving]
+    _report(options, files, outcomes, as_json=as_json)
     sys.exit(1 if any(one.outcome == "failed" for one in outcomes) else 0)
 
 
@@ -460,9 +463,8 @@ def _update_index(settings: Settings) -> None:
     """Index everything now, so that the next search starts quickly, unless another process runs an indexer."""
     from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
 
-    embedder = settings.embedding_model or LocalEmbedder.name
     with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
-        writer = IndexWriter(database, index_of(settings), embedder)
+        writer = IndexWriter(database, index_of(settings), settings.embedding_model or LocalEmbedder.name)
         if writer.behind()[0]:
             with progress("Updating the index"):
                 writer.fold()
@@ -471,9 +473,13 @@ def _update_index(settings: Settings) -> None:
 def _report(options: IngestOptions, files: FoundFiles, outcomes: Sequence[IngestOutcome], *, as_json: bool) -> None:
     count = Counter(one.outcome for one in outcomes)
     if as_json:
-        counts = {outcome: count[outcome] for outcome in ORDER}
         print_json(
-            {"collection": options.collection, "counts": counts, "documents": outcomes, "skipped": files.skipped}
+            {
+                "collection": options.collection,
+                "counts": {outcome: count[outcome] for outcome in ORDER},
+                "documents": outcomes,
+                "skipped": files.skipped,
+            }
         )
         return
     console = output()

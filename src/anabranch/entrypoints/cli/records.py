@@ -95,8 +95,10 @@ def revoke(identifier: str, as_json: bool, settings: Settings) -> None:
 
 def _view(key: api_keys.ApiKey) -> dict[str, Any]:
     """A key as `--json` prints it."""
-    times = {"created_at": moment(key.created_at), "revoked_at": moment(key.revoked_at) if key.revoked_at else None}
-    return msgspec.structs.asdict(key) | times
+    return msgspec.structs.asdict(key) | {
+        "created_at": moment(key.created_at),
+        "revoked_at": moment(key.revoked_at) if key.revoked_at else None,
+    }
 
 
 @click.group("queries")

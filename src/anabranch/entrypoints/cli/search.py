@@ -16,7 +16,6 @@ from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_mod
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json
 
 EXCERPT = 220
-NOTHING_FOUND = 3
 
 
 @click.command("search")
@@ -54,14 +53,19 @@ def command(
         raise click.UsageError("The query is empty.")
     require_records(settings)
     require_model(settings)
-    filters = Filters(collections=collections or None, start=since, end=until, metadata=meta, tags=tags)
-    search = Query(text=query, limit=limit, similarity_threshold=0.0, filters=filters, rerank=not no_rerank)
+    search = Query(
+        text=query,
+        limit=limit,
+        similarity_threshold=0.0,
+        filters=Filters(collections=collections or None, start=since, end=until, metadata=meta, tags=tags),
+        rerank=not no_rerank,
+    )
     found, timings = asyncio.run(_search(settings, search, explain=explain))
     if as_json:
         print_json({"query": query, "passages": found, "timings_ms": timings})
     else:
         _show(query, found, timings, explain=explain)
-    sys.exit(0 if found else NOTHING_FOUND)
+    sys.exit(0 if found else 3)
 
 
 async def _search(settings: Settings, query: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:

@@ -92,8 +92,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text
     table = Table(box=None, pad_edge=False, header_style="dim")
     texts = [at for at in range(len(columns)) if rows and not isinstance(rows[0][at], int)]
     for at, name in enumerate(columns):
-        is_text = at in texts
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=at not in texts[:1], overflow="ellipsis")
+        table.add_column(
+            name, justify="left" if at in texts else "right", no_wrap=at not in texts[:1], overflow="ellipsis"
+        )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
     output().print(table)

@@ -91,8 +91,7 @@ class EventLogContract:
     async def test_an_entry_is_read_back_unchanged(self, case: LogCase) -> None:
         token = await case.writer.open("ströme/{1}:\n", identity="")
         given = entry("schlüssel:\u2028 x", 2**40, "ä".encode(), partial=True)
-        last = entry("end", 1, b"", final=True)
-        await case.writer.append("ströme/{1}:\n", token, [given, last])
+        await case.writer.append("ströme/{1}:\n", token, [given, entry("end", 1, b"", final=True)])
         first, second = (await case.reader.read("ströme/{1}:\n", 0, PLENTY)).entries
         assert (first.key, first.revision, first.body) == (given.key, given.revision, given.body)
         assert (first.partial, first.final, second.partial, second.final) == (True, False, False, True)
@@ -287,8 +286,7 @@ class EventLogContract:
         logs = [case.writer, case.reader]
         done = await asyncio.gather(*(logs[number % 2].end_abandoned("s", end) for number, end in enumerate(ends)))
         assert sum(done) == 1
-        page = await case.read()
-        assert [each.body for each in page.entries] == [ends[done.index(True)].body]
+        assert [each.body for each in (await case.read()).entries] == [ends[done.index(True)].body]
 
     async def test_every_watch_is_notified_of_appends_and_of_the_end(self, case: LogCase) -> None:
         async def heads(log: EventLog) -> list[int]:
