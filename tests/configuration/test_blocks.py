@@ -1,4 +1,4 @@
-"""The file as a whole: blocks that there are not, names that stand twice, and the variables that it needs."""
+"""The configuration file as a whole: unknown blocks, duplicate keys, and the variables that it uses."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Entries of `mcpServers:` as they stand in other clients' files, and lines as they stand in their instructions."""
+"""Entries of `mcpServers:` as other MCP clients' files and instructions have them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def said(entry: Load, fields: str, **environment: str) -> str:
     return str(caught.value).partition("anabranch.yaml: mcpServers.a")[2]
 
 
-def test_what_concerns_another_clients_windows_is_passed_over(entry: Load) -> None:
+def test_user_interface_fields_of_other_mcp_clients_are_ignored(entry: Load) -> None:
     windows = "icon: a.png, autoStart: true, trust: yes, gallery: {}, description: ''"
     assert entry(f"command: x, transport: stdio, {windows}") == McpServer(name="a", command="x")
     assert entry("url: 'http://h', type: http, transport: streamable-http").url == "http://h"
@@ -49,7 +49,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fields", WRONG)
-def test_what_would_change_something_is_not(entry: Load, fields: str) -> None:
+def test_unsupported_fields_of_other_mcp_clients_are_errors(entry: Load, fields: str) -> None:
     assert said(entry, fields) == WRONG[fields]
 
 

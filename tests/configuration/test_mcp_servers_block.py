@@ -1,4 +1,4 @@
-"""`mcpServers:` of the file: what it becomes, and what is said about a mistake."""
+"""The block `mcpServers:` of the configuration file: its values and its errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def said(servers: Load, text: str, **environment: str) -> str:
     return sentence
 
 
-def test_servers_as_other_clients_have_them(servers: Load) -> None:
+def test_mcp_servers_are_read_as_other_clients_write_them(servers: Load) -> None:
     found = servers(
         """
         mcpServers:
@@ -92,11 +92,11 @@ def test_servers_as_other_clients_have_them(servers: Load) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "mcpServers:", "mcpServers: {}", "aggregator:"])
-def test_none(servers: Load, text: str) -> None:
+def test_a_file_without_mcp_servers_has_none(servers: Load, text: str) -> None:
     assert servers(text) == {}
 
 
-def test_texts_are_as_they_were_written(servers: Load) -> None:
+def test_mcp_server_texts_are_not_converted_by_yaml(servers: Load) -> None:
     """YAML takes these for numbers, times of day, truth values and dates."""
     spelt = [
         "8080",
@@ -118,11 +118,11 @@ def test_texts_are_as_they_were_written(servers: Load) -> None:
     assert found["a"].env == {"NO": "on", "PORT": "8080"}
 
 
-def test_numbers_by_tag_are_texts_as_well(servers: Load) -> None:
+def test_tagged_yaml_numbers_are_texts_in_mcp_servers(servers: Load) -> None:
     assert servers("mcpServers: {a: {command: x, args: [!!int 8, !!bool yes]}}")["a"].args == ("8", "true")
 
 
-def test_what_is_written_once_and_merged(servers: Load) -> None:
+def test_yaml_merge_keys_work_in_mcp_servers(servers: Load) -> None:
     found = servers("mcpServers: {a: &a {command: x, env: {V: 07}}, b: {<<: *a, tool: t}}")
     assert (found["b"].command, found["b"].env, found["b"].tool) == ("x", {"V": "07"}, "t")
 
@@ -130,7 +130,7 @@ def test_what_is_written_once_and_merged(servers: Load) -> None:
 # --- variables
 
 
-def test_variables_are_put_in_wherever_they_stand(servers: Load) -> None:
+def test_variables_are_expanded_in_mcp_servers(servers: Load) -> None:
     command = servers(
         "mcpServers: {a: {command: '${BIN}/x', cwd: '${BIN}', args: ['--key=${KEY}', '${env:KEY}', '${OTHER:-none}',"
         " '$${KEY}', '$KEY', '${EMPTY:-}'], env: {K: '${KEY}${KEY}'}}}",
@@ -146,7 +146,7 @@ def test_variables_are_put_in_wherever_they_stand(servers: Load) -> None:
 
 
 @pytest.mark.parametrize("field", ["command: '${KEY}'", "cwd: '${KEY}', command: x"])
-def test_a_variable_that_is_not_set_is_named(servers: Load, field: str) -> None:
+def test_an_unset_variable_in_mcp_servers_is_named(servers: Load, field: str) -> None:
     name = field.partition(":")[0]
     assert said(servers, f"mcpServers: {{a: {{{field}}}}}") == NOT_SET.format(name)
 
@@ -160,7 +160,7 @@ def test_a_variable_that_is_not_set_is_named(servers: Load, field: str) -> None:
         ("url: 'https://h', headers: {Authorization: 'Bearer ${KEY}'}", "headers.Authorization"),
     ],
 )
-def test_it_is_not_set_when_it_is_empty_either(servers: Load, fields: str, where: str) -> None:
+def test_an_empty_variable_in_mcp_servers_counts_as_unset(servers: Load, fields: str, where: str) -> None:
     assert said(servers, f"mcpServers: {{a: {{{fields}}}}}", KEY="") == NOT_SET.format(where)
     assert not servers(f"mcpServers: {{a: {{{fields}, enabled: false}}}}")["a"].enabled
 
@@ -217,28 +217,28 @@ WRONG = {
 
 
 @pytest.mark.parametrize("block", WRONG)
-def test_a_mistake_is_one_sentence_that_names_the_field(servers: Load, block: str) -> None:
+def test_an_mcp_servers_error_is_one_sentence_that_names_the_field(servers: Load, block: str) -> None:
     assert said(servers, f"mcpServers: {block}") == WRONG[block]
 
 
-def test_names_are_not_those_of_sources(servers: Load) -> None:
+def test_an_mcp_server_cannot_have_the_name_of_a_source(servers: Load) -> None:
     text = "mcpServers: {shelf: {command: x}}\nsources: {shelf: {url: 'http://h', slug: s}}"
     assert said(servers, text) == "mcpServers.shelf: sources has this name, too; rename one of them."
 
 
 @pytest.mark.parametrize("arguments", ["&a {b: *a}", "&a [*a]", "{a: " + "[" * 30 + "]" * 30 + "}"])
-def test_arguments_without_end_are_refused(servers: Load, arguments: str) -> None:
+def test_recursive_yaml_arguments_are_refused(servers: Load, arguments: str) -> None:
     said(servers, f"mcpServers: {{a: {{command: x, arguments: {arguments}}}}}")
 
 
-def test_arguments_that_double_at_every_line_are_refused(servers: Load) -> None:
+def test_exponential_yaml_arguments_are_refused(servers: Load) -> None:
     lines = "\n".join(f"      a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 18))
     text = f"mcpServers:\n  a:\n    command: x\n    arguments:\n      a0: &a0 [1, 2]\n{lines}"
     assert "too large or too deeply nested" in said(servers, text)
 
 
 @pytest.mark.parametrize("text", ["2026-99-99", "!!bool perhaps", "!!int ''", "!!timestamp x", "[" * 2_000])
-def test_what_yaml_stumbles_over_is_a_sentence_too(servers: Load, text: str) -> None:
+def test_invalid_yaml_values_are_configuration_errors(servers: Load, text: str) -> None:
     assert "this is not YAML" in said(servers, f"mcpServers: {{a: {text}}}")
 
 
@@ -266,13 +266,13 @@ def test_what_yaml_stumbles_over_is_a_sentence_too(servers: Load, text: str) -> 
         "command: x, env: {KEY: hush-hush",
     ],
 )
-def test_secrets_do_not_show_in_an_error(servers: Load, fields: str) -> None:
+def test_mcp_server_secrets_are_not_in_errors(servers: Load, fields: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         servers(f"mcpServers: {{a: {{{fields}}}}}")
     assert "hush" not in str(caught.value)
 
 
-def test_secrets_do_not_show_in_a_repr(servers: Load) -> None:
+def test_mcp_server_secrets_are_not_in_the_repr(servers: Load) -> None:
     found = servers("mcpServers: {a: {url: 'https://h?key=hush', headers: {A: hush}}, b: {command: x, env: {K: hush}}}")
     assert "hush" not in repr(found) + str(found)
     assert b"hush" in msgspec.json.encode(found)
