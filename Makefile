@@ -1,4 +1,4 @@
-# Every target does its own set-up: on a machine with Python 3.11 or newer and make, any of them works alone.
+# Every target installs what it needs: with Python 3.11 or newer and make, each works on its own.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,7 +8,7 @@ PIN    := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak check bench bench-search fix pins wheel clean
 
-help:  ## what there is to make
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
@@ -24,14 +24,14 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 
-# What the tests in Node import, as it is locked; nothing that it brings is run at the installation.
+# The packages of the tests in Node, as locked; no install scripts run.
 $(VENV)/.node: tests/node/package.json tests/node/package-lock.json $(VENV)/.dev
 	@mkdir -p $(VENV)/node
 	@cp tests/node/package.json tests/node/package-lock.json $(VENV)/node/
 	$(BIN)/npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 
-# The embedding model, into AGGREGATOR_MODELS_DIR: fetched once, then only checked.
+# The embedding model, into AGGREGATOR_MODELS_DIR: downloaded once, then only checked.
 $(VENV)/.models: $(VENV)/.runtime
 	$(BIN)/anabranch models install
 	@touch $@
@@ -40,43 +40,43 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
 	$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
-setup: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## everything a developer needs, in .venv, and the embedding model
+setup: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## install all dependencies into .venv, and the embedding model
 	@echo "Ready: $(BIN)/anabranch --help"
 
-demo: $(VENV)/.runtime $(VENV)/.models  ## three owners' documents, one question to all of them, then serve on 127.0.0.1:8001
+demo: $(VENV)/.runtime $(VENV)/.models  ## ask one question about the documents of three owners, then serve on 127.0.0.1:8001
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## the tests, real servers included
+test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real servers
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup
 
-soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## the long load and fault runs
+soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests
 	$(BIN)/python -m pytest -m soak
 
-check: $(VENV)/.dev  ## style, types, and who may import whom
+check: $(VENV)/.dev  ## check style, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@find src tests -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > 600 {print "over 600 lines:", $$2, $$1}'
 
-bench: $(VENV)/.dev  ## our server, the floor and a classic server, side by side in one run
+bench: $(VENV)/.dev  ## benchmark our server, a minimal one and a conventional one in one run
 	$(BIN)/python -m benchmarks.chat
 
-bench-search: $(VENV)/.bench $(VENV)/.models  ## our search beside LanceDB, Chroma and bm25s, at 100,000 chunks
+bench-search: $(VENV)/.bench $(VENV)/.models  ## compare our search with LanceDB, Chroma and bm25s, at 100,000 chunks
 	$(BIN)/python -m benchmarks.search
 
-fix: $(VENV)/.dev  ## what can be put right automatically
+fix: $(VENV)/.dev  ## format, and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-pins: $(VENV)/.dev  ## newest versions into requirements/*.txt
+pins: $(VENV)/.dev  ## update the pinned versions in requirements/*.txt
 	$(PIN) --upgrade --all-extras pyproject.toml --output-file requirements/runtime.txt
 	$(PIN) --upgrade requirements/build.in --output-file requirements/build.txt
 	$(PIN) --upgrade --all-extras requirements/dev.in pyproject.toml --output-file requirements/dev.txt
 	$(PIN) --upgrade requirements/bench.in --output-file requirements/bench.txt
 
-wheel: $(VENV)/.dev  ## a wheel in dist/
+wheel: $(VENV)/.dev  ## build a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-clean:  ## remove what the other targets made
+clean:  ## remove everything that the other targets created
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""One question to many sources at once, one answer in which every sentence points at the words that carry it."""
+"""Sends one question to many sources in parallel and returns one answer with citations."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Both clients of resumable answers against a server that misbehaves by script: every word once."""
+"""Both clients of resumable answers against a server with scripted faults: every event once."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md run as they stand there."""
+"""The examples of docs/clients.md run unchanged."""
 
 import asyncio
 import re

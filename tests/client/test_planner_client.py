@@ -1,4 +1,4 @@
-"""Every client of a step's stream against a server that misbehaves by script: each event once, and the same state."""
+"""Every client of a step's stream against a server with scripted faults: each event once, and the same state."""
 
 import asyncio
 from collections.abc import Iterator

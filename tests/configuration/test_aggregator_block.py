@@ -1,4 +1,4 @@
-"""`aggregator:` of the file: spec 3's example as it stands, every mistake, and whatever else YAML can hold."""
+"""The block `aggregator:` of the configuration file: the examples, every error, and arbitrary YAML."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def said(settings: Load, text: str) -> str:
     return sentence
 
 
-def test_the_example_of_the_specification(settings: Load) -> None:
+def test_the_aggregator_example_of_the_specification_is_read(settings: Load) -> None:
     found = settings(EXAMPLE + SERVERS)
     assert found.aggregation == Aggregation(
         enabled=True,
@@ -90,29 +90,29 @@ def test_the_example_of_the_specification(settings: Load) -> None:
     assert list(found.mcp_servers) == ["context7", "serena", "memory"]
 
 
-def test_the_example_alone_says_which_server_is_missing(settings: Load) -> None:
+def test_a_server_rule_that_names_an_unknown_server_is_an_error(settings: Load) -> None:
     sentence = (
-        "aggregator.serverRules[0].servers names 'context7', which is not in mcpServers; add it there, or take it out "
-        "of the rule."
+        "aggregator.serverRules[0].servers names 'context7', which is not in mcpServers; add it there, or remove it "
+        "from the rule."
     )
     assert said(settings, EXAMPLE) == sentence
 
 
 @pytest.mark.parametrize("page", ["docs/mcp.md", "docs/settings.md", "README.md"])
-def test_the_examples_of_the_documentation(tmp_path: Path, page: str) -> None:
+def test_the_aggregator_examples_of_the_documentation_are_read(tmp_path: Path, page: str) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     path = tmp_path / "anabranch.yaml"
     path.write_text("\n".join(block for block in blocks if "mcpServers:" in block or "aggregator:" in block), "utf-8")
     assert "memory" in load({"ALICE_TOKEN": "a", "DOCS_TOKEN": "d"}, path).mcp_servers
 
 
-def test_what_other_clients_have_in_json(settings: Load) -> None:
+def test_a_client_configuration_in_json_is_read(settings: Load) -> None:
     entry = {"command": "npx", "args": ["-y", "x"], "env": {"A": "1"}, "disabled": False, "autoApprove": []}
     found = settings(json.dumps({"mcpServers": {"memory": entry}}, indent=2)).mcp_servers
     assert found == {"memory": McpServer(name="memory", command="npx", args=("-y", "x"), env={"A": "1"})}
 
 
-def test_what_is_not_given_is_the_default(settings: Load) -> None:
+def test_missing_aggregator_fields_have_defaults(settings: Load) -> None:
     assert settings("aggregator:").aggregation == Aggregation()
     found = settings(
         "aggregator: {enabled: no, freshnessHalfLifeDays: 7, rankingWeights: {freshness: 2}, serverRules: }"
@@ -136,7 +136,7 @@ def test_what_is_not_given_is_the_default(settings: Load) -> None:
         ("freshnessHalfLifeDays: 0.5", "freshness_half_life_days", 0.5),
     ],
 )
-def test_values_at_the_edge(settings: Load, fields: str, field: str, value: float) -> None:
+def test_aggregator_values_at_their_limits(settings: Load, fields: str, field: str, value: float) -> None:
     assert getattr(settings(f"aggregator: {{{fields}}}").aggregation, field) == value
 
 
@@ -169,26 +169,26 @@ WRONG = {
     "{rankingWeights: {reputation: 1}}": "aggregator.rankingWeights has no field 'reputation' (did you mean "
     "serverReputation?).",
     "{rankingWeights: {keywordMatch: 0, freshness: 0, serverReputation: 0, lengthPenalty: 0}}": "aggregator."
-    "rankingWeights are all 0, and then nothing is better than anything else.",
+    "rankingWeights are all 0; set at least one of them above 0.",
     "{serverRules: {}}": "aggregator.serverRules takes a list of rules (pattern, servers), not fields.",
     "{serverRules: [x]}": "aggregator.serverRules[0] takes fields (name: value), not a text.",
     "{serverRules: [{servers: [memory]}]}": "aggregator.serverRules[0] needs pattern.",
     "{serverRules: [{pattern: a}]}": "aggregator.serverRules[0] needs servers.",
     "{serverRules: [{pattern: '', servers: [memory]}]}": "aggregator.serverRules[0].pattern takes a regular expression "
     "in quotes, not ''.",
-    "{serverRules: [{pattern: a, servers: []}]}": "aggregator.serverRules[0].servers names no server; leave the rule "
-    "out, or name some.",
+    "{serverRules: [{pattern: a, servers: []}]}": "aggregator.serverRules[0].servers names no server; name one, "
+    "or remove the rule.",
     "{serverRules: [{pattern: a, servers: memory}]}": "aggregator.serverRules[0].servers takes a list of names, not a "
     "text.",
     "{serverRules: [{pattern: a, servers: [memory]}, {pattern: '[', servers: [memory]}]}": "aggregator.serverRules[1]."
     "pattern is not a regular expression that can be used (unclosed character class).",
     "{serverRules: [{pattern: a, servers: [memry]}]}": "aggregator.serverRules[0].servers names 'memry', which is not "
-    "in mcpServers (did you mean memory?); add it there, or take it out of the rule.",
+    "in mcpServers (did you mean memory?); add it there, or remove it from the rule.",
 }
 
 
 @pytest.mark.parametrize("block", WRONG, ids=range(len(WRONG)))
-def test_a_mistake_is_one_sentence_that_names_the_field(settings: Load, block: str) -> None:
+def test_an_aggregator_error_is_one_sentence_that_names_the_field(settings: Load, block: str) -> None:
     assert said(settings, f"aggregator: {block}\n{SERVERS}") == WRONG[block]
 
 
@@ -225,7 +225,7 @@ BLOCKS = (
 
 
 @given(servers=st.dictionaries(NAMES, ENTRIES, max_size=2) | VALUES, aggregator=BLOCKS)
-def test_whatever_stands_there_is_a_value_or_a_sentence(servers: Any, aggregator: Any) -> None:
+def test_any_aggregator_block_is_read_or_a_configuration_error(servers: Any, aggregator: Any) -> None:
     text = yaml.safe_dump({"mcpServers": servers, "aggregator": aggregator}, allow_unicode=True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "anabranch.yaml")

@@ -1,11 +1,11 @@
-"""The file as a whole: blocks that there are not, names that stand twice, and the variables that it needs."""
+"""The configuration file as a whole: unknown blocks, duplicate keys, and the variables that it uses."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from anabranch.configuration.settings import load, taken
+from anabranch.configuration.settings import load, variables_in_use
 from anabranch.domain.errors import ConfigurationError
 
 Write = Callable[[str], Path]
@@ -82,4 +82,4 @@ def test_the_environment_variables_that_the_settings_use(written: Write) -> None
     )
     given = ("ALICE", "KEY", "SET", "ESCAPED", "OFF", "OTHER", "PATH", "AGGREGATOR_LOG_LEVEL", "AGGREGATOR_CONFIG")
     environment = {**dict.fromkeys(given, "INFO"), "AGGREGATOR_PORT": ""}
-    assert taken(environment, path) == ["AGGREGATOR_LOG_LEVEL", "ALICE", "KEY", "SET"]
+    assert variables_in_use(environment, path) == ["AGGREGATOR_LOG_LEVEL", "ALICE", "KEY", "SET"]

@@ -1,4 +1,4 @@
-"""What the settings of limits, caches, the gate, variety and the guardrail do, as seen from outside."""
+"""Settings of rate limits, caches, admission, diversity (MMR) and the guardrail, through the entrypoints."""
 
 import asyncio
 import json
@@ -73,14 +73,14 @@ def embedded(server: ModelServer) -> int:
 
 
 @pytest.mark.parametrize(("limit", "statuses"), [("2", [200, 200, 429]), ("0", [200, 200, 200])])
-async def test_rate_limit_is_the_most_of_one_caller(server: ModelServer, limit: str, statuses: list[int]) -> None:
+async def test_rate_limit_limits_each_caller(server: ModelServer, limit: str, statuses: list[int]) -> None:
     async with shelf(server, RATE_LIMIT=limit) as started:
         answers = [await ask(started) for _ in statuses]
     assert [answer.status for answer in answers] == statuses
     assert ("RateLimit-Limit" in answers[0].headers) == (limit != "0")
 
 
-async def test_rate_limit_window_is_how_long_they_count(server: ModelServer) -> None:
+async def test_rate_limit_window_is_how_long_requests_count(server: ModelServer) -> None:
     async with shelf(server, RATE_LIMIT="1", RATE_LIMIT_WINDOW="0.5") as started:
         assert (await ask(started)).status == 200
         refused = await ask(started)
@@ -91,7 +91,7 @@ async def test_rate_limit_window_is_how_long_they_count(server: ModelServer) -> 
                 await asyncio.sleep(0.05)
 
 
-async def test_rate_limit_surfaces_is_where_they_count(space: Space, server: ModelServer) -> None:
+async def test_rate_limit_surfaces_are_the_surfaces_with_a_limit(space: Space, server: ModelServer) -> None:
     chat = {"prompt": "Why?", "model": ref(space, "scribe"), "data_sources": []}
     query = {"query": QUESTION}
     async with shelf(server, RATE_LIMIT="1", RATE_LIMIT_SURFACES="chat,query,mcp") as started:
@@ -126,7 +126,7 @@ async def test_embedding_cache_ttl(server: ModelServer, ttl: str, times: int) ->
 
 
 @pytest.mark.parametrize(("size", "cached"), [("1000000", True), ("1000", False)])
-async def test_cache_bytes_is_what_is_kept_in_memory(server: ModelServer, size: str, cached: bool) -> None:
+async def test_cache_bytes_limits_the_memory_cache(server: ModelServer, size: str, cached: bool) -> None:
     async with shelf(server, CACHE_BYTES=size) as started:
         await ask(started)
         assert (await ask(started)).end["cached"] == cached
@@ -144,7 +144,7 @@ async def test_redis_url_is_where_servers_share_answers_and_limits(server: Model
         assert (await ask(other)).status == 429
 
 
-async def test_redis_timeout_is_what_a_silent_redis_costs(server: ModelServer, valkey: Valkey) -> None:
+async def test_redis_timeout_bounds_the_wait_for_a_silent_redis(server: ModelServer, valkey: Valkey) -> None:
     async with shelf(server, REDIS_URL=valkey.url, REDIS_TIMEOUT="0.8") as started:
         await ask(started)
         valkey.freeze()

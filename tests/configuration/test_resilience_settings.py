@@ -1,4 +1,4 @@
-"""The settings towards upstreams: what each does, as seen by those who ask and by the upstream."""
+"""Settings of retries and circuit breakers, as callers and upstreams see them."""
 
 from collections.abc import AsyncGenerator
 
@@ -58,12 +58,12 @@ class Upstream:
 
 
 @pytest.mark.parametrize(("retries", "asked"), [("0", 1), ("1", 2), ("2", 3)])
-async def test_model_retries_is_how_often_a_model_is_asked_again(retries: str, asked: int) -> None:
+async def test_model_retries_is_how_often_a_model_is_retried(retries: str, asked: int) -> None:
     assert await Upstream(MODEL_RETRIES=retries).asked(1) == asked
 
 
 @pytest.mark.parametrize(("budget", "again"), [("0", 2), ("0.2", 20), ("0.5", 50)])
-async def test_retry_budget_is_the_share_that_is_asked_again(budget: str, again: int) -> None:
+async def test_retry_budget_is_the_share_of_requests_that_are_retried(budget: str, again: int) -> None:
     asked = await Upstream(RETRY_BUDGET=budget, BREAKER_CALLS="1000").asked(100)
     assert asked == 100 + again
 
@@ -78,7 +78,7 @@ async def test_breaker_window_is_how_long_failures_count(window: str, seen: Stat
 
 
 @pytest.mark.parametrize("calls", [1, 3, 10])
-async def test_breaker_calls_are_the_fewest_that_say_anything(calls: int) -> None:
+async def test_breaker_calls_is_the_minimum_before_the_breaker_opens(calls: int) -> None:
     upstream = Upstream(BREAKER_CALLS=str(calls))
     assert await upstream.searched(*[BROKEN] * (calls + 1)) == [Status.ERROR] * calls + [Status.SKIPPED]
 
@@ -91,7 +91,7 @@ async def test_breaker_rate_is_the_share_of_failures(rate: str, seen: Status) ->
 
 
 @pytest.mark.parametrize("pause_s", [1, 60])
-async def test_breaker_pause_is_how_long_an_upstream_is_left_alone(pause_s: int) -> None:
+async def test_breaker_pause_is_how_long_the_breaker_stays_open(pause_s: int) -> None:
     upstream = Upstream(BREAKER_PAUSE=str(pause_s))
     await upstream.searched(*[BROKEN] * 10)
     upstream.clock.advance(pause_s - 0.5)

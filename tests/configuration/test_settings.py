@@ -1,4 +1,4 @@
-"""Every AGGREGATOR_ variable: its default, what it does as seen from outside, and what is said about a wrong value."""
+"""Every AGGREGATOR_ variable: its default, its effect through the entrypoints, and the error for a wrong value."""
 
 import json
 import logging
@@ -130,82 +130,82 @@ EFFECTS = {
     "default_top_k": "test_default_top_k_is_the_limit_sent",
     "max_top_k": "test_max_top_k",
     "max_data_sources": "test_max_data_sources",
-    "max_context_tokens": "test_max_context_tokens_leaves_out_the_lowest",
+    "max_context_tokens": "test_max_context_tokens_omits_the_lowest_passages",
     "max_request_bytes": "test_max_request_bytes",
     "max_reply_bytes": "test_max_reply_bytes",
-    "model_streaming_enabled": "test_model_streaming_enabled_is_what_the_model_is_asked",
+    "model_streaming_enabled": "test_model_streaming_enabled_requests_a_stream_from_the_model",
     "heartbeat_interval": "test_heartbeat_while_a_model_is_silent",
     "drain_timeout": "entrypoints/http/test_process.py::test_a_stream_past_the_drain_time_ends_in_an_error_that_says_why",  # noqa: E501
     "cors_origins": "test_cors_origins",
     "syfthub_url": "test_syfthub_url_is_where_paths_are_looked_up",
-    "auth": "test_who_may_use_a_configured_model",
+    "auth": "test_auth_and_origin_decide_who_may_use_a_configured_model",
     "endpoint_allowlist": "test_endpoint_allowlist_opens_private_addresses",
-    "endpoint_allowlist_public": "test_endpoint_allowlist_public_opens_them_to_everybody",
-    "trusted_proxies": "test_client_in_the_log",
-    "syfthub_jwks_cache_ttl": "configuration/test_room_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept",  # noqa: E501
-    "jwt_audience": "configuration/test_room_settings.py::test_jwt_audience_is_whom_a_token_must_be_meant_for",
-    "data_dir": "configuration/test_room_settings.py::test_data_dir_is_where_collections_are_kept",
-    "models_dir": "configuration/test_room_settings.py::test_models_dir_is_where_the_embedding_model_is",
-    "max_document_bytes": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
-    "max_document_pages": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
-    "max_document_expansion": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
-    "parse_timeout": "configuration/test_room_settings.py::test_what_is_over_a_limit_of_documents_fails_alone",
-    "query_context_tokens": "configuration/test_room_settings.py::test_query_context_tokens_leaves_out_the_lowest",
-    "query_rewriting": "configuration/test_room_settings.py::test_query_rewriting_asks_the_model_for_other_words",
-    "query_log_days": "configuration/test_room_settings.py::test_query_log_days",
-    "embedding_url": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
-    "embedding_model": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
-    "embedding_api_key": "configuration/test_room_settings.py::test_embeddings_come_from_where_the_settings_say",
-    "embedding_window": "configuration/test_room_settings.py::test_embedding_window_is_the_largest_chunk",
-    "embedding_threads": "configuration/test_room_settings.py::test_embedding_threads_are_the_indexers",
-    "reranker_path": "configuration/test_room_settings.py::test_reranker_path_decides_the_order",
-    "reranker_url": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
-    "reranker_model": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
-    "reranker_api_key": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
-    "reranker_form": "configuration/test_room_settings.py::test_a_reranker_behind_an_address_decides_the_order",
+    "endpoint_allowlist_public": "test_endpoint_allowlist_public_opens_private_addresses_to_all_callers",
+    "trusted_proxies": "test_trusted_proxies_decide_the_client_address_in_the_log",
+    "syfthub_jwks_cache_ttl": "configuration/test_knowledge_settings.py::test_syfthub_jwks_cache_ttl_is_how_long_keys_are_cached",  # noqa: E501
+    "jwt_audience": "configuration/test_knowledge_settings.py::test_jwt_audience_must_match_the_token",
+    "data_dir": "configuration/test_knowledge_settings.py::test_data_dir_is_where_collections_are_stored",
+    "models_dir": "configuration/test_knowledge_settings.py::test_models_dir_is_where_the_embedding_model_is",
+    "max_document_bytes": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
+    "max_document_pages": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
+    "max_document_expansion": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
+    "parse_timeout": "configuration/test_knowledge_settings.py::test_a_document_over_a_limit_fails_alone",
+    "query_context_tokens": "configuration/test_knowledge_settings.py::test_query_context_tokens_omits_passages",
+    "query_rewriting": "configuration/test_knowledge_settings.py::test_query_rewriting_asks_the_model_to_rephrase",
+    "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
+    "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
+    "embedding_model": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
+    "embedding_api_key": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
+    "embedding_window": "configuration/test_knowledge_settings.py::test_embedding_window_is_the_largest_chunk",
+    "embedding_threads": "configuration/test_knowledge_settings.py::test_embedding_threads_are_for_the_indexer",
+    "reranker_path": "configuration/test_knowledge_settings.py::test_reranker_path_decides_the_order",
+    "reranker_url": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
+    "reranker_model": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
+    "reranker_api_key": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
+    "reranker_form": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
     "model_url": "test_configured_model_answers_when_none_is_named",
     "model_name": "test_configured_model_answers_when_none_is_named",
     "model_api_key": "test_configured_model_answers_when_none_is_named",
     "redis_url": f"{POLICIES}test_redis_url_is_where_servers_share_answers_and_limits",
-    "redis_timeout": f"{POLICIES}test_redis_timeout_is_what_a_silent_redis_costs",
-    "rate_limit": f"{POLICIES}test_rate_limit_is_the_most_of_one_caller",
-    "rate_limit_window": f"{POLICIES}test_rate_limit_window_is_how_long_they_count",
-    "rate_limit_surfaces": f"{POLICIES}test_rate_limit_surfaces_is_where_they_count",
+    "redis_timeout": f"{POLICIES}test_redis_timeout_bounds_the_wait_for_a_silent_redis",
+    "rate_limit": f"{POLICIES}test_rate_limit_limits_each_caller",
+    "rate_limit_window": f"{POLICIES}test_rate_limit_window_is_how_long_requests_count",
+    "rate_limit_surfaces": f"{POLICIES}test_rate_limit_surfaces_are_the_surfaces_with_a_limit",
     "answer_cache_ttl": f"{POLICIES}test_answer_cache_ttl",
     "embedding_cache_ttl": f"{POLICIES}test_embedding_cache_ttl",
-    "cache_bytes": f"{POLICIES}test_cache_bytes_is_what_is_kept_in_memory",
+    "cache_bytes": f"{POLICIES}test_cache_bytes_limits_the_memory_cache",
     "max_running": f"{POLICIES}test_max_running_and_max_waiting",
     "max_waiting": f"{POLICIES}test_max_running_and_max_waiting",
     "mmr_lambda": f"{POLICIES}test_mmr_lambda_is_for_every_surface",
     "guard_threshold": f"{POLICIES}test_guard_threshold_is_for_every_surface",
-    "model_retries": f"{RESILIENCE}test_model_retries_is_how_often_a_model_is_asked_again",
-    "retry_budget": f"{RESILIENCE}test_retry_budget_is_the_share_that_is_asked_again",
+    "model_retries": f"{RESILIENCE}test_model_retries_is_how_often_a_model_is_retried",
+    "retry_budget": f"{RESILIENCE}test_retry_budget_is_the_share_of_requests_that_are_retried",
     "breaker_window": f"{RESILIENCE}test_breaker_window_is_how_long_failures_count",
-    "breaker_calls": f"{RESILIENCE}test_breaker_calls_are_the_fewest_that_say_anything",
+    "breaker_calls": f"{RESILIENCE}test_breaker_calls_is_the_minimum_before_the_breaker_opens",
     "breaker_rate": f"{RESILIENCE}test_breaker_rate_is_the_share_of_failures",
-    "breaker_pause": f"{RESILIENCE}test_breaker_pause_is_how_long_an_upstream_is_left_alone",
-    "workers": f"{STREAMS}test_several_workers_without_a_redis_keep_no_streams",
+    "breaker_pause": f"{RESILIENCE}test_breaker_pause_is_how_long_the_breaker_stays_open",
+    "workers": f"{STREAMS}test_several_workers_without_redis_have_no_resumable_streams",
     "stream_ttl": f"{STREAMS}test_stream_ttl_is_how_long_a_stream_can_be_read_after_its_end",
-    "stream_lease": f"{STREAMS}test_stream_lease_is_after_which_silence_a_worker_counts_as_lost",
+    "stream_lease": f"{STREAMS}test_stream_lease_is_when_a_silent_worker_counts_as_lost",
     "stream_events": f"{STREAMS}test_stream_events_is_how_many_a_stream_holds",
     "stream_bytes": f"{STREAMS}test_stream_bytes_is_how_large_a_stream_may_be",
-    "stream_memory": f"{STREAMS}test_stream_memory_is_what_all_streams_may_take",
+    "stream_memory": f"{STREAMS}test_stream_memory_limits_all_streams_together",
     "stream_client_bytes": f"{STREAMS}test_stream_client_bytes_is_how_far_a_reader_may_fall_behind",
     "planner_streaming": f"{STREAMS}test_planner_streaming_off_answers_once_at_the_end",
     "planner_timeout": f"{STREAMS}test_planner_timeout_is_for_subagents_without_a_deadline",
-    "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_asked_again",
+    "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_retried",
     "planner_steps": f"{STREAMS}test_planner_steps_is_how_many_run_at_once",
-    "planner_subagents": f"{STREAMS}test_planner_subagents_are_those_that_are_switched_on",
+    "planner_subagents": f"{STREAMS}test_planner_subagents_are_the_enabled_ones",
     "analytics_file": f"{STREAMS}test_analytics_file_gets_a_line_for_each_event",
-    "analytics_otlp": f"{STREAMS}test_analytics_otlp_sends_them_to_the_collector",
-    "metrics_public": f"{TELEMETRY}test_metrics_public_lets_everybody_read",
+    "analytics_otlp": f"{STREAMS}test_analytics_otlp_sends_events_to_the_collector",
+    "metrics_public": f"{TELEMETRY}test_metrics_public_allows_reading_metrics_without_a_key",
     "otlp_endpoint": f"{TELEMETRY}test_otlp_endpoint_is_where_traces_go",
-    "otlp_headers": f"{TELEMETRY}test_otlp_headers_are_sent_along",
+    "otlp_headers": f"{TELEMETRY}test_otlp_headers_are_sent_to_the_collector",
     "trace_share": f"{TELEMETRY}test_trace_share_is_how_many_questions_are_traced",
     "log_queries": f"{TELEMETRY}test_log_queries_logs_the_beginning_of_a_question",
     "sources": "test_sources_and_models_of_the_file_are_asked_by_name",
     "models": "test_sources_and_models_of_the_file_are_asked_by_name",
-    "published_models": "configuration/test_room_settings.py::test_publish_gives_a_model_a_name_for_others",
+    "published_models": "configuration/test_knowledge_settings.py::test_publish_makes_a_model_available_as_owner_slug",
     "mcp_servers": "sources/mcp/test_real_servers.py::test_real_servers_are_searched_in_both_protocols",
     "aggregation": "app/test_aggregator.py::test_aggregate_uses_the_first_matching_routing_rule",
 }
@@ -383,7 +383,7 @@ def test_every_variable_has_wrong_values_to_refuse() -> None:
     assert set(WRONG) | ANY_TEXT == set(VARIABLES.values())
 
 
-def test_defaults() -> None:
+def test_settings_have_the_documented_defaults() -> None:
     settings = load({})
     assert {name: getattr(settings, name) for name in Settings.__struct_fields__} == DEFAULTS
 
@@ -462,7 +462,7 @@ def test_a_wrong_value_in_the_file_is_one_sentence(config: Config, name: str, va
         ("AGGREGATOR_PORT", "65536", "65535"),
     ],
 )
-def test_a_value_that_is_too_large_is_told_the_largest(variable: str, value: str, largest: str) -> None:
+def test_a_setting_over_its_maximum_names_the_maximum(variable: str, value: str, largest: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load({variable: value})
     assert largest in re.sub(r"[,_]", "", str(caught.value))
@@ -474,14 +474,14 @@ def test_default_top_k_cannot_be_over_the_maximum() -> None:
 
 
 @pytest.mark.parametrize(("name", "needed"), NEEDS.items())
-def test_what_goes_only_with_something_else_says_so(name: str, needed: str) -> None:
-    value = "http://host" if name.endswith("_url") else "some-text"
+def test_a_setting_that_needs_another_says_so(name: str, needed: str) -> None:
+    values = {"embedding_url": "http://host", "analytics_otlp": "true"}
     with pytest.raises(ConfigurationError) as caught:
-        loaded(**{name.upper(): value})
+        loaded(**{name.upper(): values.get(name, "some-text")})
     assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."
 
 
-def test_two_rerankers_are_one_too_many() -> None:
+def test_reranker_path_and_reranker_url_exclude_each_other() -> None:
     with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_RERANKER_PATH and AGGREGATOR_RERANKER_URL are both set"):
         loaded(RERANKER_PATH="/models/reranker", RERANKER_URL="http://host")
 
@@ -547,7 +547,7 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
         ("settings: [", "YAML"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_sentence_that_names_both(config: Config, text: str, said: str) -> None:
+def test_an_error_in_the_file_names_the_file_and_the_field(config: Config, text: str, said: str) -> None:
     path = config(text)
     with pytest.raises(ConfigurationError) as caught:
         load({}, path)
@@ -581,7 +581,7 @@ async def test_sources_and_models_of_the_file_are_asked_by_name(space: Space, co
 # --- secrets
 
 
-def test_secrets_do_not_show_in_a_repr(config: Config) -> None:
+def test_secret_settings_are_not_in_the_repr(config: Config) -> None:
     path = config("models: {m: {url: 'http://h', slug: s, token: sat-hush-hush}}")
     settings = loaded(CONFIG=str(path), MODEL_API_KEY="sk-hush-hush", MODEL_URL="http://h")
     shown = repr(settings) + str(settings) + repr(settings.models) + repr(settings.default_model) + f"{settings}"
@@ -601,14 +601,14 @@ def test_secrets_do_not_show_in_a_repr(config: Config) -> None:
         "settings: {model_api_key: sk-hush-hush",
     ],
 )
-def test_secrets_do_not_show_in_an_error(config: Config, text: str) -> None:
+def test_secret_settings_are_not_in_errors(config: Config, text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load({}, config(text))
     assert "hush-hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["MODEL_URL", "SYFTHUB_URL", "EMBEDDING_URL", "RERANKER_URL", "ENDPOINT_ALLOWLIST"])
-def test_a_password_in_a_url_does_not_show_in_the_error(name: str) -> None:
+def test_a_password_in_a_url_is_not_in_the_error(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{PREFIX}{name} ") as caught:
         loaded(**{name: "http://user:hush-hush@host"})
     assert "hush-hush" not in str(caught.value)
@@ -670,7 +670,7 @@ async def test_max_data_sources(space: Space) -> None:
     assert "at most 2" in error["message"]
 
 
-async def test_max_context_tokens_leaves_out_the_lowest(space: Space) -> None:
+async def test_max_context_tokens_omits_the_lowest_passages(space: Space) -> None:
     shelf = [
         Document(title=f"T{score}", content=f"{score}" + " river" * 60, score=score / 10) for score in (6, 9, 7, 8)
     ]
@@ -705,7 +705,7 @@ async def test_max_reply_bytes(space: Space) -> None:
 
 
 @pytest.mark.parametrize(("value", "sent"), [("true", True), ("false", False), ("", False)])
-async def test_model_streaming_enabled_is_what_the_model_is_asked(space: Space, value: str, sent: bool) -> None:
+async def test_model_streaming_enabled_requests_a_stream_from_the_model(space: Space, value: str, sent: bool) -> None:
     async with served(MODEL_STREAMING_ENABLED=value) as server:
         await server.chat(**body(space, "docs"))
         await server.stream(**body(space, "docs"))
@@ -782,7 +782,7 @@ async def test_endpoint_allowlist_opens_private_addresses(space: Space, allowlis
 
 @pytest.mark.parametrize(("public", "open_"), [("true", True), ("false", False), ("", False)])
 @pytest.mark.parametrize("headers", [{"Origin": "https://anyone.example"}, {"X-Forwarded-For": "203.0.113.9"}])
-async def test_endpoint_allowlist_public_opens_them_to_everybody(
+async def test_endpoint_allowlist_public_opens_private_addresses_to_all_callers(
     space: Space, public: str, open_: bool, headers: dict[str, str]
 ) -> None:
     request = body(space, "docs", model="", retrieval_only=True)
@@ -793,7 +793,7 @@ async def test_endpoint_allowlist_public_opens_them_to_everybody(
     assert "Origin" not in headers or replied["Access-Control-Allow-Origin"] == "*"
 
 
-async def test_what_the_operator_configured_needs_no_allowlist(space: Space, config: Config) -> None:
+async def test_configured_endpoints_need_no_allowlist(space: Space, config: Config) -> None:
     path = config(f"sources: {{shelf: {{url: '{space.url}', slug: docs}}}}")
     async with opened(CONFIG=str(path), ENDPOINT_ALLOWLIST="", MODEL_URL=space.url, MODEL_NAME="scribe") as anabranch:
         assert (await anabranch.ask(PROMPT)).replies[0].status is Status.SUCCESS
@@ -856,7 +856,7 @@ PROXY = "127.0.0.1"
         pytest.param({"AUTH": "none"}, {"Origin": "https://evil.example"}, False, id="a foreign page even then"),
     ],
 )
-async def test_who_may_use_a_configured_model(
+async def test_auth_and_origin_decide_who_may_use_a_configured_model(
     space: Space, config: Config, variables: dict[str, str], headers: dict[str, str], may: bool
 ) -> None:
     space.source("paid", documents=[Document(title="Doc", content="Paid for.")], token="sat-1")
@@ -886,7 +886,7 @@ async def test_who_may_use_a_configured_model(
         ('["::1", "127.0.0.1"]', "2001:db8::1", "2001:db8::1"),
     ],
 )
-async def test_client_in_the_log(
+async def test_trusted_proxies_decide_the_client_address_in_the_log(
     space: Space, log: Callable[[], str], proxies: str, forwarded: str | None, client: str
 ) -> None:
     headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}

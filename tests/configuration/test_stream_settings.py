@@ -1,4 +1,4 @@
-"""What the settings of streams, planner steps and their analytics do, as seen from outside."""
+"""Settings of streams, planner steps and their analytics, through the entrypoints."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def opened(**variables: str) -> AsyncIterator[Anabranch]:
         yield anabranch
 
 
-async def test_several_workers_without_a_redis_keep_no_streams() -> None:
+async def test_several_workers_without_redis_have_no_resumable_streams() -> None:
     chat = {"prompt": "Why?", "retrieval_only": True}
     async with served(WORKERS="2") as server:
         status, said = await begin(server, "p")
@@ -99,7 +99,7 @@ async def gone(server: Server, step: str) -> bool:
         return response.status == 404
 
 
-async def test_stream_lease_is_after_which_silence_a_worker_counts_as_lost() -> None:
+async def test_stream_lease_is_when_a_silent_worker_counts_as_lost() -> None:
     async with opened(STREAM_LEASE="0.2") as anabranch:
         assert anabranch.recordings is not None
         log = anabranch.recordings.log
@@ -131,7 +131,7 @@ async def test_stream_bytes_is_how_large_a_stream_may_be(most: str, status: int)
 
 
 @pytest.mark.parametrize(("most", "status"), [("10000", 503), ("10000000", 201)])
-async def test_stream_memory_is_what_all_streams_may_take(most: str, status: int) -> None:
+async def test_stream_memory_limits_all_streams_together(most: str, status: int) -> None:
     async with served(STREAM_MEMORY=most) as server:
         statuses = [(await begin(server, f"p{number}"))[0] for number in range(10)]
     assert statuses[0] == 201
@@ -184,21 +184,16 @@ async def test_planner_timeout_is_for_subagents_without_a_deadline() -> None:
 
 
 @pytest.mark.parametrize("retries", ["0", "1"])
-async def test_planner_retries_is_how_often_a_subagent_is_asked_again(retries: str) -> None:
+async def test_planner_retries_is_how_often_a_subagent_is_retried(retries: str) -> None:
     asked: list[str] = []
 
     async def refuse(request: web.BaseRequest) -> web.StreamResponse:
         asked.append(request.path)
         return web.Response(status=503)
 
-    listener = HttpServer(refuse, host="127.0.0.1", port=0, tls=None)
-    await listener.start()
-    try:
-        async with served(PLANNER_RETRIES=retries, ENDPOINT_ALLOWLIST=LOCAL) as server:
-            await begin(server, "p", {"key": "notes", "url": f"{listener.url}/ask", "deadline_ms": 20_000})
-            found = await ended(server, "p")
-    finally:
-        await listener.stop()
+    async with HttpServer(refuse) as listener, served(PLANNER_RETRIES=retries, ENDPOINT_ALLOWLIST=LOCAL) as server:
+        await begin(server, "p", {"key": "notes", "url": f"{listener.url}/ask", "deadline_ms": 20_000})
+        found = await ended(server, "p")
     assert len(asked) == int(retries) + 1
     assert [event["type"] for event in found].count("retry") == int(retries)
 
@@ -211,7 +206,7 @@ async def test_planner_steps_is_how_many_run_at_once() -> None:
         assert (await begin(server, "two"))[0] == 201
 
 
-async def test_planner_subagents_are_those_that_are_switched_on() -> None:
+async def test_planner_subagents_are_the_enabled_ones() -> None:
     async with served(PLANNER_SUBAGENTS="row_selection,other") as server:
         await begin(server, "p", {"key": "voice"}, {"key": "notes"})
         await push(server, "p")
@@ -233,7 +228,7 @@ async def test_analytics_file_gets_a_line_for_each_event(tmp_path: Path) -> None
         loaded(ANALYTICS_FILE=str(tmp_path / "nowhere" / "crumbs.jsonl"))
 
 
-async def test_analytics_otlp_sends_them_to_the_collector() -> None:
+async def test_analytics_otlp_sends_events_to_the_collector() -> None:
     async with Collector() as collector:
         async with served(OTLP_ENDPOINT=collector.url, ANALYTICS_OTLP="true") as server:
             await begin(server, "p")

@@ -1,4 +1,4 @@
-"""What the settings of being watched do, each shown by what an operator would see."""
+"""Settings of logs, metrics and traces, as an operator sees them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ def body(space: Space) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("public", "status"), [("true", 200), ("false", 401)])
-async def test_metrics_public_lets_everybody_read(public: str, status: int) -> None:
+async def test_metrics_public_allows_reading_metrics_without_a_key(public: str, status: int) -> None:
     async with served(METRICS_PUBLIC=public) as server:
         from_afar = {"X-Forwarded-For": "203.0.113.9"}
         async with server.session.get(f"{server.url}/metrics", headers=from_afar) as response:
@@ -48,7 +48,7 @@ async def test_otlp_endpoint_is_where_traces_go(space: Space, collector: Collect
     assert collector.one("question").kind == "server"
 
 
-async def test_otlp_headers_are_sent_along(space: Space, collector: Collector) -> None:
+async def test_otlp_headers_are_sent_to_the_collector(space: Space, collector: Collector) -> None:
     given = "Authorization=Bearer%20a=b==, x-team = river"
     async with served(OTLP_ENDPOINT=collector.url, OTLP_HEADERS=given) as server:
         await server.chat(**body(space))

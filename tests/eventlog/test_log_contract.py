@@ -8,9 +8,7 @@ import pytest
 from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.testing import ManualClock
-from anabranch.testing.contracts.event_log import Bench, Benches, EventLogContract
-
-USUAL = LogLimits()
+from anabranch.testing.contracts.event_log import EventLogContract, LogCase, OpenCase
 
 
 def memory_log(clock: ManualClock, limits: LogLimits) -> MemoryLog:
@@ -18,18 +16,18 @@ def memory_log(clock: ManualClock, limits: LogLimits) -> MemoryLog:
 
 
 @pytest.fixture
-def benches() -> Benches:
+def open_case() -> OpenCase:
     @asynccontextmanager
-    async def bench(limits: LogLimits = USUAL) -> AsyncIterator[Bench]:
+    async def opened(limits: LogLimits) -> AsyncIterator[LogCase]:
         clock = ManualClock(1_000.0)
         log = memory_log(clock, limits)
 
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Bench(writer=log, reader=log, advance=advance, limits=limits)
+        yield LogCase(writer=log, reader=log, advance=advance, limits=limits)
 
-    return bench
+    return opened
 
 
 class TestMemoryLog(EventLogContract):

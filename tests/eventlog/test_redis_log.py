@@ -12,11 +12,10 @@ from anabranch.domain.eventlog import LogLimits
 from anabranch.eventlog.redis.log import RedisLog
 from anabranch.planner.services import RedisSessions
 from anabranch.testing import ManualClock
-from anabranch.testing.contracts.event_log import PLENTY, Bench, Benches, EventLogContract, entry
+from anabranch.testing.contracts.event_log import PLENTY, EventLogContract, LogCase, OpenCase, entry
 from support.shared_log import travel, worker
 from support.valkey_server import Valkey, running_valkey
 
-USUAL = LogLimits()
 LONG_S = 20.0
 
 
@@ -27,9 +26,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def benches(server: Valkey) -> Benches:
+def open_case(server: Valkey) -> OpenCase:
     @asynccontextmanager
-    async def bench(limits: LogLimits = USUAL) -> AsyncIterator[Bench]:
+    async def opened(limits: LogLimits) -> AsyncIterator[LogCase]:
         clock = ManualClock(1_000.0)
         given = msgspec.structs.asdict(limits)
         async with AsyncExitStack() as stack:
@@ -43,9 +42,9 @@ def benches(server: Valkey) -> Benches:
                 await travel(writer.redis, seconds)
                 clock.advance(seconds)
 
-            yield Bench(writer=writer.log, reader=reader.log, advance=advance, limits=limits)
+            yield LogCase(writer=writer.log, reader=reader.log, advance=advance, limits=limits)
 
-    return bench
+    return opened
 
 
 def held(log: RedisLog) -> int:

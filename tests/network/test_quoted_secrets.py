@@ -56,26 +56,15 @@ def leaks(key: str, said: str) -> bool:
     return any(form in said for form in forms)
 
 
-class Parrot:
+class Parrot(HttpServer):
     """An upstream of every kind that says what it was sent, and whatever else it is told to. What it does goes by the
     slug that is asked: `refuses` (and anything else), `stumbles`, `ends`, `tells`."""
 
     def __init__(self) -> None:
         self.adds = ""
-        self._listener = HttpServer(self._handle, host="127.0.0.1", port=0, tls=None)
+        super().__init__(self._respond)
 
-    async def __aenter__(self) -> "Parrot":
-        await self._listener.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        return self._listener.url
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         sent = msgspec.json.decode(await request.content.read())
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         said = " ".join((*written(key), str(sent.get("transaction_token")), self.adds))
@@ -224,12 +213,8 @@ async def test_subagent_results_contain_no_key(shelf: Library) -> None:
     async def reply(_request: web.BaseRequest) -> web.StreamResponse:
         return web.json_response({"status": "error", "payload": {"error": f"bad key {KEY}", "trace": [KEY]}})
 
-    listener = HttpServer(reply, host="127.0.0.1", port=0, tls=None)
-    await listener.start()
-    try:
+    async with HttpServer(reply) as listener:
         said = await events(shelf, "with-payload", {"key": "lookup", "url": listener.url})
-    finally:
-        await listener.stop()
     assert REMOVED in said
     assert not leaks(KEY, said)
 

@@ -1,4 +1,4 @@
-"""The stub Hub, asked by the public SDK."""
+"""The stub Hub with the public SDK as its client."""
 
 import asyncio
 from collections.abc import AsyncIterator

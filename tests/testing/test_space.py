@@ -1,4 +1,4 @@
-"""The fake Space, asked with a plain HTTP client."""
+"""The fake Space with a plain HTTP client."""
 
 import asyncio
 import json
@@ -127,7 +127,7 @@ async def test_the_scribe_cites_the_documents(http: aiohttp.ClientSession) -> No
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-async def test_the_scribe_has_nothing_to_say_without_documents(http: aiohttp.ClientSession) -> None:
+async def test_the_scribe_has_no_answer_without_documents(http: aiohttp.ClientSession) -> None:
     _, reply = await read(http, query("scribe"), prompted("No documents here."))
     assert reply["summary"]["message"]["content"] == "The documents do not contain the answer."
 
@@ -183,7 +183,7 @@ async def test_space_lists_models_and_health(http: aiohttp.ClientSession) -> Non
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404, 429, 500, 503])
-async def test_status_failures(http: aiohttp.ClientSession, status: int) -> None:
+async def test_space_status_failures(http: aiohttp.ClientSession, status: int) -> None:
     async with http.post(query(f"status-{status}"), json=ASKED) as response:
         assert response.status == status
         assert "detail" in await response.json()
@@ -191,14 +191,14 @@ async def test_status_failures(http: aiohttp.ClientSession, status: int) -> None
 
 
 @pytest.mark.parametrize("outcome", ["access_denied", "rate_limited", "policy_violation"])
-async def test_policy_failures(http: aiohttp.ClientSession, outcome: str) -> None:
+async def test_space_policy_failures(http: aiohttp.ClientSession, outcome: str) -> None:
     status, reply = await read(http, query(outcome.replace("_", "-")), ASKED)
     assert status == 403
     assert reply["policy_metadata"]["outcome"] == outcome
 
 
 @pytest.mark.parametrize(("failure", "status"), [(Failure.HTML, 200), (Failure.HTML_500, 500)])
-async def test_html_failures(http: aiohttp.ClientSession, failure: Failure, status: int) -> None:
+async def test_space_html_failures(http: aiohttp.ClientSession, failure: Failure, status: int) -> None:
     async with http.post(query(failure), json=ASKED) as response:
         assert (response.status, response.content_type) == (status, "text/html")
         assert "<html>" in await response.text()
@@ -207,27 +207,29 @@ async def test_html_failures(http: aiohttp.ClientSession, failure: Failure, stat
 @pytest.mark.parametrize(
     ("failure", "error"), [(Failure.BAD_JSON, json.JSONDecodeError), (Failure.INVALID_UTF8, UnicodeDecodeError)]
 )
-async def test_unreadable_failures(http: aiohttp.ClientSession, failure: Failure, error: type[Exception]) -> None:
+async def test_space_replies_that_cannot_be_decoded(
+    http: aiohttp.ClientSession, failure: Failure, error: type[Exception]
+) -> None:
     async with http.post(query(failure), json=ASKED) as response:
         body = await response.read()
     with pytest.raises(error):
         json.loads(body.decode())
 
 
-async def test_wrong_shape_is_json_all_the_same(space: Space, http: aiohttp.ClientSession) -> None:
+async def test_space_wrong_shape_failure_is_valid_json(space: Space, http: aiohttp.ClientSession) -> None:
     _, reply = await read(http, query("wrong-shape"), ASKED)
     assert not {"summary", "references"} & reply.keys()
     space.fails("list", Failure.WRONG_SHAPE, body=b"[1]")
     assert await read(http, query("list"), ASKED) == (200, [1])
 
 
-async def test_reset_happens_before_a_reply(http: aiohttp.ClientSession) -> None:
+async def test_space_reset_failure_closes_before_a_reply(http: aiohttp.ClientSession) -> None:
     with pytest.raises((aiohttp.ClientOSError, ConnectionResetError)) as caught:
         await read(http, query("reset"), ASKED)
     assert "reset by peer" in str(caught.value)
 
 
-async def test_cut_breaks_off_in_the_middle(http: aiohttp.ClientSession) -> None:
+async def test_space_cut_failure_ends_in_the_middle_of_a_reply(http: aiohttp.ClientSession) -> None:
     async with http.post(query("cut"), json=ASKED) as response:
         assert response.content_length
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -268,7 +270,7 @@ async def test_a_broken_stream_gives_two_words(space: Space, http: aiohttp.Clien
     assert not recorded.disconnected
 
 
-async def test_a_stream_may_say_that_it_failed(http: aiohttp.ClientSession) -> None:
+async def test_space_stream_error_is_an_event(http: aiohttp.ClientSession) -> None:
     word, error = await events(http, query("stream-error"), prompted(stream=True))
     assert content("summary", word) == "One "
     assert json.loads(error) == {"error": "the model broke"}
@@ -277,7 +279,7 @@ async def test_a_stream_may_say_that_it_failed(http: aiohttp.ClientSession) -> N
     assert json.loads(error)["error"]["message"] == "the model broke"
 
 
-async def test_an_endless_line_does_not_end(http: aiohttp.ClientSession) -> None:
+async def test_space_endless_line_failure_sends_no_line_end(http: aiohttp.ClientSession) -> None:
     async with http.post(query("stream-endless-line"), json=prompted(stream=True)) as response:
         start = await response.content.readexactly(1_000_000)
     assert start.startswith(b"data: ")

@@ -1,4 +1,4 @@
-"""`python -m anabranch.testing`: the Space as a process of its own."""
+"""`python -m anabranch.testing`: the Space as a separate process."""
 
 import asyncio
 import json

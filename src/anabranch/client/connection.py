@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -79,6 +79,9 @@ class ConnectionLost(Exception):
         self.clean = clean
 
 
+RETRYABLE_ERRORS = (ConnectionLost, *NETWORK_ERRORS)
+
+
 class Reconnect:
     """Backoff between attempts. With `eager`, the first reconnect after a clean close is immediate: the stream may have
     ended, and only a request shows that."""
@@ -110,8 +113,9 @@ class Reconnect:
         if retry_ms is not None:
             self._first_s = retry_ms / 1000
 
-    async def wait(self, lost: ConnectionLost) -> None:
+    async def wait(self, error: Exception) -> None:
         """Sleep at least as long as the server asks, with jitter."""
+        lost = error if isinstance(error, ConnectionLost) else ConnectionLost(_description(error))
         at_once = self._eager and lost.clean and not self._failures
         backoff_s = 0.0 if at_once else min(self._first_s * 2**self._failures, self._pace.most_s)
         wait_s = max(backoff_s * (1 + self._jitter() / 2), lost.wait_s)
@@ -124,166 +128,22 @@ class Reconnect:
         await self._sleep(wait_s)
 
     async def frames(self, connect: Callable[[], AsyncGenerator[Frame]]) -> AsyncGenerator[Frame]:
-        """The frames of one connection after another, until one ends without ConnectionLost."""
+        """The frames of one connection after another, until one ends without an error that can be retried."""
         while True:
             try:
                 async with aclosing(connect()) as frames:
                     async for frame in frames:
                         self.succeeded()
                         yield frame
-            except ConnectionLost as lost:
-                await self.wait(lost)
+            except RETRYABLE_ERRORS as error:
+                await self.wait(error)
             else:
                 return
 
 
-class HttpReply(Value):
-    status: int
-    body: bytes
-
-
-class ServerConnection:
-    """One server and one API key. It closes only a session that it created itself."""
-
-    def __init__(self, base_url: str, key: str | None, session: aiohttp.ClientSession | None, pace: Pace) -> None:
-        self.pace = pace
-        self._base = base_url.rstrip("/")
-        self._owns_session = session is None
-        self._current = session
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        if self._current is None:
-            self._current = aiohttp.ClientSession()
-        return self._current
-
-    async def close(self) -> None:
-        if self._owns_session and self._current is not None:
-            await self._current.close()
-
-    def url(self, *segments: str) -> URL:
-        """Each segment is one segment of the path, whatever characters it has."""
-        return URL("/".join((self._base, *(quote(segment, safe="") for segment in segments))), encoded=True)
-
-    async def call(
-        self, method: str, url: URL, body: object = None, *, repeatable: bool, params: Mapping[str, str] | None = None
-    ) -> HttpReply:
-        """One request and its reply. A repeatable request is retried until it succeeds."""
-        reconnect = Reconnect(self.pace)
-        while True:
-            try:
-                return await self._call_once(method, url, body, params)
-            except ConnectionLost as lost:
-                if not repeatable:
-                    raise StreamUnavailable(f"The request failed: {lost}") from lost
-                await reconnect.wait(lost)
-
-    async def _call_once(self, method: str, url: URL, body: object, params: Mapping[str, str] | None) -> HttpReply:
-        data = None if body is None else msgspec.json.encode(body)
-        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
-        options = {**self._options(self.pace.patience_s), "params": params, "headers": headers}
-        try:
-            async with self._session.request(method, url, data=data, **options) as response:
-                if response.status >= 300:
-                    raise await response_error(response)
-                return HttpReply(status=response.status, body=await _read(response, MAX_REPLY_BYTES))
-        except NETWORK_ERRORS as error:
-            raise ConnectionLost(_description(error)) from error
-
-    async def listen(self, url: URL, after: int, reconnect: Reconnect) -> AsyncGenerator[Frame]:
-        """The events after the cursor, over SSE. It returns only when the stream has ended (204)."""
-        headers = {**self._headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
-        if after:
-            headers["Last-Event-ID"] = str(after)
-        try:
-            async with self._session.get(url, headers=headers, **self._options(self.pace.silence_s)) as response:
-                if response.status == 204:
-                    return
-                async with aclosing(self.frames(response, reconnect)) as frames:
-                    async for frame in frames:
-                        yield frame
-        except NETWORK_ERRORS as error:
-            raise ConnectionLost(_description(error)) from error
-        raise ConnectionLost("the server ended the connection", clean=True)
-
-    async def ask(self, url: URL, body: object) -> aiohttp.ClientResponse:
-        """The response to a question that asks for a resumable answer; the caller closes it."""
-        headers = {**self._headers, "Prefer": "resumable", "Content-Type": "application/json"}
-        headers["Accept"] = "text/event-stream"
-        data = msgspec.json.encode(body)
-        try:
-            response = await self._session.post(url, data=data, headers=headers, **self._options(self.pace.silence_s))
-            if response.status != 200:
-                async with response:
-                    raise await response_error(response)
-        except NETWORK_ERRORS as error:
-            raise StreamUnavailable(f"The question could not be sent: {_description(error)}") from error
-        except ConnectionLost as lost:
-            raise StreamUnavailable(str(lost)) from lost
-        return response
-
-    async def answer(
-        self, response: aiohttp.ClientResponse, reconnect: Reconnect, *, resumable: bool
-    ) -> AsyncGenerator[Frame]:
-        """The frames on the question's own connection. The rest of a resumable answer can be fetched later."""
-        try:
-            async with response, aclosing(self.frames(response, reconnect)) as frames:
-                async for frame in frames:
-                    yield frame
-        except NETWORK_ERRORS as error:
-            if resumable:
-                raise ConnectionLost(_description(error)) from error
-            raise StreamUnavailable("The answer was cut off, and the server has not stored it.") from error
-        if resumable:
-            raise ConnectionLost("the server ended the connection", clean=True)
-
-    async def frames(self, response: aiohttp.ClientResponse, reconnect: Reconnect) -> AsyncGenerator[Frame]:
-        if response.status != 200:
-            raise await response_error(response)
-        if response.content_type != "text/event-stream":
-            raise UpstreamError("The server did not answer with a stream.", Trouble.UNUSABLE)
-        parser = FrameParser(MAX_EVENT_BYTES)
-        async for chunk in response.content.iter_any():
-            for frame in parser.feed(chunk):
-                yield frame
-            reconnect.set_retry(parser.retry_ms)
-
-    async def listen_ws(self, url: URL, after: int) -> AsyncGenerator[Frame]:
-        """The events after the cursor, over a WebSocket. It returns only when the stream has ended (1000)."""
-        timeout = aiohttp.ClientWSTimeout(ws_receive=self.pace.silence_s, ws_close=CLOSE_TIMEOUT_S)
-        try:
-            async with self._session.ws_connect(
-                url,
-                params={"last_event_id": str(after)} if after else None,
-                headers=self._headers,
-                protocols=(SUBPROTOCOL,),
-                timeout=timeout,
-                max_msg_size=MAX_EVENT_BYTES,
-            ) as socket:
-                async for message in socket:
-                    if message.type is not aiohttp.WSMsgType.TEXT:
-                        raise UpstreamError("The server sent a message that is not text.", Trouble.UNUSABLE)
-                    yield Frame(event="message", data=message.data)
-                code = socket.close_code
-        except aiohttp.WSServerHandshakeError as error:
-            if error.status == 204:
-                return
-            raise status_error(error.status, b"", error.headers or {}) from error
-        except NETWORK_ERRORS as error:
-            raise ConnectionLost(_description(error)) from error
-        if code in FATAL_CLOSE_CODES:
-            raise UpstreamError(f"The server closed the connection with {code}.", Trouble.UNUSABLE)
-        if code != 1000:
-            raise ConnectionLost(f"the server closed the connection with {code}")
-
-    def _options(self, read_timeout_s: float) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.pace.connect_s, sock_read=read_timeout_s)
-        return {"timeout": timeout, "allow_redirects": False}
-
-
 class StreamClient:
-    """Use it as `async with`, or pass a session of your own and close that yourself."""
+    """A client of one server with one API key. Use it as `async with`, or pass a session of your own and close that
+    yourself."""
 
     def __init__(
         self,
@@ -293,20 +153,132 @@ class StreamClient:
         session: aiohttp.ClientSession | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._server = ServerConnection(base_url, key, session, pace or Pace())
+        self._pace = pace or Pace()
+        self._base = base_url.rstrip("/")
+        self._owns_session = session is None
+        self._current = session
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._server.close()
+        if self._owns_session and self._current is not None:
+            await self._current.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._current is None:
+            self._current = aiohttp.ClientSession()
+        return self._current
+
+    def _url(self, *segments: str) -> URL:
+        """Each segment is one segment of the path, whatever characters it has."""
+        return URL("/".join((self._base, *(quote(segment, safe="") for segment in segments))), encoded=True)
+
+    async def _call(
+        self, method: str, url: URL, body: object = None, *, repeatable: bool, params: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """The status and the body of the reply. A repeatable request is retried until it succeeds."""
+        data = None if body is None else msgspec.json.encode(body)
+        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        options = {**self._options(self._pace.patience_s), "params": params, "headers": headers}
+        reconnect = Reconnect(self._pace)
+        while True:
+            try:
+                async with self._session.request(method, url, data=data, **options) as response:
+                    if response.status >= 300:
+                        raise await _response_error(response)
+                    return response.status, await _read(response, MAX_REPLY_BYTES)
+            except RETRYABLE_ERRORS as error:
+                if not repeatable:
+                    raise StreamUnavailable(f"The request failed: {_description(error)}") from error
+                await reconnect.wait(error)
+
+    async def _ask(self, url: URL, body: object) -> aiohttp.ClientResponse:
+        """The response to a question that asks for a resumable answer; the caller closes it."""
+        headers = {"Prefer": "resumable", "Content-Type": "application/json", "Accept": "text/event-stream"}
+        options = {**self._options(self._pace.silence_s), "headers": {**self._headers, **headers}}
+        try:
+            response = await self._session.post(url, data=msgspec.json.encode(body), **options)
+            if response.status != 200:
+                async with response:
+                    raise await _response_error(response)
+        except NETWORK_ERRORS as error:
+            raise StreamUnavailable(f"The question could not be sent: {_description(error)}") from error
+        except ConnectionLost as lost:
+            raise StreamUnavailable(str(lost)) from lost
+        return response
+
+    def _listen(self, url: URL, after: int, reconnect: Reconnect) -> AsyncGenerator[Frame]:
+        """The events after the cursor, over SSE."""
+        headers = {**self._headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if after:
+            headers["Last-Event-ID"] = str(after)
+        return self._frames(self._session.get(url, headers=headers, **self._options(self._pace.silence_s)), reconnect)
+
+    async def _frames(
+        self,
+        request: AbstractAsyncContextManager[aiohttp.ClientResponse],
+        reconnect: Reconnect,
+        *,
+        resumable: bool = True,
+    ) -> AsyncGenerator[Frame]:
+        """The frames of a response. If the stream can be resumed, it returns only when the stream has ended (204)."""
+        try:
+            async with request as response:
+                if response.status == 204:
+                    return
+                if response.status != 200:
+                    raise await _response_error(response)
+                if response.content_type != "text/event-stream":
+                    raise UpstreamError("The server did not answer with a stream.", Trouble.UNUSABLE)
+                parser = FrameParser(MAX_EVENT_BYTES)
+                async for chunk in response.content.iter_any():
+                    for frame in parser.feed(chunk):
+                        yield frame
+                    reconnect.set_retry(parser.retry_ms)
+        except NETWORK_ERRORS as error:
+            if resumable:
+                raise
+            raise StreamUnavailable("The answer was cut off, and the server has not stored it.") from error
+        if resumable:
+            raise ConnectionLost("the server ended the connection", clean=True)
+
+    async def _listen_ws(self, url: URL, after: int) -> AsyncGenerator[Frame]:
+        """The events after the cursor, over a WebSocket. It returns only when the stream has ended (1000)."""
+        try:
+            async with self._session.ws_connect(
+                url,
+                params={"last_event_id": str(after)} if after else None,
+                headers=self._headers,
+                protocols=(SUBPROTOCOL,),
+                timeout=aiohttp.ClientWSTimeout(ws_receive=self._pace.silence_s, ws_close=CLOSE_TIMEOUT_S),
+                max_msg_size=MAX_EVENT_BYTES,
+            ) as socket:
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.TEXT:
+                        raise UpstreamError("The server sent a message that is not text.", Trouble.UNUSABLE)
+                    yield Frame(event="message", data=message.data)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 204:
+                return
+            raise _status_error(error.status, b"", error.headers or {}) from error
+        if socket.close_code in FATAL_CLOSE_CODES:
+            raise UpstreamError(f"The server closed the connection with {socket.close_code}.", Trouble.UNUSABLE)
+        if socket.close_code != 1000:
+            raise ConnectionLost(f"the server closed the connection with {socket.close_code}")
+
+    def _options(self, read_timeout_s: float) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._pace.connect_s, sock_read=read_timeout_s)
+        return {"timeout": timeout, "allow_redirects": False}
 
 
-async def response_error(response: aiohttp.ClientResponse) -> Exception:
-    return status_error(response.status, await _read(response, MAX_ERROR_BYTES), response.headers)
+async def _response_error(response: aiohttp.ClientResponse) -> Exception:
+    return _status_error(response.status, await _read(response, MAX_ERROR_BYTES), response.headers)
 
 
-def status_error(status: int, body: bytes, headers: Mapping[str, str]) -> Exception:
+def _status_error(status: int, body: bytes, headers: Mapping[str, str]) -> Exception:
     """ConnectionLost if a retry may succeed, else the error that the server reported."""
     try:
         message = str(msgspec.json.decode(body)["message"])
@@ -329,6 +301,8 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(content)
 
 
-def _description(error: BaseException) -> str:
+def _description(error: Exception) -> str:
     """The kind of failure, without the request and its headers."""
+    if isinstance(error, ConnectionLost):
+        return str(error)
     return "the server sent nothing for too long" if isinstance(error, TimeoutError) else type(error).__name__

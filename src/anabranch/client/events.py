@@ -43,8 +43,7 @@ class PlannerEvent(Value):
     @property
     def ends_stream(self) -> bool:
         """Whether it ends its step, and no other step follows on this stream."""
-        continues = self.content.status in CONTINUES and self.content.payload.get("next_step_id")
-        return self.ends_step and not continues
+        return self.ends_step and not (self.content.status in CONTINUES and self.content.payload.get("next_step_id"))
 
 
 class Reset(Value, gc=False):
@@ -113,11 +112,11 @@ class Replay(Value):
 
 class StepView:
     """The latest revision of every key. The state is the same whether events arrived live or by replay, once or twice.
-    A stream that continues with the next step is included: keys contain the step."""
+    A stream that continues with the next step is included: `latest` is by step, type and result key."""
 
     def __init__(self, events: Iterable[PlannerEvent | Reset] = ()) -> None:
         self.sequence = 0
-        self._latest: dict[tuple[str, str, str | None], PlannerEvent] = {}
+        self.latest: dict[tuple[str, str, str | None], PlannerEvent] = {}
         for event in events:
             self.apply(event)
 
@@ -125,31 +124,26 @@ class StepView:
         """Returns whether the state changed."""
         if isinstance(event, Reset):
             self.sequence = 0
-            self._latest.clear()
+            self.latest.clear()
             return True
         self.sequence = max(self.sequence, event.sequence)
-        known = self._latest.get(event.key)
+        known = self.latest.get(event.key)
         if known is not None and known.content.revision >= event.content.revision:
             return False
-        self._latest[event.key] = event
+        self.latest[event.key] = event
         return True
-
-    @property
-    def latest(self) -> Mapping[tuple[str, str, str | None], PlannerEvent]:
-        """The latest event by step, type and result key."""
-        return self._latest
 
     @property
     def results(self) -> dict[str, PlannerEvent]:
         """The latest result, or part of one, by result key. If two steps use the same key, the later step's."""
         return {
             event.content.result_key: event
-            for event in sorted(self._latest.values(), key=lambda event: event.sequence)
+            for event in sorted(self.latest.values(), key=lambda event: event.sequence)
             if event.type == "subagent_result" and event.content.result_key is not None
         }
 
     def status(self, plan_step_id: str) -> str | None:
         """A step's status: `in_progress` or the final one; None if there is no event of it."""
-        if end := self._latest.get((plan_step_id, "plan_step_completed", None)):
+        if end := self.latest.get((plan_step_id, "plan_step_completed", None)):
             return end.content.status
-        return "in_progress" if any(step == plan_step_id for step, _, _ in self._latest) else None
+        return "in_progress" if any(step == plan_step_id for step, _, _ in self.latest) else None

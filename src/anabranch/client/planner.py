@@ -1,6 +1,6 @@
 """A client for planner steps: it starts them, pushes results, and follows their streams."""
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar
 
@@ -27,9 +27,8 @@ class PlannerClient(StreamClient):
         session_id = envelope.get("session_id")
         if not isinstance(session_id, str):
             raise InvalidQuestion("The envelope has no session_id.")
-        url = self._server.url("planner", "sessions", session_id, "steps")
-        reply = await self._server.call("POST", url, envelope, repeatable=True)
-        return msgspec.structs.replace(_decoded(reply.body, Begun), created=reply.status == 201)
+        status, body = await self._call("POST", self._step(session_id), envelope, repeatable=True)
+        return msgspec.structs.replace(_decoded(body, Begun), created=status == 201)
 
     async def push(
         self,
@@ -46,43 +45,38 @@ class PlannerClient(StreamClient):
         fragment = {"status": status, "payload": payload or {}, **more}
         if revision is not None:
             fragment["revision"] = revision
-        url = self._step(session_id, plan_step_id, "subagents", subagent, "events")
-        reply = await self._server.call("POST", url, fragment, repeatable=revision is not None)
-        return _decoded(reply.body, Pushed)
+        path = (session_id, plan_step_id, "subagents", subagent, "events")
+        return await self._request(Pushed, "POST", path, fragment, repeatable=revision is not None)
 
     async def push_all(
         self, session_id: str, plan_step_id: str, subagent: str, fragments: Iterable[Mapping[str, Any]]
     ) -> tuple[Pushed, ...]:
         """Pushes several fragments in their order. A rejected one does not affect the others."""
-        listed = list(fragments)
-        url = self._step(session_id, plan_step_id, "subagents", subagent, "events")
-        repeatable = all("revision" in fragment for fragment in listed)
-        reply = await self._server.call("POST", url, listed, repeatable=repeatable)
-        return _decoded(reply.body, _PushResults).results
+        body = list(fragments)
+        path = (session_id, plan_step_id, "subagents", subagent, "events")
+        repeatable = all("revision" in fragment for fragment in body)
+        return (await self._request(_PushResults, "POST", path, body, repeatable=repeatable)).results
 
     async def progress(
         self, session_id: str, plan_step_id: str, payload: Mapping[str, Any] | None = None, **more: Any
     ) -> None:
         """Reports the planner's own progress: `stage`, `status`, `next_step_id`."""
         url = self._step(session_id, plan_step_id, "progress")
-        await self._server.call("POST", url, {"payload": payload or {}, **more}, repeatable=False)
+        await self._call("POST", url, {"payload": payload or {}, **more}, repeatable=False)
 
     async def safety(self, session_id: str, plan_step_id: str, decision: str, reason: str = "") -> str:
         """The decision as the server applied it. Anything other than allow or warn is block."""
         body = {"decision": decision, "reason": reason}
-        url = self._step(session_id, plan_step_id, "safety")
-        return _decoded((await self._server.call("POST", url, body, repeatable=True)).body, _SafetyDecision).decision
+        return (await self._request(_SafetyDecision, "POST", (session_id, plan_step_id, "safety"), body)).decision
 
     async def cancel(self, session_id: str, plan_step_id: str) -> str:
         """Cancels the step. Returns its status: `cancelled`, or its status if it had already ended."""
-        reply = await self._server.call("DELETE", self._step(session_id, plan_step_id), repeatable=True)
-        return _decoded(reply.body, _StepStatus).status
+        return (await self._request(_StepStatus, "DELETE", (session_id, plan_step_id))).status
 
     async def events(self, session_id: str, plan_step_id: str, *, after: int = 0, limit: int = 100) -> Replay:
         """One page of a step's stored events."""
-        url = self._step(session_id, plan_step_id, "events")
         params = {"after": str(after), "limit": str(limit)}
-        return _decoded((await self._server.call("GET", url, repeatable=True, params=params)).body, Replay)
+        return await self._request(Replay, "GET", (session_id, plan_step_id, "events"), params=params)
 
     async def follow(
         self, session_id: str, plan_step_id: str, *, after: int = 0, transport: Transport = "sse"
@@ -90,14 +84,14 @@ class PlannerClient(StreamClient):
         """Every event after the cursor exactly once, across reconnects; then the events of the next step, if the last
         event names one. Raises the server's errors, and StreamUnavailable if the server was unreachable for longer than
         `Pace.patience_s`."""
-        reconnect = Reconnect(self._server.pace)
+        reconnect = Reconnect(self._pace)
         url = self._step(session_id, plan_step_id, "ws" if transport == "ws" else "stream")
         cursor = StepCursor(after)
 
         def connect() -> AsyncGenerator[Frame]:
             if transport == "ws":
-                return self._server.listen_ws(url, cursor.sequence)
-            return self._server.listen(url, cursor.sequence, reconnect)
+                return self._listen_ws(url, cursor.sequence)
+            return self._listen(url, cursor.sequence, reconnect)
 
         try:
             async with aclosing(reconnect.frames(connect)) as frames:
@@ -111,8 +105,21 @@ class PlannerClient(StreamClient):
             if not cursor.ended:
                 raise
 
-    def _step(self, session_id: str, plan_step_id: str, *more: str) -> URL:
-        return self._server.url("planner", "sessions", session_id, "steps", plan_step_id, *more)
+    def _step(self, session_id: str, *path: str) -> URL:
+        return self._url("planner", "sessions", session_id, "steps", *path)
+
+    async def _request(
+        self,
+        kind: type[T],
+        method: str,
+        path: Sequence[str],
+        body: object = None,
+        *,
+        repeatable: bool = True,
+        params: Mapping[str, str] | None = None,
+    ) -> T:
+        reply = await self._call(method, self._step(*path), body, repeatable=repeatable, params=params)
+        return _decoded(reply[1], kind)
 
 
 class StepCursor:
@@ -128,14 +135,10 @@ class StepCursor:
         if frame.event not in EVENT_NAMES:
             return []
         message = _decoded(frame.data.encode(), _Message)
-        match message.type:
-            case "reset":
-                self.sequence, self.ended, self.over = 0, False, False
-                return [Reset(sequence=message.sequence, epoch=message.epoch)]
-            case "event_batch":
-                return [event for event in message.events if self._is_new(event)]
-            case _:
-                return []
+        if message.type == "reset":
+            self.sequence, self.ended, self.over = 0, False, False
+            return [Reset(sequence=message.sequence, epoch=message.epoch)]
+        return [event for event in message.events if message.type == "event_batch" and self._is_new(event)]
 
     def _is_new(self, event: PlannerEvent) -> bool:
         if event.sequence <= self.sequence:

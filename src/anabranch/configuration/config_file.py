@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -15,21 +17,22 @@ from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.model import Endpoint, EndpointKind
 from anabranch.network.addresses import parse
 
-VARIABLE = re.compile(r"\$\$\{|\$\{(?:env:)?(?P<name>[A-Za-z_]\w*)(?::-(?P<otherwise>[^}]*))?\}|\$\{", re.ASCII)
-MAX_SHOWN = 60
-
-
+VARIABLE = re.compile(r"\$\$\{|\$\{(?:env:)?(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}|\$\{", re.ASCII)
+MAX_NAME = 60
+TYPE_NAMES = (
+    (NoneType, "nothing"),
+    (int | float, "a number"),
+    (str, "a text"),
+    (list | tuple, "a list"),
+    (dict | set, "fields"),
+    (date, "a date"),
+)
 # Python refuses to print whole numbers of thousands of digits.
 HUGE = 10**30
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
-Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 (any free one) to 65535")]
-Workers = Annotated[int, Meta(ge=1, le=1_000, description="a number of processes from 1 to 1,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
-LogFormat = Annotated[Literal["json", "console"], Meta(description="json or console")]
-Auth = Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")]
-RerankerForm = Annotated[Literal["cohere", "tei"], Meta(description="cohere or tei")]
 QueryTokens = Annotated[
     int,
     Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
@@ -48,9 +51,10 @@ Subagents = Annotated[
     tuple[Literal["documentation", "row_selection", "action", "voice", "safety", "other"], ...],
     Meta(description="a list of documentation, row_selection, action, voice, safety and other"),
 ]
-Surface = Literal["rag_stream", "chat", "query", "endpoints", "mcp"]
-Surfaces = Annotated[tuple[Surface, ...], Meta(description="a list of rag_stream, chat, query, endpoints and mcp")]
-Days = Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")]
+Surfaces = Annotated[
+    tuple[Literal["rag_stream", "chat", "query", "endpoints", "mcp"], ...],
+    Meta(description="a list of rag_stream, chat, query, endpoints and mcp"),
+]
 Origins = Annotated[tuple[str, ...], Meta(description='a list such as ["https://app.example.com"], or ["*"] for all')]
 Allowlist = Annotated[
     tuple[str, ...], Meta(description="a list of origins (http://host:port) and address blocks (10.0.0.0/8)")
@@ -60,175 +64,161 @@ Address = Annotated[str, Meta(description="a URL that begins with http:// or htt
 Text = Annotated[str, Meta(description="a text")]
 Folder = Annotated[str, Meta(min_length=1, description="a folder")]
 Weight = Annotated[float, Meta(ge=0, le=1_000, description="a number from 0 to 1,000")]
-HalfLife = Annotated[float, Meta(gt=0, le=36_500, description="a number of days above 0, at most 36,500")]
 Timeout = Annotated[float, Meta(gt=0, le=3_600, description="a number of seconds above 0, at most 3,600")]
 Pattern = Annotated[str, Meta(min_length=1, description="a regular expression in quotes")]
-Results = Annotated[int, Meta(ge=10, le=100, description="a whole number from 10 to 100")]
 
 
 class BlockFields:
-    """The fields of a block; other names are refused, and one without a value counts as not given."""
+    """The fields of a block; other names are refused, and one without a value counts as not given. With an
+    `environment`, the variables in texts are expanded."""
 
-    def __init__(self, given: object, where: str, known: Sequence[str]) -> None:
+    def __init__(
+        self, given: object, where: str, known: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.where = where
-        self._given = mapping(given, where)
+        self._given = require_mapping(given, where)
+        self._environment = environment
         for name in self._given:
             if name not in known:
-                raise ConfigurationError(f"{where} has no field {shown(name)}{meant(name, known)}.")
+                raise ConfigurationError(f"{where} has no field {quoted_name(name)}{did_you_mean(name, known)}.")
 
     def __contains__(self, name: str) -> bool:
         return self._given.get(name) is not None
 
     def __getitem__(self, name: str) -> Any:
-        return self._given[name]
+        return self._given.get(name)
 
     def at(self, name: str) -> str:
         return f"{self.where}.{name}"
 
-    def value(self, name: str, kind: Any, otherwise: Any = None) -> Any:
-        return converted(self._given[name], kind, self.at(name)) if name in self else otherwise
+    def value(self, name: str, kind: Any, default: Any = None) -> Any:
+        return convert(self._given[name], kind, self.at(name)) if name in self else default
+
+    def text(self, name: str) -> str | None:
+        if name not in self:
+            return None
+        found = self.expand(self._given[name], self.at(name))
+        if not found.strip():
+            raise ConfigurationError(f"{self.at(name)} is empty.")
+        return found
+
+    def expand(self, value: object, where: str) -> str:
+        """The value as text, with its variables expanded if there is an environment."""
+        found = as_text(value, where)
+        return found if self._environment is None else _expand_variables(found, self._environment, where)
 
 
-def mapping(given: object, where: str) -> Mapping[object, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise ConfigurationError(f"{where} takes fields (name: value), not {sort(given)}.")
-    return given
+def require_mapping(given: object, where: str) -> Mapping[object, Any]:
+    if not isinstance(given, dict | None):
+        raise ConfigurationError(f"{where} takes fields (name: value), not {type_name(given)}.")
+    return given or {}
 
 
-def listed(given: object, where: str, of: str) -> list[Any]:
+def require_list(given: object, where: str, of: str) -> list[Any]:
     if not isinstance(given, list):
-        raise ConfigurationError(f"{where} takes a list of {of}, not {sort(given)}.")
+        raise ConfigurationError(f"{where} takes a list of {of}, not {type_name(given)}.")
     return given
 
 
-def converted(value: object, kind: Any, where: str, *, secret: bool = False) -> Any:
+def convert(value: object, kind: Any, where: str, *, secret: bool = False) -> Any:
     try:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError):
-        raise _refused(where, kind, value, secret=secret) from None
+        raise _invalid(where, kind, value, secret=secret) from None
 
 
 def check_value(value: str, check: Callable[[str], object], kind: Any, where: str) -> None:
     """Raise a ConfigurationError if `check` returns nothing for the value, or raises."""
-    try:
-        accepted = check(value)
-    except (ValueError, UpstreamError):
-        accepted = None
-    if not accepted:
-        raise _refused(where, kind, value)
+    with suppress(ValueError, UpstreamError):
+        if check(value):
+            return
+    raise _invalid(where, kind, value)
 
 
-def _refused(where: str, kind: Any, value: object, *, secret: bool = False) -> ConfigurationError:
-    return ConfigurationError(f"{where} takes {takes(kind)}{'' if secret else instead_of(value)}.")
+def _invalid(where: str, kind: Any, value: object, *, secret: bool = False) -> ConfigurationError:
+    metas = (meta for meta in get_args(without_none(kind)) if isinstance(meta, Meta))
+    takes = next(meta.description for meta in metas if meta.description)
+    return ConfigurationError(f"{where} takes {takes}{'' if secret else _not_value(value)}.")
 
 
-def text(value: object, where: str) -> str:
+def as_text(value: object, where: str) -> str:
     """A text, or a number or boolean as text. It may be a secret, so errors do not show it."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise ConfigurationError(f"{where} takes a text, not {sort(value)}.")
+        raise ConfigurationError(f"{where} takes a text, not {type_name(value)}.")
     try:
         found = str(value)
     except ValueError:  # a whole number of thousands of digits
         raise ConfigurationError(f"{where} takes a text, not a number of that size.") from None
     if "\0" in found or re.search("[\ud800-\udc7f\udd00-\udfff]", found):
-        raise ConfigurationError(f"{where} has a character that no text has.")
+        raise ConfigurationError(f"{where} contains an invalid character.")
     return found
 
 
-def expanded(given: str, environment: Mapping[str, str], where: str) -> str:
+def _expand_variables(given: str, environment: Mapping[str, str], where: str) -> str:
     """The text with `${VARIABLE}` and `${VARIABLE:-default}` replaced from the environment."""
 
-    def put(found: re.Match[str]) -> str:
+    def expand(found: re.Match[str]) -> str:
         if found[0] == "$${":
             return "${"
         name = found["name"]
         if name is None:
-            raise ConfigurationError(
-                f"{where} has a ${{ with no variable's name after it; written $${{, it stays as it is."
-            )
-        value = environment.get(name) or found["otherwise"]
+            raise ConfigurationError(f"{where} has ${{ without a variable's name; write $${{ for a literal ${{.")
+        value = environment.get(name) or found["default"]
         if value is None:
             raise ConfigurationError(
-                f"{where} is taken from {name}, which is not set. Set it, or write ${{{name}:-…}} with what to take "
-                "otherwise, or switch the server off with enabled: false."
+                f"{where} is taken from {name}, which is not set. Set it, write ${{{name}:-default}}, or "
+                "disable the server with enabled: false."
             )
         return value
 
-    return VARIABLE.sub(put, given)
+    return VARIABLE.sub(expand, given)
 
 
-def meant(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """` (did you mean NAME?)` with the nearest known name; empty if none is near."""
-    names = {_folded(one): one for one in known}
-    near = get_close_matches(_folded(str(name)[:100]), names, n=1)
+    names = {_normalized(one): one for one in known}
+    near = get_close_matches(_normalized(str(name)[:100]), names, n=1)
     return f" (did you mean {names[near[0]]}?)" if near else ""
 
 
-def shown(name: object) -> str:
+def quoted_name(name: object) -> str:
     if not isinstance(name, str):
-        return sort(name)
-    return repr(name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 1] + "…")
+        return type_name(name)
+    return repr(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
 
 
-def _folded(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def plain(kind: Any) -> Any:
+def without_none(kind: Any) -> Any:
     """The type without `| None`."""
     if get_origin(kind) is UnionType or type(None) in get_args(kind):
         return next(part for part in get_args(kind) if part is not type(None))
     return kind
 
 
-def is_list(kind: Any) -> bool:
-    return get_origin(get_args(plain(kind))[0]) is tuple
-
-
-def takes(kind: Any) -> str:
-    """The description of a type."""
-    return next(meta.description for meta in get_args(plain(kind)) if isinstance(meta, Meta) and meta.description)
-
-
-def instead_of(value: object) -> str:
+def _not_value(value: object) -> str:
     """`, not VALUE`: without the value if a password may be in it, and only the type of what may be very large."""
-    match value:
-        case str():
-            return "" if "@" in value else f", not {value!r}"
-        case float():
-            return f", not {value}"
-        case int() if not isinstance(value, bool):
-            return f", not {value}" if abs(value) < HUGE else ", not a number of that size"
-        case _:
-            return f", not {sort(value)}"
+    if isinstance(value, str):
+        return "" if "@" in value else f", not {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f", not {type_name(value)}"
+    return f", not {value}" if isinstance(value, float) or abs(value) < HUGE else ", not a number of that size"
 
 
-def sort(value: object) -> str:
+def type_name(value: object) -> str:
     """The name of the value's type: the value itself may be a secret, or very large."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return "a number"
-        case str():
-            return "a text"
-        case list() | tuple():
-            return "a list"
-        case dict() | set():
-            return "fields"
-        case _:
-            return "a date" if hasattr(value, "isoformat") else "bytes"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return next((name for kind, name in TYPE_NAMES if isinstance(value, kind)), "bytes")
 
 
 MERGE = "tag:yaml.org,2002:merge"
 NULL = "tag:yaml.org,2002:null"
-# A misplaced secret may stand where a key should be: only what is clearly a name is shown.
+# A misplaced secret may be in the place of a key: errors show only what is clearly a name.
 CLEAR_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
 DEFAULT_FILE = Path("anabranch.yaml")
 PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]{0,62}/[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
@@ -288,11 +278,11 @@ class StringLoader(yaml.SafeLoader):
 
 
 class ConfigFile(NamedTuple):
-    """The file; `spelt` is its `mcpServers:` with all values as strings."""
+    """The file; `server_texts` is its `mcpServers:` with all values as strings."""
 
     path: Path
     file: File
-    spelt: Any = None
+    server_texts: Any = None
 
 
 def read(named: Path | None) -> ConfigFile:
@@ -303,8 +293,8 @@ def read(named: Path | None) -> ConfigFile:
     try:
         text = path.read_text(encoding="utf-8")
         file = msgspec.convert(_blocks(yaml.load(text, UniqueKeyLoader), path), File)  # noqa: S506  a SafeLoader
-        spelt = yaml.load(text, StringLoader)["mcpServers"] if file.mcpServers else None  # noqa: S506  a SafeLoader
-        return ConfigFile(path, file, spelt)
+        texts = yaml.load(text, StringLoader)["mcpServers"] if file.mcpServers else None  # noqa: S506  a SafeLoader
+        return ConfigFile(path, file, texts)
     except OSError as error:
         raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
@@ -324,13 +314,14 @@ def read(named: Path | None) -> ConfigFile:
 def _blocks(given: object, path: Path) -> dict[object, Any]:
     """The blocks by name; an empty one counts as not given."""
     if not isinstance(given, dict | None):
-        raise ConfigurationError(f"{path}: the file takes blocks ({', '.join(BLOCKS)}), not {sort(given)}.")
+        raise ConfigurationError(f"{path}: the file takes blocks ({', '.join(BLOCKS)}), not {type_name(given)}.")
     for name, block in (given or {}).items():
         if name not in BLOCKS:
             raise ConfigurationError(
-                f"{path}: there is no block {shown(name)}{meant(name, BLOCKS)}; there are: {', '.join(BLOCKS)}."
+                f"{path}: there is no block {quoted_name(name)}{did_you_mean(name, BLOCKS)}; "
+                f"there are: {', '.join(BLOCKS)}."
             )
-        mapping(block, f"{path}: {name}")
+        require_mapping(block, f"{path}: {name}")
     return {name: block for name, block in (given or {}).items() if block is not None}
 
 
@@ -338,38 +329,44 @@ def endpoints(
     file: File, environment: Mapping[str, str], path: str
 ) -> tuple[dict[str, Endpoint], dict[str, Endpoint], dict[str, str]]:
     """The sources, the models, and the published models by `owner/slug`."""
-    sources = {name: _entry(entry, f"{path}: sources.{name}") for name, entry in file.sources.items()}
-    models = {name: _entry(entry, f"{path}: models.{name}") for name, entry in file.models.items()}
+    sources = {
+        name: _endpoint(entry, ("space",), environment, f"{path}: sources.{name}")
+        for name, entry in file.sources.items()
+    }
+    models = {
+        name: _endpoint(entry, ("space", "openai"), environment, f"{path}: models.{name}")
+        for name, entry in file.models.items()
+    }
     published: dict[str, str] = {}
-    for name, entry in models.items():
-        if entry.alternate is not None:
+    for name, (endpoint, publish) in models.items():
+        if endpoint.alternate is not None:
             raise ConfigurationError(f"{path}: models.{name}.alternate: only sources have an alternate.")
-        if entry.publish is None:
+        if publish is None:
             continue
-        if not PUBLISHED.fullmatch(entry.publish):
+        if not PUBLISHED.fullmatch(publish):
             raise ConfigurationError(
-                f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {entry.publish!r}."
+                f"{path}: models.{name}.publish takes owner/slug (the slug in lower case), not {publish!r}."
             )
-        if published.setdefault(entry.publish, name) != name:
-            raise ConfigurationError(f"{path}: models.{name}.publish is {entry.publish!r}, and so is another's.")
-    for name, entry in sources.items():
-        if entry.publish is not None:
+        if published.setdefault(publish, name) != name:
+            raise ConfigurationError(f"{path}: models.{name}.publish is {publish!r}, which another model has, too.")
+    for name, (_, publish) in sources.items():
+        if publish is not None:
             raise ConfigurationError(f"{path}: sources.{name}.publish: only models and collections are published.")
     return (
-        {n: _endpoint(e, ("space",), environment, f"{path}: sources.{n}") for n, e in sources.items()},
-        {n: _endpoint(e, ("space", "openai"), environment, f"{path}: models.{n}") for n, e in models.items()},
+        {name: endpoint for name, (endpoint, _) in sources.items()},
+        {name: endpoint for name, (endpoint, _) in models.items()},
         published,
     )
 
 
-def _entry(given: object, where: str) -> NamedEndpoint:
+def _endpoint(
+    given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str
+) -> tuple[Endpoint, str | None]:
+    """The endpoint, and the path that it is published as."""
     try:
-        return msgspec.convert(given, NamedEndpoint)
+        entry = msgspec.convert(given, NamedEndpoint)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {error}.") from None
-
-
-def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[str, str], where: str) -> Endpoint:
     if entry.kind not in kinds:
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
     for field, url in (("url", entry.url), ("alternate", entry.alternate)):
@@ -381,13 +378,5 @@ def _endpoint(entry: NamedEndpoint, kinds: Sequence[str], environment: Mapping[s
         token = environment.get(variable)
         if not token:
             raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
-    return Endpoint(
-        slug=entry.slug,
-        url=entry.url,
-        owner=entry.owner,
-        tenant=entry.tenant,
-        kind=entry.kind,
-        operator=True,
-        token=token,
-        alternate=entry.alternate,
-    )
+    fields = {name: getattr(entry, name) for name in ("slug", "url", "owner", "tenant", "kind", "alternate")}
+    return Endpoint(**fields, operator=True, token=token), entry.publish

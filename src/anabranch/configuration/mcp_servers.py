@@ -1,29 +1,28 @@
-"""The blocks `mcp_servers` and `aggregator` of the configuration file."""
+"""The blocks `mcpServers` and `aggregator` of the configuration file."""
 
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from anabranch.configuration.config_file import (
     BlockFields,
     ConfigFile,
     Flag,
-    HalfLife,
     Pattern,
-    Results,
     Share,
     Timeout,
     Weight,
-    expanded,
-    listed,
-    mapping,
-    meant,
-    shown,
-    sort,
-    text,
+    as_text,
+    did_you_mean,
+    quoted_name,
+    require_list,
+    require_mapping,
+    type_name,
 )
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import ConfigurationError, UpstreamError
@@ -43,13 +42,15 @@ IGNORED = (
     *("alwaysAllow", "autoApprove", "autoStart", "chatMenu", "dev", "displayName", "gallery", "icon", "iconPath"),
     *("iconUrl", "startup", "tags", "title", "trust", "version"),
 )
-OURS = (*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description")
-FIELDS = (*OURS, *IGNORED)
-ONE_TOOL = "one tool is asked, and `tool` names it"
+FIELDS = (
+    *(*OF_COMMANDS, *OF_URLS, *TEXTS, *KINDS, "arguments", "reputation", "enabled", "disabled", "description"),
+    *IGNORED,
+)
+ONE_TOOL = "only one tool is called, and `tool` names it"
 VARIABLES = "write env: {NAME: ${NAME}}"
 # Fields of other clients that must not be ignored, and what to use instead.
-ELSEWHERE = {
-    "timeout": "how long each server may take is aggregator.serverTimeoutSecs, in seconds",
+UNSUPPORTED = {
+    "timeout": "set aggregator.serverTimeoutSecs, in seconds",
     "initTimeout": "a server has 30 seconds to be ready",
     "envFile": VARIABLES,
     "env_file": VARIABLES,
@@ -58,67 +59,70 @@ ELSEWHERE = {
     "enabledTools": ONE_TOOL,
     "includeTools": ONE_TOOL,
 }
-# Names with a meaning of their own in `sources` and `model`.
-TAKEN = ("collections", "extractive")
-# Words in the place of a name, which are no secret.
+# Names with a special meaning in `sources` and `model`.
+RESERVED = ("collections", "extractive")
+# Words in the place of a name that are no secret.
 ONLY_WORDS = re.compile(r"(?!Bearer|Basic|Token)[A-Z][A-Za-z]{0,19}( [A-Z][A-Za-z]{0,19}){1,3}")
 TYPES = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
-MOST_ARGUMENTS, DEEPEST = 10_000, 20
+MAX_ARGUMENTS, MAX_DEPTH = 10_000, 20
 
 
 def servers(read: ConfigFile, environment: Mapping[str, str]) -> dict[str, McpServer]:
     """The servers by name, in the order of the file."""
     where = f"{read.path}: mcpServers"
-    spelt, typed = mapping(read.spelt, where), mapping(read.file.mcpServers, where)
-    if len(spelt) != len(typed):
-        raise ConfigurationError(f"{where}: two names are one to YAML, as 1 and 01 or yes and true are; quote them.")
+    texts, typed = require_mapping(read.server_texts, where), require_mapping(read.file.mcpServers, where)
+    if len(texts) != len(typed):
+        raise ConfigurationError(
+            f"{where}: YAML reads two names as the same value, such as 1 and 01, or yes and true; quote them."
+        )
     if typed:
         require("mcp", where)
     found: dict[str, McpServer] = {}
-    for (name, entry), values in zip(spelt.items(), typed.values(), strict=True):
+    for (name, entry), values in zip(texts.items(), typed.values(), strict=True):
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ConfigurationError(f"{where}: a name is 1 to 64 letters, digits, _ . or -, not {shown(name)}.")
+            raise ConfigurationError(f"{where}: a name is 1 to 64 letters, digits, _ . or -, not {quoted_name(name)}.")
         if name in read.file.sources:
-            raise ConfigurationError(f"{where}.{name}: sources has this name, too; give one of them another.")
-        if name in TAKEN:
-            raise ConfigurationError(f"{where}.{name}: this name has a meaning of its own here; give it another.")
-        found[name] = _server(name, entry, mapping(values, f"{where}.{name}"), environment, f"{where}.{name}")
+            raise ConfigurationError(f"{where}.{name}: sources has this name, too; rename one of them.")
+        if name in RESERVED:
+            raise ConfigurationError(f"{where}.{name}: this name is reserved; use another.")
+        found[name] = _server(name, entry, values, environment, f"{where}.{name}")
     return found
 
 
-def _server(
-    name: str, spelt: object, typed: Mapping[object, Any], environment: Mapping[str, str], where: str
-) -> McpServer:
-    for field, instead in ELSEWHERE.items():
-        if field in mapping(spelt, where):
-            raise ConfigurationError(f"{where}.{field} is not taken: {instead}. Leave it out here.")
-    fields, values = BlockFields(spelt, where, FIELDS), BlockFields(typed, where, FIELDS)
+def _server(name: str, entry: object, typed: object, environment: Mapping[str, str], where: str) -> McpServer:
+    """`entry` has all values as strings, `typed` as YAML reads them."""
+    for field, instead in UNSUPPORTED.items():
+        if field in require_mapping(entry, where):
+            raise ConfigurationError(f"{where}.{field} is not supported: {instead}. Remove it.")
+    texts, values = BlockFields(entry, where, FIELDS), BlockFields(typed, where, FIELDS)
     enabled = _enabled(values)
-    _check_transport(fields)
+    _check_transport(texts)
     # The variables of a disabled server need not be set.
-    known = environment if enabled else None
+    expanded = BlockFields(entry, where, FIELDS, environment if enabled else None)
+    arguments = require_mapping(values["arguments"], values.at("arguments"))
     server = McpServer(
         name=name,
-        command=_text(fields, "command", known),
-        args=_args(fields, known),
-        env=_named(fields, "env", VARIABLE, known),
-        cwd=_folder(_text(fields, "cwd", known), fields.at("cwd")),
-        url=_url(fields, known),
-        headers=_headers(fields, known),
-        arguments=_arguments(values),
+        command=expanded.text("command"),
+        args=_args(expanded),
+        env=_named_texts(expanded, "env", VARIABLE),
+        cwd=_folder(expanded.text("cwd"), texts.at("cwd")),
+        url=_url(expanded, enabled=enabled),
+        headers=_headers(expanded),
+        arguments=_json(arguments, values.at("arguments"), iter(range(MAX_ARGUMENTS)), MAX_DEPTH),
         reputation=values.value("reputation", Share, NEUTRAL),
         enabled=enabled,
-        description=_description(fields),
-        **{attribute: _text(fields, field, None) for field, attribute in TEXTS.items()},
+        description=_description(texts),
+        **{attribute: texts.text(field) for field, attribute in TEXTS.items()},
     )
     if enabled:
-        _check_program(server, environment, fields.at("command"))
+        _check_program(server, environment, texts.at("command"))
     return server
 
 
 def _description(fields: BlockFields) -> str | None:
     """None if empty, as in some clients' files."""
-    return text(fields["description"], fields.at("description")).strip() or None if "description" in fields else None
+    found = as_text(fields["description"], fields.at("description")) if "description" in fields else ""
+    return found.strip() or None
 
 
 def _check_program(server: McpServer, environment: Mapping[str, str], where: str) -> None:
@@ -129,8 +133,8 @@ def _check_program(server: McpServer, environment: Mapping[str, str], where: str
     is_there = Path(server.cwd or "", command).is_file() or shutil.which(command, path=folders)
     if rest and not is_there and shutil.which(program, path=folders):
         raise ConfigurationError(
-            f"{where} takes the program alone, and this is a whole line; put what follows {shown(program)} into args, "
-            "a list."
+            f"{where} takes only the program, not a command line; put what follows "
+            f"{quoted_name(program)} into args, a list."
         )
 
 
@@ -154,73 +158,53 @@ def _check_transport(fields: BlockFields) -> None:
             raise ConfigurationError(f"{fields.at(field)} goes with {other}, and this server has {has[0]}.")
     for name in KINDS:
         if name in fields:
-            _check_kind(text(fields[name], fields.at(name)), has[0], fields.at(name))
+            _check_kind(as_text(fields[name], fields.at(name)), has[0], fields.at(name))
 
 
 def _check_kind(kind: str, has: str, where: str) -> None:
     if kind == "sse":
         raise ConfigurationError(
-            f"{where}: servers with the old SSE transport cannot be asked. Many of them also have an address for "
+            f"{where}: the old SSE transport is not supported. Many servers also have an address for "
             "streamable HTTP, often the same with /mcp in place of /sse: give that as url, with type: http."
         )
     if kind not in TYPES:
-        raise ConfigurationError(f"{where} takes stdio or http, not {shown(kind)}.")
+        raise ConfigurationError(f"{where} takes stdio or http, not {quoted_name(kind)}.")
     if TYPES[kind] != has:
         raise ConfigurationError(f"{where} is {kind}, which goes with {TYPES[kind]}, not with {has}.")
 
 
-def _text(fields: BlockFields, name: str, environment: Mapping[str, str] | None) -> str | None:
-    """The text, with variables expanded if there is an environment."""
-    if name not in fields:
-        return None
-    found = text(fields[name], fields.at(name))
-    if environment is not None:
-        found = expanded(found, environment, fields.at(name))
-    if not found.strip():
-        raise ConfigurationError(f"{fields.at(name)} is empty.")
-    return found
-
-
-def _args(fields: BlockFields, environment: Mapping[str, str] | None) -> tuple[str, ...]:
-    if "args" not in fields:
-        return ()
+def _args(fields: BlockFields) -> tuple[str, ...]:
     where = fields.at("args")
-    given = [text(arg, f"{where}[{at}]") for at, arg in enumerate(listed(fields["args"], where, "texts"))]
-    if environment is None:
-        return tuple(given)
-    return tuple(expanded(arg, environment, f"{where}[{at}]") for at, arg in enumerate(given))
+    given = require_list(fields["args"], where, "texts") if "args" in fields else []
+    return tuple(fields.expand(arg, f"{where}[{at}]") for at, arg in enumerate(given))
 
 
-def _named(
-    fields: BlockFields, name: str, names: re.Pattern[str], environment: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Texts by name. A misplaced secret may stand where a name should be: only clear names are shown."""
-    if name not in fields:
-        return {}
+def _named_texts(fields: BlockFields, name: str, names: re.Pattern[str]) -> dict[str, str]:
+    """Texts by name. A misplaced secret may be in the place of a name: errors show only clear names."""
     where, found = fields.at(name), {}
-    for at, (key, value) in enumerate(mapping(fields[name], where).items(), 1):
+    for at, (key, value) in enumerate(require_mapping(fields[name], where).items(), 1):
         if not isinstance(key, str) or not names.fullmatch(key):
-            clearly = isinstance(key, str) and value is not None and ONLY_WORDS.fullmatch(key)
-            named = f" ({key!r})" if clearly else ""
+            is_clear = isinstance(key, str) and value is not None and ONLY_WORDS.fullmatch(key)
+            named = f" ({key!r})" if is_clear else ""
             raise ConfigurationError(f"{where}: entry {at} has no usable name{named}; it takes NAME: value.")
         if value is None:
             raise ConfigurationError(f'{where}: entry {at} has no value; an empty one is written "".')
-        given = text(value, f"{where}.{key}")
-        found[key] = given if environment is None else expanded(given, environment, f"{where}.{key}")
+        found[key] = fields.expand(value, f"{where}.{key}")
     return found
 
 
-def _headers(fields: BlockFields, environment: Mapping[str, str] | None) -> dict[str, str]:
-    found = _named(fields, "headers", HEADER, environment)
+def _headers(fields: BlockFields) -> dict[str, str]:
+    found = _named_texts(fields, "headers", HEADER)
     for name, value in found.items():
         if NOT_IN_HEADERS.search(value):
-            raise ConfigurationError(f"{fields.at('headers')}.{name} has a line break or the like in it.")
+            where = f"{fields.at('headers')}.{name}"
+            raise ConfigurationError(f"{where} contains a line break or another control character.")
     return found
 
 
-def _url(fields: BlockFields, environment: Mapping[str, str] | None) -> str | None:
-    url = _text(fields, "url", environment)
-    if url is not None and not (environment is None and "${" in url):
+def _url(fields: BlockFields, *, enabled: bool) -> str | None:
+    url = fields.text("url")
+    if url is not None and (enabled or "${" not in url):
         try:
             parse(url)
         except UpstreamError:
@@ -235,34 +219,25 @@ def _folder(given: str | None, where: str) -> str | None:
     try:
         return None if given is None else str(Path(given).expanduser())
     except RuntimeError:
-        raise ConfigurationError(f"{where} begins with the home of a user who is not known.") from None
+        raise ConfigurationError(f"{where} begins with the home folder of an unknown user.") from None
 
 
-def _arguments(fields: BlockFields) -> dict[str, Any]:
-    if "arguments" not in fields:
-        return {}
-    where = fields.at("arguments")
-    found = _json(mapping(fields["arguments"], where), where, iter(range(MOST_ARGUMENTS)), DEEPEST)
-    assert isinstance(found, dict)
-    return found
-
-
-def _json(value: object, where: str, left: Iterator[int], deeper: int) -> Any:
+def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> Any:
     """The value as JSON, bounded in size: YAML references let a short file expand without limit."""
-    if next(left, None) is None or not deeper:
-        raise ConfigurationError(f"{where}: the arguments have more in them than a tool can be given.")
+    if next(remaining, None) is None or not depth:
+        raise ConfigurationError(f"{where}: the arguments are too large or too deeply nested.")
     match value:
         case dict():
             return {
-                text(key, f"{where}: a name"): _json(one, f"{where}.{key}", left, deeper - 1)
+                as_text(key, f"{where}: a name"): _json(one, f"{where}.{key}", remaining, depth - 1)
                 for key, one in value.items()
             }
         case list():
-            return [_json(one, f"{where}[{at}]", left, deeper - 1) for at, one in enumerate(value)]
+            return [_json(one, f"{where}[{at}]", remaining, depth - 1) for at, one in enumerate(value)]
         case None | bool():
             return value
         case str():
-            return text(value, where)
+            return as_text(value, where)
         case int() if abs(value) < 2**63:
             return value
         case float() if abs(value) < float("inf"):
@@ -270,7 +245,7 @@ def _json(value: object, where: str, left: Iterator[int], deeper: int) -> Any:
         case _ if hasattr(value, "isoformat"):
             return value.isoformat()
         case _:
-            raise ConfigurationError(f"{where} takes what JSON has, not {sort(value)}.")
+            raise ConfigurationError(f"{where} takes a JSON value, not {type_name(value)}.")
 
 
 MAX_PATTERN = 1_000
@@ -282,11 +257,17 @@ TOKEN = re.compile(
 )
 NUMBERS = {
     "enabled": ("enabled", Flag),
-    "defaultMaxResults": ("default_max_results", Results),
+    "defaultMaxResults": (
+        "default_max_results",
+        Annotated[int, Meta(ge=10, le=100, description="a whole number from 10 to 100")],
+    ),
     "serverTimeoutSecs": ("server_timeout_s", Timeout),
     "totalTimeoutSecs": ("total_timeout_s", Timeout),
     "dedupThreshold": ("dedup_threshold", Share),
-    "freshnessHalfLifeDays": ("freshness_half_life_days", HalfLife),
+    "freshnessHalfLifeDays": (
+        "freshness_half_life_days",
+        Annotated[float, Meta(gt=0, le=36_500, description="a number of days above 0, at most 36,500")],
+    ),
 }
 WEIGHTS = {
     "keywordMatch": "keyword_match",
@@ -307,12 +288,10 @@ def aggregation(read: ConfigFile, known: Collection[str]) -> Aggregation:
 
 
 def _weights(fields: BlockFields) -> Weights:
-    if "rankingWeights" not in fields:
-        return Weights()
     given = BlockFields(fields["rankingWeights"], fields.at("rankingWeights"), tuple(WEIGHTS))
     weights = Weights(**{to: given.value(name, Weight) for name, to in WEIGHTS.items() if name in given})
     if not any((weights.keyword_match, weights.freshness, weights.server_reputation, weights.length_penalty)):
-        raise ConfigurationError(f"{given.where} are all 0, and then nothing is better than anything else.")
+        raise ConfigurationError(f"{given.where} are all 0; set at least one of them above 0.")
     return weights
 
 
@@ -320,7 +299,7 @@ def _rules(fields: BlockFields, known: Collection[str]) -> tuple[ServerRule, ...
     if "serverRules" not in fields:
         return ()
     where = fields.at("serverRules")
-    rules = listed(fields["serverRules"], where, "rules (pattern, servers)")
+    rules = require_list(fields["serverRules"], where, "rules (pattern, servers)")
     return tuple(_rule(rule, known, f"{where}[{at}]") for at, rule in enumerate(rules))
 
 
@@ -330,16 +309,16 @@ def _rule(given: object, known: Collection[str], where: str) -> ServerRule:
         if field not in rule:
             raise ConfigurationError(f"{where} needs {field}.")
     pattern = rule.value("pattern", Pattern)
-    if (wrong := mistake(pattern)) is not None:
-        raise ConfigurationError(f"{rule.at('pattern')} is not a regular expression that can be used ({wrong}).")
-    named = [text(name, rule.at("servers")) for name in listed(rule["servers"], rule.at("servers"), "names")]
+    if (problem := pattern_problem(pattern)) is not None:
+        raise ConfigurationError(f"{rule.at('pattern')} is not a regular expression that can be used ({problem}).")
+    named = [as_text(name, rule.at("servers")) for name in require_list(rule["servers"], rule.at("servers"), "names")]
     if not named:
-        raise ConfigurationError(f"{rule.at('servers')} names no server; leave the rule out, or name some.")
+        raise ConfigurationError(f"{rule.at('servers')} names no server; name one, or remove the rule.")
     for name in named:
         if name not in known:
             raise ConfigurationError(
-                f"{rule.at('servers')} names {shown(name)}, which is not in mcpServers{meant(name, known)}; add it "
-                "there, or take it out of the rule."
+                f"{rule.at('servers')} names {quoted_name(name)}, which is not in mcpServers"
+                f"{did_you_mean(name, known)}; add it there, or remove it from the rule."
             )
     return ServerRule(pattern=pattern, servers=tuple(dict.fromkeys(named)))
 
@@ -349,12 +328,12 @@ def matching(rules: Iterable[ServerRule], query: str) -> ServerRule | None:
     return next((rule for rule in rules if _finder(rule.pattern)(query)), None)
 
 
-def mistake(pattern: str) -> str | None:
+def pattern_problem(pattern: str) -> str | None:
     """What is wrong with a pattern, if anything is."""
     if len(pattern) > MAX_PATTERN:
         return f"it is longer than {MAX_PATTERN:,} characters"
     if _expanded(pattern) > MAX_EXPANDED:
-        return f"its repetitions come to more than {MAX_EXPANDED:,} characters"
+        return f"its repetitions expand to more than {MAX_EXPANDED:,} characters"
     try:
         _finder(pattern)
     except ValueError as error:
@@ -364,25 +343,21 @@ def mistake(pattern: str) -> str | None:
 
 @lru_cache(maxsize=1_024)
 def _finder(pattern: str) -> Callable[[str], bool]:
-    """Python's own engine backtracks: `(a+)+$` would hold up everybody for hours. Rust's does not, and the MCP SDK
-    brings it along."""
+    """Python's engine backtracks: `(a+)+$` would block the event loop for hours. Rust's does not, and the MCP SDK
+    depends on it."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema  # noqa: PLC0415  35 ms, for those with rules
 
     try:
         schema = core_schema.str_schema(pattern=f"(?i){pattern}", regex_engine="rust-regex")
         return SchemaValidator(schema).isinstance_python
     except SchemaError as error:
-        raise ValueError(_reason(str(error))) from None
-
-
-def _reason(said: str) -> str:
-    """The engine's own words: the last line, without what it has drawn above it."""
-    last = said.strip().splitlines()[-1].strip()
-    return last.removeprefix("error: ").removeprefix("SchemaError: ").rstrip(".")
+        # The last line, without the drawing above it.
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(reason.removeprefix("error: ").removeprefix("SchemaError: ").rstrip(".")) from None
 
 
 def _expanded(pattern: str) -> int:
-    """How many characters a pattern comes to when every counted repetition is written out, at the most."""
+    """The length of a pattern with every counted repetition written out, at most."""
     sizes, last = [0], 0
     for token in TOKEN.finditer(pattern):
         if token["open"]:

@@ -3,42 +3,37 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from anabranch.configuration import config_file, mcp_servers
 from anabranch.configuration.config_file import (
     Address,
     Allowlist,
-    Auth,
     CacheTtl,
     Count,
-    Days,
     Few,
     Flag,
     Folder,
-    LogFormat,
     LogLevel,
     Number,
     Origins,
-    Port,
     Proxies,
     QueryTokens,
     RedisAddress,
-    RerankerForm,
     Seconds,
     Share,
     Subagents,
     Surfaces,
     Text,
-    Workers,
     check_value,
-    converted,
-    is_list,
-    plain,
+    convert,
+    without_none,
 )
 from anabranch.configuration.extras import require
 from anabranch.configuration.mcp_servers import aggregation
@@ -56,9 +51,9 @@ class TrackedEnvironment(dict[str, str]):
         super().__init__(environment)
         self.read: set[str] = set()
 
-    def get(self, name: str, otherwise: Any = None) -> Any:
+    def get(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
-        return super().get(name, otherwise)
+        return super().get(name, default)
 
 
 PREFIX = "AGGREGATOR_"
@@ -71,10 +66,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     debug: Flag = False
     host: Text = "0.0.0.0"  # noqa: S104  spec 1's default; surfaces that hold data need a key there
-    port: Port = 8001
-    workers: Workers = 1
+    port: Annotated[int, Meta(ge=0, le=65535, description="a port from 0 (any free one) to 65535")] = 8001
+    workers: Annotated[int, Meta(ge=1, le=1_000, description="a number of processes from 1 to 1,000")] = 1
     log_level: LogLevel = "INFO"
-    log_format: LogFormat = "json"
+    log_format: Annotated[Literal["json", "console"], Meta(description="json or console")] = "json"
     retrieval_timeout: Seconds = 30.0
     generation_timeout: Seconds = 120.0
     total_timeout: Seconds = 180.0
@@ -89,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: Seconds = 30.0
     cors_origins: Origins = ("*",)
     syfthub_url: Address = "http://localhost:8000"
-    auth: Auth = "auto"
+    auth: Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")] = "auto"
     endpoint_allowlist: Allowlist = ()
     endpoint_allowlist_public: Flag = False
     trusted_proxies: Proxies = ()
@@ -103,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parse_timeout: Seconds = 120.0
     query_context_tokens: QueryTokens = 4_000
     query_rewriting: Flag = True
-    query_log_days: Days = 30
+    query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
     embedding_url: Address | None = None
     embedding_model: Text | None = None
     embedding_api_key: Text | None = None
@@ -113,7 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reranker_url: Address | None = None
     reranker_model: Text | None = None
     reranker_api_key: Text | None = None
-    reranker_form: RerankerForm = "cohere"
+    reranker_form: Annotated[Literal["cohere", "tei"], Meta(description="cohere or tei")] = "cohere"
     model_url: Address | None = None
     model_name: Text | None = None
     model_api_key: Text | None = None
@@ -186,8 +181,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def default_model(self) -> Endpoint | None:
         """The model used when none is named: the one of the variables, else the first in the file."""
         if self.model_url is not None:
-            name = self.model_name or "default"
-            return Endpoint(slug=name, url=self.model_url, kind="openai", operator=True, token=self.model_api_key)
+            return Endpoint(
+                slug=self.model_name or "default",
+                url=self.model_url,
+                kind="openai",
+                operator=True,
+                token=self.model_api_key,
+            )
         return next(iter(self.models.values()), None)
 
 
@@ -200,6 +200,7 @@ NEEDS = {
     "reranker_model": "reranker_url",
     "reranker_api_key": "reranker_url",
     "otlp_headers": "otlp_endpoint",
+    "analytics_otlp": "otlp_endpoint",
 }
 CHECKS: Mapping[str, Callable[[str], object]] = {
     "endpoint_allowlist": lambda entry: parse(entry) if "://" in entry else ip_network(entry, strict=False),
@@ -208,27 +209,27 @@ CHECKS: Mapping[str, Callable[[str], object]] = {
     **dict.fromkeys(("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"), parse),
 }
 TYPES = get_type_hints(Settings, include_extras=True)
-# Names without our prefix: this one is the planner's own switch (spec 2).
-GIVEN = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
-# Blocks of their own in the file.
+# Names without our prefix: this one is the planner's switch (spec 2).
+SPECIAL_NAMES = {"planner_streaming": "AI_ENABLE_AGGREGATOR_STREAMING"}
+# Separate blocks of the file, without a variable.
 BLOCKS = ("sources", "models", "published_models", "mcp_servers", "aggregation")
-VARIABLES = {GIVEN.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
+VARIABLES = {SPECIAL_NAMES.get(name, PREFIX + name.upper()): name for name in TYPES if name not in BLOCKS}
 
 
-def load(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) -> Settings:
     """Settings from the environment and the file; the environment wins. A wrong value is a ConfigurationError."""
-    environment = os.environ if environment is None else environment
-    read = config_file.read(file or _named(environment))
-    path, chosen = read.path, read.file
+    named = environment.get(PREFIX + "CONFIG")
+    read = config_file.read(file or (Path(named) if named else None))
+    path = read.path
     values: dict[str, Any] = {}
-    for name, value in chosen.settings.items():
+    for name, value in read.file.settings.items():
         if name not in VARIABLES.values():
             raise ConfigurationError(f"{path}: settings has no {name!r}.")
-        values[name] = _converted(name, value, f"{path}: settings.{name}")
+        values[name] = _convert(name, value, f"{path}: settings.{name}")
     for variable, name in VARIABLES.items():
         if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
-            values[name] = _converted(name, environment[variable], variable)
-    sources, models, published = config_file.endpoints(chosen, environment, str(path))
+            values[name] = _convert(name, environment[variable], variable)
+    sources, models, published = config_file.endpoints(read.file, environment, str(path))
     servers = mcp_servers.servers(read, environment)
     settings = Settings(
         **values,
@@ -247,14 +248,12 @@ def secrets_of(settings: Settings) -> Iterator[str]:
     keys = (settings.model_api_key, settings.embedding_api_key, settings.reranker_api_key)
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))
-    passwords = PASSWORDS.findall(settings.redis_url or "")
-    for value in (*keys, *tokens, *headers, *passwords):
+    for value in (*keys, *tokens, *headers, *PASSWORDS.findall(settings.redis_url or "")):
         yield from secret_parts(value or "")
 
 
-def taken(environment: Mapping[str, str] | None = None, file: Path | None = None) -> list[str]:
-    """The variables that the settings and the file read and that are set."""
-    environment = os.environ if environment is None else environment
+def variables_in_use(environment: Mapping[str, str] = os.environ, file: Path | None = None) -> list[str]:
+    """The variables that are set and that the settings or the file read."""
     tracked = TrackedEnvironment(environment)
     load(tracked, file)
     # CONFIG is an option, too, and PATH is set everywhere.
@@ -262,37 +261,30 @@ def taken(environment: Mapping[str, str] | None = None, file: Path | None = None
     return sorted(name for name in known if environment.get(name, "").strip())
 
 
-def unknown(environment: Mapping[str, str] | None = None) -> list[str]:
+def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Variables with our prefix that are no settings, most likely misspelt."""
-    environment = os.environ if environment is None else environment
-    return sorted(
-        name for name in environment if name.startswith(PREFIX) and name not in (*VARIABLES, PREFIX + "CONFIG")
-    )
+    known = (*VARIABLES, PREFIX + "CONFIG")
+    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
 
 
-def _named(environment: Mapping[str, str]) -> Path | None:
-    return Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None
-
-
-def _converted(name: str, value: object, where: str) -> Any:
+def _convert(name: str, value: object, where: str) -> Any:
     kind = TYPES[name]
     if isinstance(value, str):
-        kind, value = plain(kind), value.strip()
-        if is_list(kind):
-            value = _listed(value)
+        kind, value = without_none(kind), value.strip()
+        if get_origin(get_args(kind)[0]) is tuple:
+            value = _split(value)
         elif kind is LogLevel:
             value = value.upper()
-    return converted(value, kind, where, secret=name in SECRET)
+    return convert(value, kind, where, secret=name in SECRET)
 
 
-def _listed(text: str) -> object:
-    """A JSON list, or names between commas."""
+def _split(text: str) -> object:
+    """A JSON list, or names between commas. Text that is no JSON list stays text, which no list setting accepts."""
     if not text.startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
-    try:
+    with suppress(msgspec.DecodeError):
         return msgspec.json.decode(text, type=list[object])
-    except msgspec.DecodeError:
-        return text  # which no list takes
+    return text
 
 
 def _check(settings: Settings) -> None:
@@ -306,24 +298,17 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
-    _check_pairs(settings)
     for name in ("data_dir", "models_dir"):
         folder = Path(getattr(settings, name)).expanduser()
         if folder.exists() and not folder.is_dir():
             raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(folder)!r} is a file.")
-
-
-def _check_pairs(settings: Settings) -> None:
-    """Settings that need or exclude another."""
     for name, needed in NEEDS.items():
-        if getattr(settings, name) is not None and getattr(settings, needed) is None:
+        if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
     if settings.otlp_endpoint is not None:
         require("otel", f"{PREFIX}OTLP_ENDPOINT")
     if settings.reranker_path is not None:
         require("local-models", f"{PREFIX}RERANKER_PATH")
-    if settings.analytics_otlp and settings.otlp_endpoint is None:
-        raise ConfigurationError(f"{PREFIX}ANALYTICS_OTLP needs {PREFIX}OTLP_ENDPOINT, which is not set.")
     if settings.analytics_file and not Path(settings.analytics_file).expanduser().absolute().parent.is_dir():
         raise ConfigurationError(f"{PREFIX}ANALYTICS_FILE takes a file in a folder that exists.")
     if settings.reranker_path is not None and settings.reranker_url is not None:

@@ -1,4 +1,4 @@
-"""SIGHUP: the operator's word that the configuration file has changed."""
+"""SIGHUP: the operator asks the process to reload the configuration file."""
 
 import asyncio
 import os
@@ -11,14 +11,14 @@ from types import FrameType
 
 
 def hold_hangups() -> None:
-    """Let the signal wait until somebody listens: by itself it would end this process and those that it starts."""
+    """Block SIGHUP until there is a handler: its default action would end this process and its children."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        signal.signal(signal.SIGHUP, _to_the_main_thread)
+        signal.signal(signal.SIGHUP, _send_to_main_thread)
 
 
 def hung_up() -> bool:
-    """Whether the signal has come while it is held; it is taken."""
+    """Whether SIGHUP arrived while it was blocked; it is consumed."""
     if sys.platform == "win32" or signal.SIGHUP not in signal.sigpending():
         return False
     signal.sigwait({signal.SIGHUP})
@@ -26,7 +26,7 @@ def hung_up() -> bool:
 
 
 class Terminal:
-    """The terminal that this process was started in, if any. When it is closed, that too is a SIGHUP."""
+    """The terminal that this process was started in, if any. Closing it sends SIGHUP, too."""
 
     def __init__(self) -> None:
         self._seen = _terminals()
@@ -38,41 +38,41 @@ class Terminal:
 
 @asynccontextmanager
 async def on_hangup(callback: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Call back at each signal, for those that come meanwhile once more. One that was held comes now, and those that
-    come after the end are held. Nothing on Windows, nor outside the main thread."""
+    """Call back at each SIGHUP; those that arrive during a call cause one more. A blocked one is delivered now; after
+    the end they are blocked as before. Does nothing on Windows, or outside the main thread."""
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop, heard, terminal = asyncio.get_running_loop(), asyncio.Event(), Terminal()
+    loop, received, terminal = asyncio.get_running_loop(), asyncio.Event(), Terminal()
 
-    def hear(_number: int, _stack: FrameType | None) -> None:
+    def receive(_number: int, _stack: FrameType | None) -> None:
         if terminal.closed:
             signal.raise_signal(signal.SIGTERM)
         else:
-            loop.call_soon_threadsafe(heard.set)
+            loop.call_soon_threadsafe(received.set)
 
-    async def answer() -> None:
+    async def call_back() -> None:
         while True:
-            await heard.wait()
-            heard.clear()
+            await received.wait()
+            received.clear()
             await callback()
 
-    # Not the loop's own handlers: it could not give back the one that was there.
-    before = signal.signal(signal.SIGHUP, hear)
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    answering = asyncio.create_task(answer())
+    # Not the loop's add_signal_handler: the previous handler could not be restored.
+    before = signal.signal(signal.SIGHUP, receive)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    calling = asyncio.create_task(call_back())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGHUP, before if before is not None else signal.SIG_DFL)
-        answering.cancel()
+        calling.cancel()
         with suppress(asyncio.CancelledError):
-            await answering
+            await calling
 
 
-def _to_the_main_thread(number: int, _stack: FrameType | None) -> None:
-    """Threads that were there before do not hold it, and may be who gets it."""
+def _send_to_main_thread(number: int, _stack: FrameType | None) -> None:
+    """Threads that were started before do not block the signal, so it may be delivered to one of them."""
     signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import cache
+from itertools import chain, repeat
 from typing import Never
 
 import msgspec
@@ -56,35 +57,37 @@ class DroppedConnectionError(ConnectionError):
 
 class Failing(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure
-    form: Form
-    size_bytes: int
-    location: str
-    retry_after_s: int
-    body: bytes | None
+    form: Form = "summary"
+    size_bytes: int = 32 * MIB
+    location: str = "/"
+    retry_after_s: int = 1
+    body: bytes | None = None
     token: None = None
 
     async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse:  # noqa: ARG002
-        if plain := _PLAIN.get(self.failure):
-            return self._respond(*plain)
-        fault = msgspec.structs.replace(self, form="openai") if dialect == "openai" else self
-        return await _ACTS[self.failure](fault, request)
+        if self.failure not in _PLAIN:
+            fault = msgspec.structs.replace(self, form="openai") if dialect == "openai" else self
+            return await _ACTS[self.failure](fault, request)
+        status, content_type, content = _PLAIN[self.failure]
+        more = {429: {"Retry-After": str(self.retry_after_s)}, 307: {"Location": self.location}}.get(status, {})
+        return web.Response(
+            status=status,
+            headers={"Content-Type": content_type, **more},
+            body=content if self.body is None else self.body,
+        )
 
-    def _respond(self, status: int, content_type: str, body: bytes) -> web.Response:
-        headers = {"Content-Type": content_type}
-        if status == 429:
-            headers["Retry-After"] = str(self.retry_after_s)
-        if status == 307:
-            headers["Location"] = self.location
-        return web.Response(status=status, headers=headers, body=body if self.body is None else self.body)
+
+_JSON = "application/json"
 
 
 def _refusal(outcome: str) -> tuple[int, str, bytes]:
-    refusal = {"detail": "The policy refused it", "policy_metadata": {"outcome": outcome, "entries": []}}
-    return 403, "application/json", msgspec.json.encode(refusal)
+    metadata = {"outcome": outcome, "entries": []}
+    return 403, _JSON, msgspec.json.encode({"detail": "The policy refused it", "policy_metadata": metadata})
 
 
+# Around a text: a valid reply of a model and of a source.
+_HEAD, _TAIL = b'{"summary":{"message":{"role":"assistant","content":"', b'"}},"references":{"documents":[]}}'
 _PAGE = b"<!DOCTYPE html><html><head><title>Oops</title></head><body><h1>Something went wrong</h1></body></html>"
-_JSON = "application/json"
 _PLAIN: dict[Failure, tuple[int, str, bytes]] = {
     Failure.STATUS_401: (401, _JSON, b'{"detail":"Not authenticated"}'),
     Failure.STATUS_402: (402, _JSON, b'{"detail":"Payment required"}'),
@@ -125,41 +128,33 @@ async def _reset(_: Failing, request: web.BaseRequest) -> Never:
 
 
 async def _cut(_: Failing, request: web.BaseRequest) -> Never:
-    body = msgspec.json.encode(_reply("A sentence of which only a half arrives."))
-    response = web.StreamResponse(headers={"Content-Type": _JSON, "Content-Length": str(len(body))})
-    await response.prepare(request)
+    body = _HEAD + b"A sentence of which only a half arrives." + _TAIL
+    response = await open_stream(request, {"Content-Type": _JSON, "Content-Length": str(len(body))})
     await response.write(body[: len(body) // 2])
     raise DroppedConnectionError
 
 
 async def _huge(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
-    head, _, tail = msgspec.json.encode(_reply("|")).partition(b"|")
-    response = web.StreamResponse(headers={"Content-Type": _JSON})
-    await response.prepare(request)
-    await response.write(head)
-    for _ in range(fault.size_bytes // 65536 + 1):
-        await response.write(b"x" * 65536)
-    await response.write(tail)
+    response = await open_stream(request, {"Content-Type": _JSON})
+    for piece in chain([_HEAD], repeat(b"x" * 65536, fault.size_bytes // 65536 + 1), [_TAIL]):
+        await response.write(piece)
     return response
 
 
 async def _bomb(_: Failing, __: web.BaseRequest) -> web.StreamResponse:
-    body = await asyncio.to_thread(_bomb_body)
-    return web.Response(body=body, headers={"Content-Type": _JSON, "Content-Encoding": "gzip"})
+    headers = {"Content-Type": _JSON, "Content-Encoding": "gzip"}
+    return web.Response(body=await asyncio.to_thread(_bomb_body), headers=headers)
 
 
 @cache
 def _bomb_body() -> bytes:
-    head, _, tail = msgspec.json.encode(_reply("|")).partition(b"|")
     gzip = zlib.compressobj(wbits=31)
-    pieces = [gzip.compress(head)]
-    pieces += [gzip.compress(b"x" * MIB) for _ in range(BOMB_BYTES // MIB)]
-    return b"".join((*pieces, gzip.compress(tail), gzip.flush()))
+    pieces = [gzip.compress(piece) for piece in (_HEAD, *repeat(b"x" * MIB, BOMB_BYTES // MIB), _TAIL)]
+    return b"".join((*pieces, gzip.flush()))
 
 
 async def _trickle(_: Failing, request: web.BaseRequest) -> Never:
-    response = web.StreamResponse(headers={"Content-Type": _JSON})
-    await response.prepare(request)
+    response = await open_stream(request, {"Content-Type": _JSON})
     while True:
         await response.write(b" ")
         await asyncio.sleep(TRICKLE_S)
@@ -167,15 +162,13 @@ async def _trickle(_: Failing, request: web.BaseRequest) -> Never:
 
 async def _stream_break(fault: Failing, request: web.BaseRequest) -> Never:
     response = await open_stream(request)
-    await response.write(word(fault.form, "Two "))
-    await response.write(word(fault.form, "words "))
+    await response.write(word(fault.form, "Two ") + word(fault.form, "words "))
     raise DroppedConnectionError
 
 
 async def _stream_error(fault: Failing, request: web.BaseRequest) -> web.StreamResponse:
     response = await open_stream(request)
-    await response.write(word(fault.form, "One "))
-    await response.write(stream_error(fault.form, "the model broke"))
+    await response.write(word(fault.form, "One ") + stream_error(fault.form, "the model broke"))
     return response
 
 
@@ -185,11 +178,6 @@ async def _stream_endless_line(_: Failing, request: web.BaseRequest) -> Never:
     while True:
         await response.write(b"x" * 16384)
         await asyncio.sleep(0)
-
-
-def _reply(text: str) -> dict[str, object]:
-    """A valid reply of a model and of a source."""
-    return {"summary": {"message": {"role": "assistant", "content": text}}, "references": {"documents": []}}
 
 
 _ACTS: dict[Failure, Callable[[Failing, web.BaseRequest], Awaitable[web.StreamResponse]]] = {

@@ -139,20 +139,9 @@ class FakeEmbedder:
         if dimensions % 8 or not 8 <= dimensions <= 512:
             raise ValueError("dimensions must be a multiple of 8, up to 512")
         self.calls: list[tuple[str, ...]] = []
-        self._dimensions = dimensions
-        self._window = window
-
-    @property
-    def name(self) -> str:
-        return f"fake-{self._dimensions}"
-
-    @property
-    def dimensions(self) -> int:
-        return self._dimensions
-
-    @property
-    def window(self) -> int:
-        return self._window
+        self.name = f"fake-{dimensions}"
+        self.dimensions = dimensions
+        self.window = window
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return [found.span() for found in TOKEN.finditer(text)]
@@ -164,14 +153,14 @@ class FakeEmbedder:
     def _embedding(self, text: str) -> Embedding:
         import numpy as np  # noqa: PLC0415
 
-        within = self.tokens(text)[: self._window]
+        within = self.tokens(text)[: self.window]
         words = WORD.findall(text[: within[-1][1]].lower()) if within else []
-        rows = b"".join(_signs(word, self._dimensions // 8) for word in words)
-        bits = np.unpackbits(np.frombuffer(rows or bytes(self._dimensions // 8), np.uint8))
-        vector = (2.0 * bits.reshape(-1, self._dimensions) - 1.0).sum(axis=0)
+        rows = b"".join(_signs(word, self.dimensions // 8) for word in words)
+        bits = np.unpackbits(np.frombuffer(rows or bytes(self.dimensions // 8), np.uint8))
+        vector = (2.0 * bits.reshape(-1, self.dimensions) - 1.0).sum(axis=0)
         length = float(np.linalg.norm(vector))
         # Vectors that cancel out have no direction.
-        unit = vector / length if length else np.full(self._dimensions, self._dimensions**-0.5)
+        unit = vector / length if length else np.full(self.dimensions, self.dimensions**-0.5)
         return Embedding(vector=unit.astype(np.float32).tobytes(), tokens=rows)
 
 
@@ -197,11 +186,11 @@ class FakeSubagent:
         if not self._judges:
             return fragment
         try:
-            said = msgspec.json.decode(payload, type=dict[str, str])
+            decision = msgspec.json.decode(payload, type=dict[str, str])
         except msgspec.MsgspecError as error:
             raise InvalidQuestion("A verdict needs a decision.") from error
-        verdict = VERDICTS.get(said.get("decision", ""), "block")
-        return msgspec.structs.replace(fragment, verdict=verdict, reason=said.get("reason", ""))
+        verdict = VERDICTS.get(decision.get("decision", ""), "block")
+        return msgspec.structs.replace(fragment, verdict=verdict, reason=decision.get("reason", ""))
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
         script = self._attempts[min(len(self.contexts), len(self._attempts) - 1)]
@@ -259,7 +248,7 @@ class ManualAlarm:
 
 
 class ManualAlarms:
-    """Timers that fire when the clock is advanced here, each at its time."""
+    """Timers that fire at their time when `advance` moves the clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+import msgspec
 from aiohttp import web
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -22,20 +23,12 @@ class HttpServer:
         self._runner: web.ServerRunner | None = None
         self._is_closing = False
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     @property
     def url(self) -> str:
         if self._runner is None:
             raise RuntimeError("the server has not been started: use it as `async with`")
-        scheme = "https" if self._tls else "http"
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{scheme}://{host}:{self._port}"
+        return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
     @property
     def open_connections(self) -> int:
@@ -51,30 +44,32 @@ class HttpServer:
                 request.transport.close()
             return web.Response()
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         server = web.Server(self._serve, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.05)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls, backlog=1024)
         await site.start()
         self._port = site.port
+        return self
 
-    async def stop(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._runner is None:
             return
         self._is_closing = True
         for site in self._runner.sites:
             await site.stop()
-        server = self._runner.server
-        for connection in server.connections if server else ():
+        for connection in self._runner.server.connections if self._runner.server else ():
             # close() would wait until the client has read what is in the buffer.
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()
 
 
-def json(body: bytes, status: int = 200, **headers: str) -> web.Response:
-    return web.Response(body=body, status=status, headers={"Content-Type": "application/json", **headers})
+def json(body: object, status: int = 200, **headers: str) -> web.Response:
+    """A JSON response; bytes are already encoded."""
+    encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return web.Response(body=encoded, status=status, headers={"Content-Type": "application/json", **headers})
 
 
 def bearer(request: web.BaseRequest) -> str | None:

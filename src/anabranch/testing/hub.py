@@ -1,5 +1,6 @@
 """A stub SyftHub: it lists public endpoints, issues tokens, and publishes the keys that sign them."""
 
+import itertools
 import ssl
 import time
 from collections.abc import Mapping
@@ -9,80 +10,17 @@ import jwt
 import msgspec
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 
-from anabranch.testing.failures import MIB, Failing, Failure
+from anabranch.testing.failures import Failing, Failure
 from anabranch.testing.http_server import HttpServer, bearer, json
 
-_WHEN = "2026-01-01T00:00:00Z"
 _EXPIRES_S = 60
 _GUEST = {"sub": "guest", "role": "guest"}
 
 
-class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    url: str
-    tenant_name: str | None
-
-
-class _Connection(msgspec.Struct, frozen=True, kw_only=True):
-    config: _Config
-    type: str = "http"
-    enabled: bool = True
-
-
-class _Published(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    slug: str
-    type: str
-    owner_username: str
-    connect: tuple[_Connection, ...]
-    description: str = ""
-    created_at: str = _WHEN
-    updated_at: str = _WHEN
-
-
 class _Owners(msgspec.Struct, frozen=True, kw_only=True):
     owner_usernames: tuple[str, ...]
-
-
-class Signer:
-    """RSA keys named key-1, key-2, …. The last one signs."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, rsa.RSAPrivateKey] = {}
-        self._made = 0
-
-    @property
-    def key_id(self) -> str:
-        if not self._keys:
-            self.rotate()
-        return next(reversed(self._keys))
-
-    def rotate(self, *, keep: bool = False) -> str:
-        """Adds a key, which signs from now on. The old ones stay published only with `keep`."""
-        if not keep:
-            self._keys.clear()
-        self._made += 1
-        name = f"key-{self._made}"
-        self._keys[name] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        return name
-
-    def public_keys(self) -> list[dict[str, Any]]:
-        """In the form of a JWKS."""
-        _ = self.key_id
-        make = jwt.algorithms.RSAAlgorithm.to_jwk
-        return [
-            {**make(key.public_key(), as_dict=True), "kid": name, "alg": "RS256", "use": "sig"}
-            for name, key in self._keys.items()
-        ]
-
-    def sign(self, claims: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> str:
-        """A token with exactly these claims."""
-        key = self._keys[self.key_id]
-        return jwt.encode(dict(claims), key, algorithm="RS256", headers={"kid": self.key_id, **(headers or {})})
-
-    def token(self, audience: str, expires_s: float, claims: Mapping[str, Any]) -> str:
-        now = int(time.time())
-        return self.sign({"aud": audience, "iat": now, "exp": now + expires_s, **claims})
 
 
 class Hub(HttpServer):
@@ -94,10 +32,12 @@ class Hub(HttpServer):
     ) -> None:
         super().__init__(self._respond, host=host, port=port, tls=tls)
         self.key_requests = 0
-        self._signer = Signer() if signing else None
+        self._signing = signing
+        self._keys: dict[str, rsa.RSAPrivateKey] = {}
+        self._key_numbers = itertools.count(1)
         self._members: dict[str, Mapping[str, Any]] = {}
         self._failing: Failing | None = None
-        self._published: list[_Published] = []
+        self._published: list[dict[str, Any]] = []
 
     def publish(
         self,
@@ -108,8 +48,18 @@ class Hub(HttpServer):
         type: Literal["model", "data_source"],  # noqa: A002 (the Hub's word)
         tenant: str | None = None,
     ) -> None:
-        connection = _Connection(config=_Config(url=url, tenant_name=tenant))
-        self._published.append(_Published(name=slug, slug=slug, type=type, owner_username=owner, connect=(connection,)))
+        self._published.append(
+            {
+                "name": slug,
+                "slug": slug,
+                "type": type,
+                "owner_username": owner,
+                "description": "",
+                "created_at": "2026-01-01T00:00:00Z",
+                "updated_at": "2026-01-01T00:00:00Z",
+                "connect": [{"config": {"url": url, "tenant_name": tenant}, "type": "http", "enabled": True}],
+            }
+        )
 
     def member(self, api_token: str, **claims: Any) -> None:
         """A caller with this API token gets satellite tokens with these claims (`sub` and any others)."""
@@ -117,44 +67,53 @@ class Hub(HttpServer):
 
     def token(self, audience: str, *, expires_s: float = _EXPIRES_S, **claims: Any) -> str:
         """A signed satellite token for an owner; a guest's if there is no `sub`."""
-        return self._signing.token(audience, expires_s, claims if "sub" in claims else {**_GUEST, **claims})
+        now = int(time.time())
+        who = claims if "sub" in claims else {**_GUEST, **claims}
+        return self.sign({"aud": audience, "iat": now, "exp": now + expires_s, **who})
 
     def sign(self, claims: Mapping[str, Any], headers: Mapping[str, Any] | None = None) -> str:
-        """Exactly these claims, signed with the current key."""
-        return self._signing.sign(claims, headers)
+        """Exactly these claims, signed with the last key."""
+        name, key = self._private_keys()[-1]
+        return jwt.encode(dict(claims), key, algorithm="RS256", headers={"kid": name, **(headers or {})})
 
     def rotate(self, *, keep: bool = False) -> str:
-        """Signs with a new key from now on, and returns its id. The old keys stay published only with `keep`."""
-        return self._signing.rotate(keep=keep)
+        """Signs with a new key from now on, and returns its id: key-1, key-2, …. The old keys stay published only with
+        `keep`."""
+        if not keep:
+            self._keys.clear()
+        name = f"key-{next(self._key_numbers)}"
+        self._keys[name] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        return name
 
     @property
     def keys(self) -> list[dict[str, Any]]:
-        """The published public keys."""
-        return self._signing.public_keys()
+        """The published public keys, in the form of a JWKS."""
+        return [
+            {**RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": name, "alg": "RS256", "use": "sig"}
+            for name, key in self._private_keys()
+        ]
+
+    def _private_keys(self) -> list[tuple[str, rsa.RSAPrivateKey]]:
+        if not self._signing:
+            raise RuntimeError("this hub does not sign: make it with Hub(signing=True)")
+        if not self._keys:
+            self.rotate()
+        return list(self._keys.items())
 
     def fails(self, failure: Failure | None) -> None:
         """Makes every request fail in this way; None ends that."""
-        self._failing = (
-            None
-            if failure is None
-            else Failing(failure=failure, form="summary", size_bytes=32 * MIB, location="/", retry_after_s=1, body=None)
-        )
-
-    @property
-    def _signing(self) -> Signer:
-        if self._signer is None:
-            raise RuntimeError("this hub does not sign: make it with Hub(signing=True)")
-        return self._signer
+        self._failing = None if failure is None else Failing(failure=failure)
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         self.key_requests += request.path == "/.well-known/jwks.json"
         if self._failing is not None:
             return await self._failing.answer(request, b"", "space")
         match request.method, request.path:
-            case "GET", "/.well-known/jwks.json" if self._signer is not None:
-                reply = json(msgspec.json.encode({"keys": self.keys}))
+            case "GET", "/.well-known/jwks.json" if self._signing:
+                reply = json({"keys": self.keys})
             case "GET", "/api/v1/endpoints/public":
-                reply = json(msgspec.json.encode(self._page(request)))
+                skip = int(request.query.get("skip", 0))
+                reply = json(self._published[skip : skip + int(request.query.get("limit", 20))])
             case "GET", "/api/v1/token":
                 login = bearer(request)
                 reply = self._token(request, login) if login else _refuse(401, "Not authenticated")
@@ -166,19 +125,15 @@ class Hub(HttpServer):
                 reply = _refuse(404, "Not found")
         return reply
 
-    def _page(self, request: web.BaseRequest) -> list[_Published]:
-        skip = int(request.query.get("skip", 0))
-        return self._published[skip : skip + int(request.query.get("limit", 20))]
-
     def _token(self, request: web.BaseRequest, login: str | None) -> web.Response:
         audience = request.query.get("aud")
         if not audience:
             return _refuse(422, "aud is required")
-        if self._signer is None:
+        if not self._signing:
             token = f"guest-{audience}" if login is None else f"satellite-{audience}"
         else:
             token = self.token(audience, **(_GUEST if login is None else self._members.get(login, {"sub": login})))
-        return json(msgspec.json.encode({"target_token": token, "expires_in": _EXPIRES_S}))
+        return json({"target_token": token, "expires_in": _EXPIRES_S})
 
 
 def _transaction_tokens(body: bytes) -> web.Response:
@@ -186,8 +141,8 @@ def _transaction_tokens(body: bytes) -> web.Response:
         owners = msgspec.json.decode(body, type=_Owners).owner_usernames
     except msgspec.DecodeError as error:
         return _refuse(422, str(error))
-    return json(msgspec.json.encode({"tokens": {owner: f"tx-{owner}" for owner in owners}, "errors": {}}))
+    return json({"tokens": {owner: f"tx-{owner}" for owner in owners}, "errors": {}})
 
 
 def _refuse(status: int, detail: str) -> web.Response:
-    return json(msgspec.json.encode({"detail": detail}), status)
+    return json({"detail": detail}, status)

@@ -71,28 +71,31 @@ class ScenarioServer:
         )
 
     async def list_tools(
-        self, context: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
+        self,
+        context: ServerRequestContext[Any],  # noqa: ARG002
+        params: types.PaginatedRequestParams | None,  # noqa: ARG002
     ) -> types.ListToolsResult:
-        del context, params
-        schema = FOUND if self._scenario.form == "structured" else None
-        about = "Search the library for what a query asks."
-        tool = types.Tool(name=self._tool, description=about, input_schema=SCHEMA, output_schema=schema)
+        tool = types.Tool(
+            name=self._tool,
+            description="Search the library for what a query asks.",
+            input_schema=SCHEMA,
+            output_schema=FOUND if self._scenario.form == "structured" else None,
+        )
         return types.ListToolsResult(tools=[tool])
 
     async def call_tool(
         self, context: ServerRequestContext[Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
         began = time.perf_counter()
-        arguments = params.arguments or {}
-        query, limit = str(arguments.get("query", "")), int(arguments.get("limit") or 100)
+        arguments = {"query": "", "limit": 100, **(params.arguments or {})}
+        query = str(arguments["query"])
         if params.name != self._tool:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
         failure = await self._mishap(query, context)
         if failure is not None:
             return failure
         await asyncio.sleep(self._scenario.delay_ms / 1000)
-        took_ms = (time.perf_counter() - began) * 1000
-        return self._found(query, limit, took_ms)
+        return self._found(query, int(arguments["limit"] or 100), (time.perf_counter() - began) * 1000)
 
     async def _mishap(
         self, query: str, context: ServerRequestContext[Any]
@@ -112,14 +115,14 @@ class ScenarioServer:
             case "refuse":
                 raise MCPError(types.INTERNAL_ERROR, "The library is closed.")
             case "misfit":
-                said = f"{self._scenario.name} has something on {query}"
-                return types.CallToolResult(content=[types.TextContent(text=said)], structured_content={"odd": 1})
+                text = types.TextContent(text=f"{self._scenario.name} has something on {query}")
+                return types.CallToolResult(content=[text], structured_content={"odd": 1})
             case "ask":
                 floor = {"type": "object", "properties": {"floor": {"type": "string"}}}
-                asked = types.ElicitRequest(
+                request = types.ElicitRequest(
                     params=types.ElicitRequestFormParams(message="Which floor?", requested_schema=floor)
                 )
-                return types.InputRequiredResult(input_requests={"floor": asked})
+                return types.InputRequiredResult(input_requests={"floor": request})
             case "rename":
                 self._tool = "find" if self._tool == "search" else "search"
                 await self._subscriptions.publish(ToolsListChanged())
@@ -130,9 +133,10 @@ class ScenarioServer:
 
     def _found(self, query: str, limit: int, took_ms: float) -> types.CallToolResult:
         scenario = self._scenario
-        given = scenario.results
-        made = range(given) if isinstance(given, int) else given
-        results = [_result(scenario.name, query, one) if isinstance(one, int) else {**one} for one in made][:limit]
+        if isinstance(scenario.results, int):
+            results = [_result(scenario.name, query, number) for number in range(scenario.results)][:limit]
+        else:
+            results = [{**result} for result in scenario.results[:limit]]
         if scenario.timed:
             results = [{**one, "title": f"{one.get('title', '')} took {took_ms:.3f} ms"} for one in results]
         match scenario.form:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
 from itertools import islice
 from typing import Literal, assert_never
@@ -16,6 +16,7 @@ from anabranch.testing.http_server import json
 Form = Literal["summary", "openai", "content", "text", "plain"]
 Reply = Callable[[Sequence[Message]], str]
 
+SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 DONE = b"data: [DONE]\n\n"
 NO_ANSWER = "The documents do not contain the answer."
 _WORD = re.compile(r"\s*\S+\s*")
@@ -50,12 +51,16 @@ def stream_error(form: Form, message: str) -> bytes:
 
 
 def chunk(model: str, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, object]:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": [choice]}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+    }
 
 
-async def open_stream(request: web.BaseRequest) -> web.StreamResponse:
-    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+async def open_stream(request: web.BaseRequest, headers: Mapping[str, str] = SSE_HEADERS) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     return response
@@ -63,10 +68,10 @@ async def open_stream(request: web.BaseRequest) -> web.StreamResponse:
 
 def scribe(messages: Sequence[Message]) -> str:
     """`First sentence [owner/slug].` for up to three of the documents in the last user message."""
-    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    prompt = next((message.content for message in reversed(messages) if message.role == "user"), "")
     sentences = [
         f"{_first_sentence(unescape(found['content']))} [{unescape(found['source']).strip()}]."
-        for found in islice(_DOCUMENT.finditer(asked), 3)
+        for found in islice(_DOCUMENT.finditer(prompt), 3)
         if found["content"].strip()
     ]
     return " ".join(sentences) or NO_ANSWER
@@ -90,49 +95,42 @@ class _ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_ModelRequest)
 
 
-class Model:
-    def __init__(
-        self,
-        slug: str,
-        *,
-        reply: str | Reply,
-        delay_s: float,
-        form: Form,
-        chunk_delay_s: float,
-        done_mark: bool,
-        token: str | None,
-        usage: bool,
-    ) -> None:
-        self.token = token
-        self._slug = slug
-        self._reply = reply
-        self._delay_s = delay_s
-        self._form = form
-        self._chunk_delay_s = chunk_delay_s
-        self._done_mark = done_mark
-        self._usage = usage
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    slug: str
+    reply: str | Reply
+    delay_s: float
+    form: Form
+    chunk_delay_s: float
+    done_mark: bool
+    token: str | None
+    usage: bool
 
     async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse:
-        asked = _decoder.decode(body)
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
-        text = self._reply if isinstance(self._reply, str) else self._reply(asked.messages)
-        usage = _usage(asked.messages, text) if self._usage else None
-        if not asked.stream:
+        query = _decoder.decode(body)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        text = self.reply if isinstance(self.reply, str) else self.reply(query.messages)
+        usage = _usage(query.messages, text) if self.usage else None
+        if not query.stream:
             return json(self._whole(text, usage, dialect))
-        if dialect == "openai" and not (asked.stream_options and asked.stream_options.include_usage):
+        if dialect == "openai" and not (query.stream_options and query.stream_options.include_usage):
             usage = None
-        return await self._stream(request, self._frames(text, usage, "openai" if dialect == "openai" else self._form))
+        return await self._stream(request, self._frames(text, usage, "openai" if dialect == "openai" else self.form))
 
     def _whole(self, text: str, usage: Usage | None, dialect: EndpointKind) -> bytes:
         message = {"role": "assistant", "content": text}
         if dialect == "openai":
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            completion = {"object": "chat.completion", "created": 0, "model": self._slug, "choices": [choice]}
-            return msgspec.json.encode({"id": "chatcmpl-1", **completion, **({"usage": usage} if usage else {})})
+            completion = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": self.slug,
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            }
+            return msgspec.json.encode(completion | ({"usage": usage} if usage else {}))
         summary = {
             "id": "gen-1",
-            "model": self._slug,
+            "model": self.slug,
             "message": message | {"tokens": _tokens(text)},
             "finish_reason": "stop",
             "usage": usage,
@@ -143,34 +141,30 @@ class Model:
 
     def _frames(self, text: str, usage: Usage | None, form: Form) -> Iterator[bytes]:
         if form == "openai":
-            yield event(chunk(self._slug, {"role": "assistant", "content": ""}))
+            yield event(chunk(self.slug, {"role": "assistant", "content": ""}))
         for piece in _WORD.findall(text):
-            yield word(form, piece, self._slug)
+            yield word(form, piece, self.slug)
         if form == "openai":
-            end = chunk(self._slug, {}, finish_reason="stop")
+            end = chunk(self.slug, {}, finish_reason="stop")
             yield event(end)
             if usage:
                 yield event({**end, "choices": [], "usage": usage})
         elif form == "summary" and usage:
             end = {"message": {"role": "assistant", "content": ""}, "finish_reason": "stop", "usage": usage}
             yield event({"summary": end})
-        if self._done_mark:
+        if self.done_mark:
             yield DONE
 
     async def _stream(self, request: web.BaseRequest, pieces: Iterator[bytes]) -> web.StreamResponse:
         response = await open_stream(request)
-        if not self._chunk_delay_s:
-            await response.write(b"".join(pieces))
-            return response
-        for piece in pieces:
+        for piece in pieces if self.chunk_delay_s else (b"".join(pieces),):
             await response.write(piece)
-            await asyncio.sleep(self._chunk_delay_s)
+            await asyncio.sleep(self.chunk_delay_s)
         return response
 
 
 def _usage(messages: Sequence[Message], text: str) -> Usage:
-    prompt = sum(_tokens(message.content) for message in messages)
-    completion = _tokens(text)
+    prompt, completion = sum(_tokens(message.content) for message in messages), _tokens(text)
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 

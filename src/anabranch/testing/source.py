@@ -38,19 +38,19 @@ class DataSource:
         self._replies: dict[int, bytes] = {}
 
     async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse:  # noqa: ARG002
-        asked = _decoder.decode(body)
+        query = _decoder.decode(body)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         if dialect == "openai":
             return json(b'{"error":{"message":"A data source is not a model","type":"invalid_request_error"}}', 404)
-        return json(self._reply(asked))
+        return json(self._reply(query))
 
-    def _reply(self, asked: _SourceRequest) -> bytes:
+    def _reply(self, query: _SourceRequest) -> bytes:
         found = len(self._documents)
-        if asked.similarity_threshold is not None:
-            found = sum(document.score >= asked.similarity_threshold for document in self._documents)
-        if asked.limit is not None:
-            found = min(found, max(asked.limit, 0))
+        if query.similarity_threshold is not None:
+            found = sum(document.score >= query.similarity_threshold for document in self._documents)
+        if query.limit is not None:
+            found = min(found, max(query.limit, 0))
         if found not in self._replies:
             self._replies[found] = self._encode(found)
         return self._replies[found]

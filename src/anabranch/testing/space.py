@@ -5,7 +5,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -16,20 +16,10 @@ from anabranch.testing.http_server import HttpServer, bearer, json
 from anabranch.testing.model import Form, Model, Reply, scribe
 from anabranch.testing.source import RIVERS, DataSource, Document
 
-_QUERY = re.compile(r"/api/v1/endpoints/([^/]+)/query")
-_COMPLETIONS = "/v1/chat/completions"
-
-
-class Behaviour(Protocol):
-    @property
-    def token(self) -> str | None: ...
-
-    async def answer(self, request: web.BaseRequest, body: bytes, dialect: EndpointKind) -> web.StreamResponse: ...
-
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """A received request; `headers` ignore case. `disconnected`: the client left before the reply was finished."""
+    """A received request; `headers` ignore case. `disconnected`: the client disconnected before the reply's end."""
 
     slug: str
     path: str
@@ -53,9 +43,10 @@ class Space(HttpServer):
         everything: bool = False,
         record: bool = True,
     ) -> None:
-        super().__init__(self._record if record else self._respond, host=host, port=port, tls=tls)
+        super().__init__(self._respond, host=host, port=port, tls=tls)
         self.requests: list[Recorded] = []
-        self._behaviours: dict[str, Behaviour] = {}
+        self._record = record
+        self._endpoints: dict[str, DataSource | Model | Failing] = {}
         if everything:
             self.source("docs", documents=RIVERS)
             self.model("scribe")
@@ -72,7 +63,7 @@ class Space(HttpServer):
         summary: str | None = None,
     ) -> None:
         """Adds a data source; with a `summary` it also answers with text, as hybrid sources do."""
-        self._behaviours[slug] = DataSource(slug, documents=documents, delay_s=delay_s, token=token, summary=summary)
+        self._endpoints[slug] = DataSource(slug, documents=documents, delay_s=delay_s, token=token, summary=summary)
 
     def model(
         self,
@@ -87,8 +78,8 @@ class Space(HttpServer):
         usage: bool = True,
     ) -> None:
         """Adds a model; without a `reply` it is the `scribe`, which cites the documents in the prompt."""
-        self._behaviours[slug] = Model(
-            slug,
+        self._endpoints[slug] = Model(
+            slug=slug,
             reply=scribe if reply is None else reply,
             delay_s=delay_s,
             form=form,
@@ -111,7 +102,7 @@ class Space(HttpServer):
     ) -> None:
         """Adds an endpoint that fails: `form` is that of a STREAM_* failure, HUGE exceeds `size_bytes`, REDIRECT points
         to `location`, and `body` replaces the body of a failure that is a plain reply."""
-        self._behaviours[slug] = Failing(
+        self._endpoints[slug] = Failing(
             failure=failure, form=form, size_bytes=size_bytes, location=location, retry_after_s=retry_after_s, body=body
         )
 
@@ -121,11 +112,13 @@ class Space(HttpServer):
             while not condition():  # noqa: ASYNC110 (a condition may depend on anything, so there is no event to wait for)
                 await asyncio.sleep(0.002)
 
-    async def _record(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST":
             return self._get(request)
         raw = await request.content.read()
         slug, dialect = _address(request.path, raw)
+        if not self._record:
+            return await self._answer(request, slug, raw, dialect)
         recorded = Recorded(slug=slug, path=request.path, headers=request.headers, raw=raw)
         self.requests.append(recorded)
         try:
@@ -138,23 +131,16 @@ class Space(HttpServer):
         recorded.finished = True
         return response
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method != "POST":
-            return self._get(request)
-        raw = await request.content.read()
-        slug, dialect = _address(request.path, raw)
-        return await self._answer(request, slug, raw, dialect)
-
     async def _answer(
         self, request: web.BaseRequest, slug: str, raw: bytes, dialect: EndpointKind
     ) -> web.StreamResponse:
-        behaviour = self._behaviours.get(slug)
-        if behaviour is None:
+        endpoint = self._endpoints.get(slug)
+        if endpoint is None:
             return _refuse(404, "Endpoint not found", dialect)
-        if behaviour.token is not None and bearer(request) != behaviour.token:
+        if endpoint.token is not None and bearer(request) != endpoint.token:
             return _refuse(401, "Invalid or missing token", dialect)
         try:
-            return await behaviour.answer(request, raw, dialect)
+            return await endpoint.answer(request, raw, dialect)
         except msgspec.DecodeError as error:
             return _refuse(422, str(error), dialect)
 
@@ -162,9 +148,12 @@ class Space(HttpServer):
         if request.path == "/health":
             return json(b'{"status":"ok"}')
         if request.path == "/v1/models":
-            slugs = [slug for slug, behaviour in self._behaviours.items() if isinstance(behaviour, Model)]
-            models = [{"id": slug, "object": "model", "created": 0, "owned_by": "space"} for slug in slugs]
-            return json(msgspec.json.encode({"object": "list", "data": models}))
+            models = [
+                {"id": slug, "object": "model", "created": 0, "owned_by": "space"}
+                for slug, endpoint in self._endpoints.items()
+                if isinstance(endpoint, Model)
+            ]
+            return json({"object": "list", "data": models})
         return _refuse(404, "Not found", "space")
 
 
@@ -174,17 +163,15 @@ class _Named(msgspec.Struct):
 
 def _address(path: str, raw: bytes) -> tuple[str, EndpointKind]:
     """The slug that a request is for, and the dialect of the request."""
-    if path == _COMPLETIONS:
+    if path == "/v1/chat/completions":
         try:
             return msgspec.json.decode(raw, type=_Named).model, "openai"
         except msgspec.DecodeError:
             return "", "openai"
-    found = _QUERY.fullmatch(path)
+    found = re.fullmatch(r"/api/v1/endpoints/([^/]+)/query", path)
     return (found[1] if found else ""), "space"
 
 
 def _refuse(status: int, message: str, dialect: EndpointKind) -> web.Response:
-    detail = (
-        {"error": {"message": message, "type": "invalid_request_error"}} if dialect == "openai" else {"detail": message}
-    )
-    return json(msgspec.json.encode(detail), status)
+    error = {"error": {"message": message, "type": "invalid_request_error"}}
+    return json(error if dialect == "openai" else {"detail": message}, status)

@@ -1,4 +1,4 @@
-"""The program as a person runs it: what it prints, what it says about mistakes, and how it ends."""
+"""`anabranch ask` and `serve` as processes: output, error messages and exit codes."""
 
 import asyncio
 import json

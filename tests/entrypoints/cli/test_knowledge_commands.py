@@ -1,4 +1,4 @@
-"""Documents in and out on the command line: ingest, collections, documents, search, ask."""
+"""Commands for documents: ingest, collections, documents, search, ask."""
 
 import asyncio
 import json

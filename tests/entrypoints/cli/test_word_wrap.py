@@ -1,4 +1,4 @@
-"""Words wrap where the line ends, however they arrive."""
+"""Word wrap of streamed answers."""
 
 import itertools
 import textwrap

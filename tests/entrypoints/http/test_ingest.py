@@ -86,13 +86,9 @@ async def test_an_address_is_fetched_through_the_guard(shelf: Library) -> None:
         found = request.path == "/storks.txt"
         return web.Response(text="Storks clap their beaks." if found else "Nothing here.", status=200 if found else 404)
 
-    server = HttpServer(page, host="127.0.0.1", port=0, tls=None)
-    await server.start()
-    try:
+    async with HttpServer(page) as server:
         addresses = [f"{server.url}/storks.txt", f"{server.url}/gone", "http://169.254.169.254/latest"]
         items = await shelf.ingest("notes", *({"source": {"type": "url", "content": one}} for one in addresses))
-    finally:
-        await server.stop()
     assert [one["status"] for one in items] == ["completed", "failed", "failed"]
     assert "404" in items[1]["error"]
     kept = await shelf.good("GET", f"/v1/documents/{items[0]['id']}")

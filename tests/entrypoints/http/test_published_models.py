@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.configuration.settings import load
 from anabranch.domain.errors import ConfigurationError, Conflict
-from anabranch.entrypoints.cli.publish import publish as publish_command
+from anabranch.entrypoints.cli.collections import publish as publish_command
 from anabranch.knowledge.model import Caller
 from anabranch.testing import Failure, Hub, Space
 from support.federation import Node, logged, node

@@ -3,7 +3,8 @@
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from anabranch.app import Anabranch
@@ -28,10 +29,10 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Endpoint, Passage, SourceReply, Status, Until, Value
+from anabranch.domain.model import Answer, Citation, Endpoint, Passage, SourceReply, Status, Until
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR
-from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json, printable
+from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
 
 PIECE = re.compile(r"\n|[^\S\n]+|\S+")
 
@@ -79,103 +80,64 @@ class WordWrap:
 SNIPPET = 160
 
 
-class JsonScreen:
-    """Prints the answer as JSON at the end."""
-
-    def __init__(self) -> None:
-        self._end: Answered | Failed | None = None
-
-    def __enter__(self) -> "JsonScreen":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: AnswerEvent) -> None:
-        if isinstance(event, Answered | Failed):
-            self._end = event
-
-    def finish(self) -> int:
-        end = self._end
-        content: Value | None = end.answer if isinstance(end, Answered) else end
-        print_json(content)
-        return _exit_status(end)
-
-
 class AskScreen:
-    """Prints sources with spinners, then the streamed answer, then a table of sources and the citations."""
+    """Prints sources with spinners (while `live` is running), then the streamed answer, then a table of sources and the
+    citations."""
 
     def __init__(self) -> None:
         self._console = output(wrapped=True)
         self._notes = notes()
-        self._live = Live(console=self._notes, transient=True, refresh_per_second=12)
-        self._paths: tuple[str, ...] = ()
+        self.live = Live(console=self._notes, transient=True, refresh_per_second=12)
+        self._asked: list[tuple[str, Spinner]] = []
         self._replies: dict[int, SourceReply] = {}
-        self._spinners: dict[int, Spinner] = {}
         self._generating: Spinner | None = None
         self._wrap = WordWrap(self._write, self._console.width if self._console.is_terminal else None)
         self._streamed = False
-        self._end: Answered | Failed | None = None
-
-    def __enter__(self) -> "AskScreen":
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
     def show(self, event: AnswerEvent) -> None:
         match event:
             case RetrievalStarted():
-                self._paths = event.sources
-                self._spinners = {index: Spinner("dots") for index in range(len(event.sources))}
+                self._asked = [(path, Spinner("dots")) for path in event.sources]
             case SourceReplied():
                 self._replies[event.index] = event.reply
-            case RetrievalFinished():
-                pass
             case GenerationStarted():
                 self._generating = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
             case Token():
-                self._stream(event.text)
+                self.live.stop()
+                self._streamed = True
+                self._wrap.feed(printable(event.text))
             case Answered() | Failed():
-                self._end = event
+                self._generating = None
+            case RetrievalFinished():
+                pass
         if not self._streamed:
-            self._live.update(self._progress())
-
-    def _stream(self, text: str) -> None:
-        if not self._streamed:
-            self._streamed = True
-            self._live.stop()
-        self._wrap.feed(printable(text))
+            self.live.update(self._progress())
 
     def _write(self, text: str) -> None:
         self._console.print(Text(text), end="", soft_wrap=True)
 
     def _progress(self) -> RenderableType:
         rows = Table.grid(padding=(0, 1))
-        for index, path in enumerate(self._paths):
+        for index, (path, spinner) in enumerate(self._asked):
             reply = self._replies.get(index)
             if reply is None:
-                rows.add_row(self._spinners[index], Text(path), Text("asking", style="dim"))
+                rows.add_row(spinner, Text(path), Text("asking", style="dim"))
             else:
                 rows.add_row(_sign(reply), Text(path), _outcome(reply))
-        return Group(rows, self._generating) if self._generating is not None and self._end is None else rows
+        return Group(rows, self._generating) if self._generating is not None else rows
 
-    def finish(self) -> int:
+    def finish(self, end: Answered | Failed | None) -> None:
         if self._streamed:
             self._wrap.end()
             self._console.print()
-        match self._end:
-            case Answered(answer=answer):
-                self._sources(self._console, answer.replies)
-                self._citations(answer)
-                self._console.print()
-                self._console.print(_summary(answer))
-            case Failed(message=message):
-                self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
-                self._notes.print(Text.assemble(("✗", "red"), " ", printable(message)))
-            case None:
-                pass
-        return _exit_status(self._end)
+        if isinstance(end, Answered):
+            self._sources(self._console, end.answer.replies)
+            self._citations(end.answer)
+            self._console.print()
+            self._console.print(_summary(end.answer))
+        elif end is not None:
+            self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
+            self._notes.print(Text.assemble(("✗", "red"), " ", printable(end.message)))
 
     def _sources(self, console: Console, replies: Sequence[SourceReply]) -> None:
         if not replies:
@@ -192,15 +154,13 @@ class AskScreen:
         if answer.citations or answer.passages:
             self._console.print()
         if answer.citations:
-            seen: dict[tuple[int, int], None] = {}
+            first_of_place: dict[tuple[int, int], Citation] = {}
             for citation in answer.citations:
-                place = (citation.passage, citation.passage_start)
-                if place in seen:
-                    continue
-                seen[place] = None
+                first_of_place.setdefault((citation.passage, citation.passage_start), citation)
+            for citation in first_of_place.values():
                 passage = answer.passages[citation.passage]
-                quote = passage.text[citation.passage_start : citation.passage_end]
-                self._quote(answer.text[citation.start : citation.end], passage, quote)
+                quoted = passage.text[citation.passage_start : citation.passage_end]
+                self._quote(answer.text[citation.start : citation.end], passage, quoted)
         elif not answer.text:
             for passage in answer.passages:
                 self._quote(f"[{passage.source}]", passage, passage.text, f"{passage.score:.2f} ")
@@ -208,30 +168,19 @@ class AskScreen:
     def _quote(self, mark: str, passage: Passage, text: str, score: str = "") -> None:
         """A citation mark and the text that it refers to."""
         words = flat(text)
-        shown = words if len(words) <= SNIPPET else words[: SNIPPET - 1] + "…"
-        named = "" if flat(passage.source) in flat(mark) else flat(passage.source)
-        where = " · ".join(part for part in (named, place_of(passage)) if part)
+        snippet = words if len(words) <= SNIPPET else words[: SNIPPET - 1] + "…"
+        where = joined("" if flat(passage.source) in flat(mark) else flat(passage.source), place_of(passage))
         self._console.print(
             Text.assemble(
                 (f"{flat(mark)} ", "cyan"), (score + flat(passage.title), "bold"), f" · {where}" if where else ""
             ),
-            Padding(Text(f"“{shown}”", style="dim"), (0, 0, 0, 2), expand=False),
+            Padding(Text(f"“{snippet}”", style="dim"), (0, 0, 0, 2), expand=False),
         )
 
 
-def _exit_status(end: Answered | Failed | None) -> int:
-    if not isinstance(end, Answered):
-        return 1
-    return 3 if end.answer.refused or not (end.answer.text or end.answer.passages) else 0
-
-
 def _table(replies: Sequence[SourceReply]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    table.add_column("source")
-    table.add_column("documents", justify="right")
-    table.add_column("ms", justify="right")
-    table.add_column("status")
+    numbers = (Column("documents", justify="right"), Column("ms", justify="right"))
+    table = Table("", "source", *numbers, "status", box=None, pad_edge=False, header_style="dim")
     for reply in replies:
         status = Text(reply.status.value, style="" if reply.error is None else "yellow")
         table.add_row(
@@ -252,25 +201,16 @@ def _outcome(reply: SourceReply) -> Text:
 
 def _summary(answer: Answer) -> Text:
     times = answer.timings
-    parts = [f"{times.total_ms} ms in all", f"{times.retrieval_ms} ms asking sources"]
-    if answer.model:
-        parts.append(f"{times.generation_ms} ms {answer.model}")
-    if answer.usage and answer.usage.total_tokens:
-        parts.append(f"{answer.usage.total_tokens} tokens")
-    if not answer.refused and answer.finish_reason not in (None, "stop"):
-        parts.append(f"the model did not finish ({printable(answer.finish_reason or '')})")
-    if answer.omitted:
-        parts.append(f"{answer.omitted} documents had no room")
-    return Text(" · ".join(parts), style="dim")
-
-
-class Inquiry(Value):
-    question: str
-    sources: Sequence[str] | None
-    model: str | None
-    tokens: Mapping[str, str]
-    top_k: int | None
-    retrieve: bool
+    is_unfinished = not answer.refused and answer.finish_reason not in (None, "stop")
+    text = joined(
+        f"{times.total_ms} ms in all",
+        f"{times.retrieval_ms} ms asking sources",
+        f"{times.generation_ms} ms {answer.model}" if answer.model else "",
+        f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
+        f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
+        f"{answer.omitted} documents had no room" if answer.omitted else "",
+    )
+    return Text(text, style="dim")
 
 
 @click.command("ask")
@@ -317,38 +257,44 @@ def command(
 
     The exit status is 0 for an answer, 1 for a failure, 3 if no source has anything to answer from.
     """
-    inquiry = Inquiry(
-        question=question,
-        sources=sources or None,
-        model=model,
-        tokens=dict(_token(entry) for entry in tokens),
-        top_k=top_k,
-        retrieve=retrieve,
-    )
-    sys.exit(asyncio.run(ask(settings, inquiry, as_json=as_json)))
+    given = dict(_token(entry) for entry in tokens)
+
+    async def ask() -> int:
+        async with (
+            Anabranch.open(settings=settings, surface="cli", log_queries=True) as anabranch,
+            anabranch.stream(
+                question,
+                sources=sources or await _all_sources(anabranch),
+                model=model,
+                tokens=given,
+                top_k=top_k,
+                until=Until.MERGE if retrieve else Until.GENERATE,
+            ) as events,
+        ):
+            return await _print_answer(events, as_json=as_json)
+
+    sys.exit(asyncio.run(ask()))
 
 
-async def ask(settings: Settings, inquiry: Inquiry, *, as_json: bool) -> int:
-    """Print the answer; returns the exit status."""
-    async with (
-        Anabranch.open(settings=settings, surface="cli", log_queries=True) as anabranch,
-        anabranch.stream(
-            inquiry.question,
-            sources=await _sources(anabranch) if inquiry.sources is None else inquiry.sources,
-            model=inquiry.model,
-            tokens=inquiry.tokens,
-            top_k=inquiry.top_k,
-            until=Until.MERGE if inquiry.retrieve else Until.GENERATE,
-        ) as events,
-    ):
-        screen: AskScreen | JsonScreen = JsonScreen() if as_json else AskScreen()
-        with screen:
-            async for event in events:
+async def _print_answer(events: AsyncIterator[AnswerEvent], *, as_json: bool) -> int:
+    """Returns the exit status."""
+    screen = None if as_json else AskScreen()
+    end: Answered | Failed | None = None
+    with screen.live if screen is not None else nullcontext():
+        async for event in events:
+            end = event if isinstance(event, Answered | Failed) else end
+            if screen is not None:
                 screen.show(event)
-    return screen.finish()
+    if screen is None:
+        print_json(end.answer if isinstance(end, Answered) else end)
+    else:
+        screen.finish(end)
+    if not isinstance(end, Answered):
+        return 1
+    return 3 if end.answer.refused or not (end.answer.text or end.answer.passages) else 0
 
 
-async def _sources(anabranch: Anabranch) -> Sequence[Endpoint] | None:
+async def _all_sources(anabranch: Anabranch) -> Sequence[Endpoint] | None:
     """None for all sources, collections included."""
     if anabranch.knowledge.exists and await (await anabranch.knowledge()).collections(OPERATOR):
         return None

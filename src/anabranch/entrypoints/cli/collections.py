@@ -1,12 +1,14 @@
-"""`anabranch collections`: list, create, show and delete collections."""
+"""`anabranch collections`, `documents`, `publish`, `unpublish` and `published`."""
 
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import Conflict, NotFound
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     chunking_given,
@@ -16,50 +18,54 @@ from anabranch.entrypoints.cli.options import (
     permissions_given,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, run
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, require_records, run, write
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
     moment,
+    notes,
     permissions_text,
     print_fields,
     print_list,
     print_result,
+    printable,
     size,
+    write_text,
 )
-from anabranch.knowledge.model import Chunking, Permissions
+from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
+from anabranch.knowledge.model import Chunking, Permissions, StoredDocument
+from anabranch.knowledge.records import collections as records_of_collections
 
-if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
+PAGE = 500
+OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
 
 
 @click.group("collections", cls=ListsByDefault)
-def group() -> None:
+def collections() -> None:
     """List, create, show and delete collections."""
 
 
-@group.command("list")
+@collections.command("list")
 @json_option
 @settings_option
-def listed(as_json: bool, settings: Settings) -> None:
+def list_collections(as_json: bool, settings: Settings) -> None:
     """List all collections with their size."""
     found = run(settings, lambda knowledge: knowledge.collections(OPERATOR)) if exist(settings) else []
-    views = [_view(one) for one in found]
     print_list(
-        views,
+        [_collection_view(one) for one in found],
         {
             "collection": lambda one: one["name"],
             "documents": lambda one: one["documents"],
             "chunks": lambda one: one["chunks"],
             "visibility": lambda one: one["permissions"].visibility,
-            **({"owner": lambda one: one["owner"]} if any(one["owner"] for one in views) else {}),
+            **({"owner": lambda one: one["owner"]} if any(one.collection.owner for one in found) else {}),
         },
         empty="There is no collection yet. Create one with: anabranch ingest FOLDER --collection NAME",
         as_json=as_json,
     )
 
 
-@group.command()
+@collections.command()
 @click.argument("name")
 @click.option("--description", default="", help="What the collection contains.")
 @chunking_options
@@ -82,78 +88,271 @@ def create(
     permissions = permissions_given(visibility, users, groups) or Permissions()
     chosen = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
 
-    async def work(knowledge: "Knowledge") -> "CollectionCounts":
-        made = await knowledge.create_collection(
+    async def work(knowledge: Knowledge) -> CollectionCounts:
+        created = await knowledge.create_collection(
             OPERATOR, name, description=description, chunking=chosen, default_permissions=permissions
         )
-        return await knowledge.collection(OPERATOR, made.id)
+        return await knowledge.collection(OPERATOR, created.id)
 
-    _print(run(settings, work, create=True), as_json=as_json)
+    _print_collection(run(settings, work, create=True), as_json=as_json)
 
 
-@group.command()
+@collections.command("show")
 @click.argument("name")
 @json_option
 @settings_option
-def show(name: str, as_json: bool, settings: Settings) -> None:
+def show_collection(name: str, as_json: bool, settings: Settings) -> None:
     """Show a collection, by its NAME or id."""
-    _print(run(settings, lambda knowledge: knowledge.collection(OPERATOR, name)), as_json=as_json)
+    _print_collection(run(settings, lambda knowledge: knowledge.collection(OPERATOR, name)), as_json=as_json)
 
 
-@group.command()
+@collections.command("delete")
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @settings_option
-def delete(name: str, yes: bool, as_json: bool, settings: Settings) -> None:
+def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -> None:
     """Delete a collection with all its documents, by its NAME or id."""
     found = run(settings, lambda knowledge: knowledge.collection(OPERATOR, name))
-    kept = found.collection
+    stored = found.collection
     if found.documents and not yes and sys.stdin.isatty():
         count = counted(found.documents, "document")
-        click.confirm(f"Delete {flat(kept.name)!r} with {count}?", abort=True, err=True)
-    deleted = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, kept.id))
+        click.confirm(f"Delete {flat(stored.name)!r} with {count}?", abort=True, err=True)
+    deleted = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
     print_result(
-        {"id": kept.id, "name": kept.name, "documents": deleted},
-        f"Deleted {flat(kept.name)} and {counted(deleted, 'document')}.",
+        {"id": stored.id, "name": stored.name, "documents": deleted},
+        f"Deleted {flat(stored.name)} and {counted(deleted, 'document')}.",
         as_json=as_json,
     )
 
 
-def _view(one: "CollectionCounts") -> dict[str, Any]:
+def _collection_view(one: CollectionCounts) -> dict[str, Any]:
     """A collection as `--json` prints it."""
-    kept = one.collection
+    stored = one.collection
     return {
-        "id": kept.id,
-        "name": kept.name,
-        "owner": kept.owner,
-        "description": kept.description,
+        "id": stored.id,
+        "name": stored.name,
+        "owner": stored.owner,
+        "description": stored.description,
         "documents": one.documents,
         "chunks": one.chunks,
         "tokens": one.tokens,
         "bytes": one.size,
-        "permissions": kept.settings.default_permissions,
-        "chunking": kept.settings.chunking,
-        "embedding_model": kept.settings.embedding_model,
-        "created_at": moment(kept.created_at),
+        "permissions": stored.settings.default_permissions,
+        "chunking": stored.settings.chunking,
+        "embedding_model": stored.settings.embedding_model,
+        "created_at": moment(stored.created_at),
     }
 
 
-def _print(one: "CollectionCounts", *, as_json: bool) -> None:
-    kept = one.collection
-    chunking = kept.settings.chunking
+def _print_collection(one: CollectionCounts, *, as_json: bool) -> None:
+    view = _collection_view(one)
+    chunking = view["chunking"]
     fields = [
-        ("collection", kept.name),
-        ("id", kept.id),
-        ("owner", kept.owner),
-        ("description", kept.description),
-        ("documents", one.documents),
-        ("chunks", one.chunks),
-        ("tokens", one.tokens),
+        ("collection", view["name"]),
+        *((name, view[name]) for name in ("id", "owner", "description", "documents", "chunks", "tokens")),
         ("size", size(one.size)),
-        ("visibility", permissions_text(kept.settings.default_permissions)),
+        ("visibility", permissions_text(view["permissions"])),
         ("chunking", f"{chunking.strategy}, at most {chunking.size} tokens, {chunking.overlap} repeated"),
-        ("embedder", kept.settings.embedding_model),
-        ("created", moment(kept.created_at)),
+        ("embedder", view["embedding_model"]),
+        ("created", view["created_at"]),
     ]
-    print_fields(_view(one), fields, as_json=as_json)
+    print_fields(view, fields, as_json=as_json)
+
+
+@click.group("documents", cls=ListsByDefault)
+def documents() -> None:
+    """List, show and delete documents, and change their permissions."""
+
+
+@documents.command("list")
+@click.option("-c", "--collection", metavar="NAME", help="Only documents of this collection.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of documents.")
+@json_option
+@settings_option
+def list_documents(collection: str | None, limit: int | None, as_json: bool, settings: Settings) -> None:
+    """List documents, oldest first."""
+    found: list[StoredDocument] = []
+    total = 0
+    if exist(settings):
+        found, total = run(settings, lambda knowledge: _read_pages(knowledge, collection, limit or sys.maxsize))
+    print_list(
+        [_document_view(one) for one in found],
+        {
+            "document": lambda one: one["title"],
+            "chunks": lambda one: one["chunks"],
+            "visibility": lambda one: one["permissions"].visibility,
+            "id": lambda one: one["id"],
+        },
+        as_json=as_json,
+    )
+    if not as_json and (len(found) < total or not found):
+        notes().print(f"{len(found):,} of {counted(total, 'document')}.")
+
+
+@documents.command("show")
+@click.argument("identifier", metavar="ID")
+@click.option("--content", is_flag=True, help="Print the document's text.")
+@json_option
+@settings_option
+def show_document(identifier: str, content: bool, as_json: bool, settings: Settings) -> None:
+    """Show the properties of a document, or its text."""
+    found = run(settings, lambda knowledge: knowledge.document(OPERATOR, identifier, content=content))
+    if content and not as_json:
+        # Unchanged into a pipe; made safe for a terminal.
+        text = found.content or ""
+        write_text(printable(text.expandtabs(4)) if sys.stdout.isatty() else text)
+        return
+    view = _document_view(found)
+    fields = [
+        *((name, view[name]) for name in ("title", "id", "owner")),
+        ("file", found.filename),
+        ("address", found.url),
+        *((name, str(value)) for name, value in found.metadata.items()),
+        ("visibility", permissions_text(found.permissions)),
+        *((name, view[name]) for name in ("pages", "chunks", "tokens")),
+        ("size", size(found.size)),
+        ("created", view["created_at"]),
+        ("updated", view["updated_at"]),
+    ]
+    print_fields(view, fields, as_json=as_json)
+
+
+@documents.command("delete")
+@click.argument("identifier", metavar="ID")
+@json_option
+@settings_option
+def delete_document(identifier: str, as_json: bool, settings: Settings) -> None:
+    """Delete a document; the next search no longer finds it."""
+    deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, identifier))
+    print_result(
+        {"id": identifier, "chunks": deleted},
+        f"Deleted {flat(identifier)} and its {counted(deleted, 'chunk')}.",
+        as_json=as_json,
+    )
+
+
+@documents.command()
+@click.argument("identifier", metavar="ID")
+@permission_options
+@json_option
+@settings_option
+def permissions(
+    identifier: str,
+    visibility: str | None,
+    users: tuple[str, ...],
+    groups: tuple[str, ...],
+    as_json: bool,
+    settings: Settings,
+) -> None:
+    """Change who may see a document; the next question sees the change."""
+    chosen = permissions_given(visibility, users, groups)
+    if chosen is None:
+        raise click.UsageError("Give the permissions with --visibility, --user or --group.")
+    changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, identifier, permissions=chosen))
+    print_result(
+        _document_view(changed),
+        f"{flat(changed.title)} is {flat(permissions_text(changed.permissions))} now.",
+        as_json=as_json,
+    )
+
+
+async def _read_pages(knowledge: Knowledge, collection: str | None, limit: int) -> tuple[list[StoredDocument], int]:
+    """The documents up to the limit, and how many there are."""
+    found: list[StoredDocument] = []
+    after, total = 0, 1
+    while len(found) < min(limit, total):
+        page, total = await knowledge.documents(OPERATOR, collection, after, min(PAGE, limit - len(found)))
+        if not page:
+            break
+        found += page
+        after = page[-1].key
+    return found, total
+
+
+def _document_view(one: StoredDocument) -> dict[str, Any]:
+    """A document as `--json` prints it."""
+    return {
+        "id": one.id,
+        "title": one.title,
+        "owner": one.owner,
+        "source": one.source,
+        "filename": one.filename,
+        "url": one.url,
+        "metadata": one.metadata,
+        "permissions": one.permissions,
+        "chunks": one.chunk_count,
+        "tokens": one.tokens,
+        "bytes": one.size,
+        "pages": one.pages,
+        "content_hash": one.content_hash,
+        "created_at": moment(one.created_at),
+        "updated_at": moment(one.updated_at),
+        "content": one.content,
+    }
+
+
+@click.command("publish")
+@click.argument("collection")
+@click.option("--as", "path", required=True, metavar="OWNER/SLUG", help="The path under which it is queried.")
+@json_option
+@settings_option
+def publish(collection: str, path: str, as_json: bool, settings: Settings) -> None:
+    """Let others query a COLLECTION as owner/slug."""
+    owner, slug = _split(path)
+    if path in settings.published_models:
+        raise Conflict(
+            f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another path."
+        )
+    name = run(settings, lambda knowledge: knowledge.publish(OPERATOR, collection, owner, slug)).name
+    print_result({"path": path, "collection": name}, f"{flat(name)} is published as {path}.", as_json=as_json)
+
+
+@click.command("unpublish")
+@click.argument("path", metavar="PATH")
+@json_option
+@settings_option
+def unpublish(path: str, as_json: bool, settings: Settings) -> None:
+    """Withdraw what is published as PATH (owner/slug)."""
+    owner, slug = _split(path)
+    require_records(settings)
+    if not write(settings, lambda db: records_of_collections.withdraw(db, owner, slug)):
+        raise NotFound(f"Nothing is published as {path}.")
+    print_result({"path": path, "withdrawn": True}, f"{path} is no longer published.", as_json=as_json)
+
+
+@click.command("published")
+@json_option
+@settings_option
+def published(as_json: bool, settings: Settings) -> None:
+    """List what is published."""
+    views = [
+        {
+            "path": endpoint.path,
+            "owner": endpoint.owner,
+            "slug": endpoint.slug,
+            "collection": collection.name,
+            "collection_id": collection.id,
+            "published_at": moment(endpoint.created_at),
+        }
+        for endpoint, collection in read(settings, records_of_collections.published)
+    ]
+    print_list(
+        views,
+        {
+            "collection": lambda one: one["collection"],
+            "path": lambda one: one["path"],
+            "since": lambda one: one["published_at"],
+        },
+        empty="Nothing is published. Publish a collection with: anabranch publish COLLECTION --as OWNER/SLUG",
+        as_json=as_json,
+    )
+
+
+def _split(path: str) -> tuple[str, str]:
+    if not (found := OWNER_SLUG.fullmatch(path)):
+        raise click.UsageError(
+            f"{path!r} is not of the form owner/slug: the owner has letters, digits, dots, dashes and underscores, the "
+            f"slug lower-case letters, digits and dashes, each up to 63 characters."
+        )
+    return found[1], found[2]

@@ -3,10 +3,10 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import escape
 
 import click
@@ -14,22 +14,19 @@ import msgspec
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.domain.model import Value
 from anabranch.entrypoints.cli.options import chunking_given, chunking_options, json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, embedding, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
+from anabranch.knowledge.evaluate import STAGES, Dataset, Measures, Stage, evaluate, read
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, NewDocument
-
-if TYPE_CHECKING:
-    from anabranch.knowledge.evaluate import Dataset, Measures, Stage
-    from anabranch.knowledge.knowledge import Knowledge
 
 NAMES = {"ndcg_10": "nDCG@10", "recall_10": "Recall@10", "recall_100": "Recall@100", "mrr_10": "MRR@10"}
 COLOURS = ("#9aa5b1", "#5b8def", "#2bb3a3", "#e2725b")
 LEFT, TOP, HEIGHT, BAR, GAP = 50, 60, 220, 26, 30
 
 
-def chart(title: str, measured: "Mapping[Stage, Measures]") -> str:
+def chart(title: str, measured: Mapping[Stage, Measures]) -> str:
     """An SVG bar chart: one group per measure, one bar per stage."""
     group = BAR * len(measured) + GAP
     width = LEFT + group * len(NAMES) + GAP
@@ -41,8 +38,10 @@ def chart(title: str, measured: "Mapping[Stage, Measures]") -> str:
     ]
     for line in range(6):
         y = TOP + HEIGHT * (1 - line / 5)
-        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{width - GAP}" y2="{y:.1f}" stroke="#e5e7eb"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{line / 5:.1f}</text>')
+        parts += [
+            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{width - GAP}" y2="{y:.1f}" stroke="#e5e7eb"/>',
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{line / 5:.1f}</text>',
+        ]
     for number, (field, name) in enumerate(NAMES.items()):
         begin = LEFT + GAP / 2 + group * number
         for at, measures in enumerate(measured.values()):
@@ -51,8 +50,10 @@ def chart(title: str, measured: "Mapping[Stage, Measures]") -> str:
         parts.append(f'<text x="{middle:.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{name}</text>')
     for at, stage in enumerate(measured):
         x = LEFT + 90 * at
-        parts.append(f'<rect x="{x}" y="{TOP + HEIGHT + 34}" width="12" height="12" fill="{COLOURS[at % 4]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{TOP + HEIGHT + 44}">{stage}</text>')
+        parts += [
+            f'<rect x="{x}" y="{TOP + HEIGHT + 34}" width="12" height="12" fill="{COLOURS[at % 4]}"/>',
+            f'<text x="{x + 18}" y="{TOP + HEIGHT + 44}">{stage}</text>',
+        ]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -64,23 +65,8 @@ def _bar(x: float, value: float, colour: str) -> list[str]:
     ]
 
 
-STAGES = ("bm25", "dense", "hybrid", "rerank")
 BATCH = 500
 POLL_S = 0.2
-
-
-class EvaluationResults(Value):
-    """The measures and what they were taken on, as `--json` and results.json have them."""
-
-    dataset: str
-    embedder: str
-    chunking: Chunking
-    documents: int
-    chunks: int
-    queries: int
-    ingest_s: float
-    ask_s: float
-    stages: "dict[Stage, Measures]"
 
 
 @click.group("eval")
@@ -119,58 +105,60 @@ def retrieval(
 
     The documents are ingested into a temporary folder, with the configured embedder.
     """
-    from anabranch.knowledge.evaluate import read  # noqa: PLC0415  numpy loads only where it is needed
-
     named = [stage.strip() for stage in stages.split(",") if stage.strip()]
     if not named or not set(named) <= set(STAGES):
         raise click.UsageError(f"--stages takes a comma-separated list of {', '.join(STAGES)}.")
-    chosen: Any = [stage for stage in STAGES if stage in named]
     require_model(settings)
     test = read(dataset)
     if into is not None:
-        _prepare(into)
+        with _writing(into, "created"):  # before the work, so that it is not lost
+            into.mkdir(parents=True, exist_ok=True)
     cut = msgspec.structs.replace(Chunking(), **chunking_given(chunking, chunk_size, overlap))
     with tempfile.TemporaryDirectory(prefix="anabranch-eval-") as folder:
-        apart = msgspec.structs.replace(settings, data_dir=folder, log_level="ERROR")
-        results = asyncio.run(_evaluate(apart, test, chosen, cut))
+        temporary = msgspec.structs.replace(settings, data_dir=folder, log_level="ERROR")
+        results = asyncio.run(_evaluate(temporary, test, [stage for stage in STAGES if stage in named], cut))
     if into is not None:
-        _write(into, results)
-    _show(results, as_json=as_json)
+        cut = results["chunking"]
+        title = f"{results['dataset']}: {results['embedder']}, {cut.strategy} chunks of {cut.size}"
+        with _writing(into, "written to"):
+            (into / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+            (into / "results.svg").write_text(chart(title, results["stages"]), encoding="utf-8")
+    if as_json:
+        print_json(results)
+    else:
+        _show(results)
 
 
-async def _evaluate(
-    settings: Settings, test: "Dataset", stages: "Sequence[Stage]", chunking: Chunking
-) -> EvaluationResults:
-    from anabranch.knowledge.evaluate import evaluate  # noqa: PLC0415
-    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+async def _evaluate(settings: Settings, test: Dataset, stages: Sequence[Stage], cut: Chunking) -> dict[str, Any]:
+    """The measures and what they were taken on, as `--json` and results.json have them."""
+    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415  numpy loads only where it is needed
 
     async with (
         knowledge(settings) as opened,
         embedding(settings, threads=settings.embedding_threads) as embedder,
     ):
         begin = time.perf_counter()
-        await opened.create_collection(OPERATOR, "test", chunking=chunking)
+        await opened.create_collection(OPERATOR, "test", chunking=cut)
         with progress(f"Ingesting {flat(test.name)}", unit="documents") as advance:
             await _ingest(opened, settings, test, advance)
         ingested = time.perf_counter()
         with progress("Searching", unit="queries") as advance, records(settings) as database:
-            reader = IndexReader(index_of(settings))
-            measured = await evaluate(database, reader, embedder, test, stages, advance)
+            measured = await evaluate(database, IndexReader(index_of(settings)), embedder, test, stages, advance)
         counts = await opened.collection(OPERATOR, "test")
-        return EvaluationResults(
-            dataset=test.name,
-            embedder=embedder.name,
-            chunking=counts.collection.settings.chunking,
-            documents=counts.documents,
-            chunks=counts.chunks,
-            queries=max((measures.queries for measures in measured.values()), default=0),
-            ingest_s=round(ingested - begin, 1),
-            ask_s=round(time.perf_counter() - ingested, 1),
-            stages=measured,
-        )
+        return {
+            "dataset": test.name,
+            "embedder": embedder.name,
+            "chunking": counts.collection.settings.chunking,
+            "documents": counts.documents,
+            "chunks": counts.chunks,
+            "queries": max((measures.queries for measures in measured.values()), default=0),
+            "ingest_s": round(ingested - begin, 1),
+            "ask_s": round(time.perf_counter() - ingested, 1),
+            "stages": measured,
+        }
 
 
-async def _ingest(opened: "Knowledge", settings: Settings, test: "Dataset", advance: Advance) -> None:
+async def _ingest(opened: Knowledge, settings: Settings, test: Dataset, advance: Advance) -> None:
     from anabranch.app.indexer import indexer  # noqa: PLC0415
 
     documents = [
@@ -184,58 +172,41 @@ async def _ingest(opened: "Knowledge", settings: Settings, test: "Dataset", adva
         await opened.ingest(OPERATOR, "test", documents[at : at + BATCH]) for at in range(0, len(documents), BATCH)
     ]
 
-    async def watch() -> None:
+    async def report_progress() -> None:
         while True:
             advance(len(documents) - await opened.waiting(), len(documents))
             await asyncio.sleep(POLL_S)
 
     async with indexer(settings) as indexing:
-        watching = asyncio.create_task(watch())
+        reporting = asyncio.create_task(report_progress())
         try:
             await indexing.drain()
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
-    ended = [item for job in accepted for item in (await opened.job(OPERATOR, job)).items]
-    failed = [item for item in ended if item.status == "failed"]
+            reporting.cancel()
+    items = [item for job in accepted for item in (await opened.job(OPERATOR, job)).items]
+    failed = [item for item in items if item.status == "failed"]
     if failed:
         notes().print(f"{counted(len(failed), 'document')} failed; the first: {flat(failed[0].error or '')}")
-    if len(failed) == len(ended):
+    if len(failed) == len(items):
         raise AnabranchError("No document of the dataset could be ingested.")
 
 
-def _prepare(folder: Path) -> None:
-    """Create the output folder before the work, so that it is not lost."""
+@contextmanager
+def _writing(folder: Path, what: str) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise ConfigurationError(f"--output: {folder} cannot be created ({error.strerror}).") from None
+        raise ConfigurationError(f"--output: {folder} cannot be {what} ({error.strerror}).") from None
 
 
-def _write(folder: Path, results: EvaluationResults) -> None:
-    title = f"{results.dataset}: {results.embedder}, {results.chunking.strategy} chunks of {results.chunking.size}"
-    try:
-        (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-        (folder / "results.svg").write_text(chart(title, results.stages), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--output: {folder} cannot be written to ({error.strerror}).") from None
-
-
-def _show(results: EvaluationResults, *, as_json: bool) -> None:
-    if as_json:
-        print_json(results)
-        return
+def _show(results: Mapping[str, Any]) -> None:
     print_table(
-        ("stage", "nDCG@10", "Recall@10", "Recall@100", "MRR@10"),
-        [
-            (stage, *(f"{value:.3f}" for value in (one.ndcg_10, one.recall_10, one.recall_100, one.mrr_10)))
-            for stage, one in results.stages.items()
-        ],
+        ("stage", *NAMES.values()),
+        [(stage, *(f"{getattr(one, field):.3f}" for field in NAMES)) for stage, one in results["stages"].items()],
     )
-    cut = results.chunking
+    cut = results["chunking"]
     output().print(
-        f"{results.dataset}: {counted(results.documents, 'document')} in {counted(results.chunks, 'chunk')} "
-        f"({cut.strategy}, {cut.size}) ingested in {results.ingest_s:.0f} s, {results.queries:,} queries in "
-        f"{results.ask_s:.0f} s, {results.embedder}"
+        f"{results['dataset']}: {counted(results['documents'], 'document')} in {counted(results['chunks'], 'chunk')} "
+        f"({cut.strategy}, {cut.size}) ingested in {results['ingest_s']:.0f} s, {results['queries']:,} queries in "
+        f"{results['ask_s']:.0f} s, {results['embedder']}"
     )

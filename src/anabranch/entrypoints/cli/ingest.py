@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 import msgspec
@@ -29,13 +29,11 @@ from anabranch.entrypoints.cli.options import (
 )
 from anabranch.entrypoints.cli.resources import OPERATOR, alone, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import counted, flat, notes, output, print_json, progress
+from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, Collection, NewDocument, Permissions
 from anabranch.knowledge.parse.builder import mebibytes
 from anabranch.models.factory import LocalEmbedder
 from anabranch.network.addresses import parse
-
-if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import Knowledge
 
 SCHEMES = ("http://", "https://")
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
@@ -138,30 +136,25 @@ class _Search:
         waiting = deque([(Path(), top)])
         while waiting:
             name, target = waiting.popleft()
-            if target in seen:
-                self.skipped["repeated link"] += 1
+            if self._skip("repeated link" if target in seen else None):
                 continue
             for path in self._entries(target, seen) if target.is_dir() else (target,):
                 below = name / path.relative_to(target)
                 if path.is_symlink():
                     waiting.extend(self._followed(below, path, top))
-                elif path not in seen and self._accepts(_skip_by_content(path)):
+                elif path not in seen and not self._skip(_skip_by_content(path)):
                     seen.add(path)
                     yield below, path
 
     def _entries(self, top: Path, seen: set[Path]) -> Iterator[Path]:
         """The files below a folder and the links to folders, without folders that were seen already."""
-
-        def unreadable(_: OSError) -> None:
-            self.skipped["folder that cannot be read"] += 1
-
-        for folder, folders, names in os.walk(top, onerror=unreadable):
+        for folder, folders, names in os.walk(top, onerror=lambda _: self._skip("folder that cannot be read")):
             here = Path(folder)
             if here in seen:
                 folders.clear()
                 continue
             seen.add(here)
-            yield from (here / name for name in sorted(names) if self._accepts(_skip_by_name(name)))
+            yield from (here / name for name in sorted(names) if not self._skip(_skip_by_name(name)))
             folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS)
             yield from (here / name for name in folders if (here / name).is_symlink())
 
@@ -170,17 +163,18 @@ class _Search:
         try:
             target = Path(os.path.realpath(link, strict=True))
         except OSError:
-            self.skipped["broken link"] += 1
+            self._skip("broken link")
             return ()
         if self._follow_links or target.is_relative_to(top):
             return ((name, target),)
         self.leaving.append(_name(name))
         return ()
 
-    def _accepts(self, reason: str | None) -> bool:
+    def _skip(self, reason: str | None) -> bool:
+        """Whether there is a reason; it is counted."""
         if reason is not None:
             self.skipped[reason] += 1
-        return reason is None
+        return reason is not None
 
 
 def _skip_by_name(name: str) -> str | None:
@@ -289,11 +283,14 @@ def command(
     or by its file name: run the command again, and only changed files are ingested. Without permissions, a document
     keeps those that it has, and a new one gets the collection's. The exit status is 1 if any document failed.
     """
-    metadata: dict[str, Any] = {**meta, **({"tags": list(tags)} if tags else {})}
-    permissions = permissions_given(visibility, users, groups)
     options = IngestOptions(
         collection=collection,
-        described=NewDocument(source="file", title=title, metadata=metadata, permissions=permissions),
+        described=NewDocument(
+            source="file",
+            title=title,
+            metadata={**meta, **({"tags": list(tags)} if tags else {})},
+            permissions=permissions_given(visibility, users, groups),
+        ),
         chunking=chunking_given(chunking, chunk_size, overlap),
         max_bytes=settings.max_document_bytes,
         wait=not no_wait,
@@ -314,8 +311,8 @@ def command(
         sys.exit(130)
     place = {one.name: at for at, one in enumerate(files.found)}
     outcomes.sort(key=lambda one: place.get(one.name, len(place)))
-    links = [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in files.leaving]
-    _report(options, files, [*outcomes, *links], as_json=as_json)
+    outcomes += [IngestOutcome(name=name, outcome="skipped", error=LEAVES) for name in files.leaving]
+    _report(options, files, outcomes, as_json=as_json)
     sys.exit(1 if any(one.outcome == "failed" for one in outcomes) else 0)
 
 
@@ -351,15 +348,14 @@ class IngestRun:
         """The indexer's process has ended; it is started again."""
         self._crashes += 1
 
-    async def ingest(self, knowledge: "Knowledge", found: Iterable[FoundFile]) -> None:
+    async def ingest(self, knowledge: Knowledge, found: Iterable[FoundFile]) -> None:
         collection = await self._collection(knowledge)
         if self._options.wait:
             await self._finish_earlier(knowledge, collection)
         for one in found:
             document = await self._read(knowledge, collection, one)
-            if document is None:
-                continue
-            self._batch.append(document)
+            if document is not None:
+                self._batch.append(document)
             if len(self._batch) == BATCH or sum(len(each.data) for each in self._batch) >= BATCH_BYTES:
                 await self._send(knowledge, collection)
                 await self._follow(knowledge, MAX_OPEN_JOBS)
@@ -367,7 +363,7 @@ class IngestRun:
             await self._send(knowledge, collection)
         await self._follow(knowledge, 0)
 
-    async def _collection(self, knowledge: "Knowledge") -> Collection:
+    async def _collection(self, knowledge: Knowledge) -> Collection:
         name = self._options.collection
         with suppress(NotFound):
             return (await knowledge.collection(OPERATOR, name)).collection
@@ -380,7 +376,7 @@ class IngestRun:
             )
         return (await knowledge.collection(OPERATOR, name)).collection
 
-    async def _finish_earlier(self, knowledge: "Knowledge", collection: Collection) -> None:
+    async def _finish_earlier(self, knowledge: Knowledge, collection: Collection) -> None:
         """Wait for what an interrupted run left, so that it is not sent again."""
         last = await knowledge.last_item()
         before = None
@@ -390,7 +386,7 @@ class IngestRun:
             self._check_indexer()
             await asyncio.sleep(POLL_S)
 
-    async def _read(self, knowledge: "Knowledge", collection: Collection, found: FoundFile) -> NewDocument | None:
+    async def _read(self, knowledge: Knowledge, collection: Collection, found: FoundFile) -> NewDocument | None:
         """The document to send; None if it is unchanged or cannot be read."""
         if found.path is None:
             return msgspec.structs.replace(self._options.described, source="url", url=found.name)
@@ -418,7 +414,7 @@ class IngestRun:
                 )
             return file.read()
 
-    async def _send(self, knowledge: "Knowledge", collection: Collection) -> None:
+    async def _send(self, knowledge: Knowledge, collection: Collection) -> None:
         batch, self._batch = self._batch, []
         job = await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking)
         if self._options.wait:
@@ -427,7 +423,7 @@ class IngestRun:
         for item in (await knowledge.job(OPERATOR, job)).items:
             self._done(IngestOutcome(name=item.name, outcome="accepted", document_id=item.document_id))
 
-    async def _follow(self, knowledge: "Knowledge", at_most: int) -> None:
+    async def _follow(self, knowledge: Knowledge, at_most: int) -> None:
         """Wait until at most so many jobs are open."""
         while len(self._open) > at_most:
             for identifier in list(self._open):
@@ -436,7 +432,7 @@ class IngestRun:
             if len(self._open) > at_most:
                 await asyncio.sleep(POLL_S)
 
-    async def _check_job(self, knowledge: "Knowledge", identifier: str) -> None:
+    async def _check_job(self, knowledge: Knowledge, identifier: str) -> None:
         job = await knowledge.job(OPERATOR, identifier)
         reported = self._open[identifier]
         for item in job.items:
@@ -467,9 +463,8 @@ def _update_index(settings: Settings) -> None:
     """Index everything now, so that the next search starts quickly, unless another process runs an indexer."""
     from anabranch.knowledge.index.writer import IndexWriter  # noqa: PLC0415  numpy loads only where it is needed
 
-    embedder = settings.embedding_model or LocalEmbedder.name
     with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
-        writer = IndexWriter(database, index_of(settings), embedder)
+        writer = IndexWriter(database, index_of(settings), settings.embedding_model or LocalEmbedder.name)
         if writer.behind()[0]:
             with progress("Updating the index"):
                 writer.fold()
@@ -478,9 +473,13 @@ def _update_index(settings: Settings) -> None:
 def _report(options: IngestOptions, files: FoundFiles, outcomes: Sequence[IngestOutcome], *, as_json: bool) -> None:
     count = Counter(one.outcome for one in outcomes)
     if as_json:
-        counts = {outcome: count[outcome] for outcome in ORDER}
         print_json(
-            {"collection": options.collection, "counts": counts, "documents": outcomes, "skipped": files.skipped}
+            {
+                "collection": options.collection,
+                "counts": {outcome: count[outcome] for outcome in ORDER},
+                "documents": outcomes,
+                "skipped": files.skipped,
+            }
         )
         return
     console = output()

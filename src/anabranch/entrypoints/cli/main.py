@@ -7,30 +7,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import click
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError, InvalidQuestion
 from anabranch.entrypoints.cli.options import config_option
 
-HERE = __package__ or "anabranch.entrypoints.cli"
 # The folder of the workers' metrics; it must be set before prometheus_client is loaded.
-COUNTING = "PROMETHEUS_MULTIPROC_DIR"
+METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 # Loaded only when it is run: the module and attribute of each command, and the first sentence of its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "ask": ("ask:command", "Ask a QUESTION; the answer is streamed, with its sources below it."),
     "ingest": ("ingest:command", "Ingest files, folders and web pages into a collection."),
     "search": ("search:command", "Search the collections and print the best passages."),
-    "collections": ("collections:group", "List, create, show and delete collections."),
-    "documents": ("documents:group", "List, show and delete documents, and change their permissions."),
-    "publish": ("publish:publish", "Let others query a COLLECTION as owner/slug."),
-    "unpublish": ("publish:unpublish", "Withdraw what is published as PATH (owner/slug)."),
-    "published": ("publish:published", "List what is published."),
-    "keys": ("keys:group", "Create, list and revoke API keys."),
-    "queries": ("queries:group", "Manage the query log."),
+    "collections": ("collections:collections", "List, create, show and delete collections."),
+    "documents": ("collections:documents", "List, show and delete documents, and change their permissions."),
+    "publish": ("collections:publish", "Let others query a COLLECTION as owner/slug."),
+    "unpublish": ("collections:unpublish", "Withdraw what is published as PATH (owner/slug)."),
+    "published": ("collections:published", "List what is published."),
+    "keys": ("records:keys", "Create, list and revoke API keys."),
+    "queries": ("records:queries", "Manage the query log."),
     "index": ("index:group", "Show the state of the search index, or rebuild it."),
-    "backup": ("backup:backup", "Copy the records into FILE, also while a server runs."),
-    "restore": ("backup:restore", "Replace the records with FILE, a backup."),
+    "backup": ("records:backup", "Copy the records into FILE, also while a server runs."),
+    "restore": ("records:restore", "Replace the records with FILE, a backup."),
     "models": ("models:group", "Install and list the models that run on this machine."),
     "mcp": ("mcp:group", "Run as an MCP server over stdio; list the configured MCP servers."),
     "eval": ("evaluation:group", "Evaluate the search."),
@@ -45,14 +45,13 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(f"{HERE}.{module}"), attribute)
-        assert isinstance(found, click.Command)
-        return found
+        return cast("click.Command", getattr(importlib.import_module(f"anabranch.entrypoints.cli.{module}"), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        here = {name: command.get_short_help_str(limit=100) for name, command in self.commands.items()}
+        texts = {name: text for name, (_, text) in COMMANDS.items()}
+        texts |= {name: command.get_short_help_str(limit=100) for name, command in self.commands.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([*((name, text) for name, (_, text) in COMMANDS.items()), *here.items()])
+            formatter.write_dl(list(texts.items()))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -91,13 +90,13 @@ def serve(host: str | None, port: int | None, workers: int | None, config: Path 
 def _shared_metrics(workers: int) -> Iterator[None]:
     """Workers share a port, so each must report the metrics of all: they are in a temporary folder. A folder inherited
     from an earlier run or another program would add its counts."""
-    for name in (COUNTING, COUNTING.lower()):
+    for name in (METRICS_DIR, METRICS_DIR.lower()):
         os.environ.pop(name, None)
     if workers == 1:
         yield
         return
     with TemporaryDirectory(prefix="anabranch-metrics-", ignore_cleanup_errors=True) as folder:
-        os.environ[COUNTING] = folder
+        os.environ[METRICS_DIR] = folder
         yield
 
 

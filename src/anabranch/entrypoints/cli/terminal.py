@@ -34,17 +34,9 @@ def flat(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def output(*, wrapped: bool = False) -> Console:
+def output(*, wrapped: bool = False, stderr: bool = False) -> Console:
     """Standard output. Unless `wrapped`, lines in a pipe have any length."""
-    return _console(sys.stdout, stderr=False, wrapped=wrapped)
-
-
-def notes() -> Console:
-    """Standard error: messages that are not the result."""
-    return _console(sys.stderr, stderr=True, wrapped=False)
-
-
-def _console(stream: object, *, stderr: bool, wrapped: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # the encoding may lack a ✓
     console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
@@ -53,13 +45,22 @@ def _console(stream: object, *, stderr: bool, wrapped: bool) -> Console:
     return console
 
 
+def notes() -> Console:
+    """Standard error: messages that are not the result."""
+    return output(stderr=True)
+
+
+def write_text(text: str) -> None:
+    """Write to standard output as it is; its encoding may lack characters of the text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document. Control characters that JSON allows are escaped too."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    safe = CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    sys.stdout.write(safe + "\n")
+    write_text(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_result(value: Any, line: str, *, as_json: bool) -> None:
@@ -91,9 +92,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text
     table = Table(box=None, pad_edge=False, header_style="dim")
     texts = [at for at in range(len(columns)) if rows and not isinstance(rows[0][at], int)]
     for at, name in enumerate(columns):
-        is_number = at not in texts
         table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=at not in texts[:1], overflow="ellipsis"
+            name, justify="left" if at in texts else "right", no_wrap=at not in texts[:1], overflow="ellipsis"
         )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
@@ -142,9 +142,13 @@ def place_of(passage: Passage) -> str:
     """The position of a passage in its document: the page and the headings above it."""
     if passage.place is None:
         return ""
-    page = [f"p. {passage.place.page}"] if passage.place.page is not None else []
-    headers = [" > ".join(flat(header) for header in passage.place.headers)] if passage.place.headers else []
-    return " · ".join([*page, *headers])
+    page = "" if passage.place.page is None else f"p. {passage.place.page}"
+    return joined(page, " > ".join(flat(header) for header in passage.place.headers))
+
+
+def joined(*parts: str) -> str:
+    """The parts that are not empty, on one line."""
+    return " · ".join(filter(None, parts))
 
 
 def moment(timestamp: float) -> str:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 
+import pytest
+
 from anabranch.domain.contracts import Generator
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.model import Context, Message, Prompt
@@ -32,14 +34,9 @@ class GeneratorContract:
         assert any(delta.usage for delta in deltas)
 
     async def test_every_failure_is_a_generation_failed(self, make: Callable[[str], Generator]) -> None:
-        failure = None
-        try:
-            async for _ in make("broken").generate(PROMPT, context()):
-                pass
-        except GenerationFailed as error:
-            failure = error
-        assert failure is not None
-        assert failure.message
+        with pytest.raises(GenerationFailed) as raised:
+            assert [delta async for delta in make("broken").generate(PROMPT, context())]
+        assert raised.value.message
 
     async def test_a_generation_can_be_closed_midway(self, make: Callable[[str], Generator]) -> None:
         async with aclosing(make("talker").generate(PROMPT, context())) as deltas:

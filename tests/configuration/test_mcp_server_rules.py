@@ -1,4 +1,4 @@
-"""Which rule a question falls under, and how long it can take to find out."""
+"""Server rules of the aggregator: which rule matches a question, and patterns that do not backtrack."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.configuration.mcp_servers import matching, mistake
+from anabranch.configuration.mcp_servers import matching, pattern_problem
 from anabranch.domain.mcp import ServerRule
 
 RULES = (
@@ -30,7 +30,7 @@ LONG = 10_000
         ("", None),
     ],
 )
-def test_the_first_rule_that_is_found_in_the_question(query: str, servers: tuple[str, ...] | None) -> None:
+def test_the_first_server_rule_that_matches_the_question_is_used(query: str, servers: tuple[str, ...] | None) -> None:
     rule = matching(RULES, query)
     assert (rule.servers if rule else None) == servers
 
@@ -50,8 +50,8 @@ def test_the_first_rule_that_is_found_in_the_question(query: str, servers: tuple
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "id 123e4567-e89b-12d3-a456-426614174000", True),
     ],
 )
-def test_patterns(pattern: str, query: str, found: bool) -> None:
-    assert mistake(pattern) is None
+def test_server_rule_patterns(pattern: str, query: str, found: bool) -> None:
+    assert pattern_problem(pattern) is None
     assert bool(matching([ServerRule(pattern=pattern, servers=("a",))], query)) is found
 
 
@@ -65,13 +65,13 @@ def test_patterns(pattern: str, query: str, found: bool) -> None:
         ("(?=a)", "look-around, including look-ahead and look-behind, is not supported"),
         (r"(a)\1", "backreferences are not supported"),
         ("x" * 1_001, "it is longer than 1,000 characters"),
-        ("(a{1,1000}){1,100}b", "its repetitions come to more than 1,000 characters"),
-        ("a{99999999999999999999}", "its repetitions come to more than 1,000 characters"),
+        ("(a{1,1000}){1,100}b", "its repetitions expand to more than 1,000 characters"),
+        ("a{99999999999999999999}", "its repetitions expand to more than 1,000 characters"),
         (r"\w{900}", "Compiled regex exceeds size limit of 10485760 bytes"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_says_why(pattern: str, said: str) -> None:
-    assert mistake(pattern) == said
+def test_an_invalid_server_rule_pattern_says_why(pattern: str, said: str) -> None:
+    assert pattern_problem(pattern) == said
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_pattern_that_cannot_be_used_says_why(pattern: str, said: str) -> None
         r"(([a-z])+.)+[A-Z]([a-z])+$",
     ],
 )
-def test_no_pattern_takes_long(pattern: str) -> None:
+def test_server_rule_patterns_do_not_backtrack(pattern: str) -> None:
     """Python's own engine would take longer than the universe is old."""
-    assert mistake(pattern) is None
+    assert pattern_problem(pattern) is None
     rules = [ServerRule(pattern=pattern, servers=("a",))]
     began = time.process_time()
     matching(rules, "a" * (LONG - 1) + "?")
@@ -97,6 +97,6 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 
 
 @given(st.text(alphabet="ab(){}[]|*+?.^$\\0123456789,:!<=>ipx-", max_size=30), st.text(max_size=50))
-def test_every_text_is_a_pattern_or_a_mistake(pattern: str, query: str) -> None:
-    if mistake(pattern) is None:
+def test_any_text_is_a_pattern_or_has_a_pattern_problem(pattern: str, query: str) -> None:
+    if pattern_problem(pattern) is None:
         matching([ServerRule(pattern=pattern, servers=("a",))], query)

@@ -1,4 +1,4 @@
-"""Which files a folder means."""
+"""The files that `anabranch ingest` finds in a folder."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Entries of `mcpServers:` as they stand in other clients' files, and lines as they stand in their instructions."""
+"""Entries of `mcpServers:` as other MCP clients' files and instructions have them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,38 +30,37 @@ def said(entry: Load, fields: str, **environment: str) -> str:
     return str(caught.value).partition("anabranch.yaml: mcpServers.a")[2]
 
 
-def test_what_concerns_another_clients_windows_is_passed_over(entry: Load) -> None:
+def test_user_interface_fields_of_other_mcp_clients_are_ignored(entry: Load) -> None:
     windows = "icon: a.png, autoStart: true, trust: yes, gallery: {}, description: ''"
     assert entry(f"command: x, transport: stdio, {windows}") == McpServer(name="a", command="x")
     assert entry("url: 'http://h', type: http, transport: streamable-http").url == "http://h"
 
 
 WRONG = {
-    "url: 'http://h/sse', type: sse": ".type: servers with the old SSE transport cannot be asked. Many of them also "
+    "url: 'http://h/sse', type: sse": ".type: the old SSE transport is not supported. Many servers also "
     "have an address for streamable HTTP, often the same with /mcp in place of /sse: give that as url, with "
     "type: http.",
     "url: 'http://h', transport: stdio": ".transport is stdio, which goes with command, not with url.",
-    "command: x, timeout: 60": ".timeout is not taken: how long each server may take is aggregator.serverTimeoutSecs, "
-    "in seconds. Leave it out here.",
-    "command: x, env_file: .env": ".env_file is not taken: write env: {NAME: ${NAME}}. Leave it out here.",
-    "command: x, disabledTools: [y]": ".disabledTools is not taken: one tool is asked, and `tool` names it. Leave it "
-    "out here.",
+    "command: x, timeout: 60": ".timeout is not supported: set aggregator.serverTimeoutSecs, in seconds. Remove it.",
+    "command: x, env_file: .env": ".env_file is not supported: write env: {NAME: ${NAME}}. Remove it.",
+    "command: x, disabledTools: [y]": ".disabledTools is not supported: only one tool is called, and `tool` names it. "
+    "Remove it.",
 }
 
 
 @pytest.mark.parametrize("fields", WRONG)
-def test_what_would_change_something_is_not(entry: Load, fields: str) -> None:
+def test_unsupported_fields_of_other_mcp_clients_are_errors(entry: Load, fields: str) -> None:
     assert said(entry, fields) == WRONG[fields]
 
 
-def test_a_whole_line_is_no_program(entry: Load, tmp_path: Path) -> None:
+def test_a_command_line_in_command_is_refused(entry: Load, tmp_path: Path) -> None:
     program = tmp_path / "npx"
     program.touch(mode=0o755)
     where = {"PATH": str(tmp_path)}
     line = "command: npx -y server --key=hush"
-    sentence = ".command takes the program alone, and this is a whole line; put what follows 'npx' into args, a list."
+    sentence = ".command takes only the program, not a command line; put what follows 'npx' into args, a list."
     assert said(entry, line, **where) == sentence
-    assert "a whole line" in said(entry, f"command: {program} -y")
+    assert "not a command line" in said(entry, f"command: {program} -y")
     assert not entry(f"{line}, enabled: false", **where).enabled
     # Where it is not clear what was meant, starting it will tell.
     assert entry("command: another one", **where).command == "another one"

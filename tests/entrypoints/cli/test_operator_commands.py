@@ -1,4 +1,4 @@
-"""What an operator does on the command line: keys, publishing, the index, backups, forgetting, models, evaluation."""
+"""Commands for operators: keys, publishing, the index, backups, the query log, models, evaluation."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.testing.fakes import FakeEmbedder
 from support.cli_runner import Run, here, process
 
-pytestmark = pytest.mark.xdist_group("upkeep-commands")
+pytestmark = pytest.mark.xdist_group("operator-commands")
 
 TEXTS = {
     "rivers.txt": "An anabranch is a section of a river that leaves the main stem and joins it again.\n",
@@ -37,7 +37,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Path:
-    home = tmp_path_factory.mktemp("upkeep")
+    home = tmp_path_factory.mktemp("operator")
     (home / "texts").mkdir()
     for name, text in TEXTS.items():
         (home / "texts" / name).write_text(text)

@@ -1,4 +1,4 @@
-"""`mcpServers:` of the file: what it becomes, and what is said about a mistake."""
+"""The block `mcpServers:` of the configuration file: its values and its errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +12,8 @@ from anabranch.domain.mcp import McpServer
 
 Load = Callable[..., dict[str, McpServer]]
 NOT_SET = (
-    "mcpServers.a.{} is taken from KEY, which is not set. Set it, or write ${{KEY:-…}} with what to take otherwise, or "
-    "switch the server off with enabled: false."
+    "mcpServers.a.{} is taken from KEY, which is not set. Set it, write ${{KEY:-default}}, or disable the server with "
+    "enabled: false."
 )
 
 
@@ -40,7 +40,7 @@ def said(servers: Load, text: str, **environment: str) -> str:
     return sentence
 
 
-def test_servers_as_other_clients_have_them(servers: Load) -> None:
+def test_mcp_servers_are_read_as_other_clients_write_them(servers: Load) -> None:
     found = servers(
         """
         mcpServers:
@@ -92,11 +92,11 @@ def test_servers_as_other_clients_have_them(servers: Load) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "mcpServers:", "mcpServers: {}", "aggregator:"])
-def test_none(servers: Load, text: str) -> None:
+def test_a_file_without_mcp_servers_has_none(servers: Load, text: str) -> None:
     assert servers(text) == {}
 
 
-def test_texts_are_as_they_were_written(servers: Load) -> None:
+def test_mcp_server_texts_are_not_converted_by_yaml(servers: Load) -> None:
     """YAML takes these for numbers, times of day, truth values and dates."""
     spelt = [
         "8080",
@@ -118,11 +118,11 @@ def test_texts_are_as_they_were_written(servers: Load) -> None:
     assert found["a"].env == {"NO": "on", "PORT": "8080"}
 
 
-def test_numbers_by_tag_are_texts_as_well(servers: Load) -> None:
+def test_tagged_yaml_numbers_are_texts_in_mcp_servers(servers: Load) -> None:
     assert servers("mcpServers: {a: {command: x, args: [!!int 8, !!bool yes]}}")["a"].args == ("8", "true")
 
 
-def test_what_is_written_once_and_merged(servers: Load) -> None:
+def test_yaml_merge_keys_work_in_mcp_servers(servers: Load) -> None:
     found = servers("mcpServers: {a: &a {command: x, env: {V: 07}}, b: {<<: *a, tool: t}}")
     assert (found["b"].command, found["b"].env, found["b"].tool) == ("x", {"V": "07"}, "t")
 
@@ -130,7 +130,7 @@ def test_what_is_written_once_and_merged(servers: Load) -> None:
 # --- variables
 
 
-def test_variables_are_put_in_wherever_they_stand(servers: Load) -> None:
+def test_variables_are_expanded_in_mcp_servers(servers: Load) -> None:
     command = servers(
         "mcpServers: {a: {command: '${BIN}/x', cwd: '${BIN}', args: ['--key=${KEY}', '${env:KEY}', '${OTHER:-none}',"
         " '$${KEY}', '$KEY', '${EMPTY:-}'], env: {K: '${KEY}${KEY}'}}}",
@@ -146,7 +146,7 @@ def test_variables_are_put_in_wherever_they_stand(servers: Load) -> None:
 
 
 @pytest.mark.parametrize("field", ["command: '${KEY}'", "cwd: '${KEY}', command: x"])
-def test_a_variable_that_is_not_set_is_named(servers: Load, field: str) -> None:
+def test_an_unset_variable_in_mcp_servers_is_named(servers: Load, field: str) -> None:
     name = field.partition(":")[0]
     assert said(servers, f"mcpServers: {{a: {{{field}}}}}") == NOT_SET.format(name)
 
@@ -160,7 +160,7 @@ def test_a_variable_that_is_not_set_is_named(servers: Load, field: str) -> None:
         ("url: 'https://h', headers: {Authorization: 'Bearer ${KEY}'}", "headers.Authorization"),
     ],
 )
-def test_it_is_not_set_when_it_is_empty_either(servers: Load, fields: str, where: str) -> None:
+def test_an_empty_variable_in_mcp_servers_counts_as_unset(servers: Load, fields: str, where: str) -> None:
     assert said(servers, f"mcpServers: {{a: {{{fields}}}}}", KEY="") == NOT_SET.format(where)
     assert not servers(f"mcpServers: {{a: {{{fields}, enabled: false}}}}")["a"].enabled
 
@@ -181,21 +181,22 @@ WRONG = {
     "{a: {command: x, enabled: perhaps}}": "mcpServers.a.enabled takes true or false, not 'perhaps'.",
     "{a: {command: ''}}": "mcpServers.a.command is empty.",
     "{a: {command: '${NOT_SET:-}'}}": "mcpServers.a.command is empty.",
-    '{a: {url: "http://h", headers: {A: "b\\nc"}}}': "mcpServers.a.headers.A has a line break or the like in it.",
+    '{a: {url: "http://h", headers: {A: "b\\nc"}}}': "mcpServers.a.headers.A contains a line break "
+    "or another control character.",
     "{a: {command: [x]}}": "mcpServers.a.command takes a text, not a list.",
     "{a: {command: x, args: y}}": "mcpServers.a.args takes a list of texts, not a text.",
     "{a: {command: x, args: [y, [z]]}}": "mcpServers.a.args[1] takes a text, not a list.",
     "{a: {command: x, args: [y, null]}}": "mcpServers.a.args[1] takes a text, not nothing.",
-    '{a: {command: x, args: ["\\0"]}}': "mcpServers.a.args[0] has a character that no text has.",
-    '{a: {command: x, args: ["\\ud800"]}}': "mcpServers.a.args[0] has a character that no text has.",
-    "{a: {command: x, args: ['${input:key}']}}": "mcpServers.a.args[0] has a ${ with no variable's name after it; "
-    "written $${, it stays as it is.",
+    '{a: {command: x, args: ["\\0"]}}': "mcpServers.a.args[0] contains an invalid character.",
+    '{a: {command: x, args: ["\\ud800"]}}': "mcpServers.a.args[0] contains an invalid character.",
+    "{a: {command: x, args: ['${input:key}']}}": "mcpServers.a.args[0] has ${ without a variable's name; write $${ "
+    "for a literal ${.",
     "{a: {command: x, env: [y]}}": "mcpServers.a.env takes fields (name: value), not a list.",
     "{a: {command: x, env: {A: 1, B: [y]}}}": "mcpServers.a.env.B takes a text, not a list.",
     "{a: {command: x, headers: {A: b}}}": "mcpServers.a.headers goes with url, and this server has command.",
     "{a: {url: 'http://h', env: {A: b}}}": "mcpServers.a.env goes with command, and this server has url.",
-    "{collections: {command: x}}": "mcpServers.collections: this name has a meaning of its own here; give it another.",
-    "{extractive: {command: x}}": "mcpServers.extractive: this name has a meaning of its own here; give it another.",
+    "{collections: {command: x}}": "mcpServers.collections: this name is reserved; use another.",
+    "{extractive: {command: x}}": "mcpServers.extractive: this name is reserved; use another.",
     "{" + "n" * 65 + ": {command: x}}": f"mcpServers: a name is 1 to 64 letters, digits, _ . or -, not '{'n' * 59}…'.",
     "{a: {url: 'http://h', type: stdio}}": "mcpServers.a.type is stdio, which goes with command, not with url.",
     "{a: {url: 'http://h', type: soap}}": "mcpServers.a.type takes stdio or http, not 'soap'.",
@@ -207,37 +208,37 @@ WRONG = {
     "{a: {command: x, reputation: .nan}}": "mcpServers.a.reputation takes a number from 0 to 1, not nan.",
     "{a: {command: x, tool: {}}}": "mcpServers.a.tool takes a text, not fields.",
     "{a: {command: x, arguments: [y]}}": "mcpServers.a.arguments takes fields (name: value), not a list.",
-    "{a: {command: x, arguments: {y: [1, .inf]}}}": "mcpServers.a.arguments.y[1] takes what JSON has, not a number.",
-    "{a: {command: x, cwd: ~no-such-user/x}}": "mcpServers.a.cwd begins with the home of a user who is not known.",
+    "{a: {command: x, arguments: {y: [1, .inf]}}}": "mcpServers.a.arguments.y[1] takes a JSON value, not a number.",
+    "{a: {command: x, cwd: ~no-such-user/x}}": "mcpServers.a.cwd begins with the home folder of an unknown user.",
     "{my server: {command: x}}": "mcpServers: a name is 1 to 64 letters, digits, _ . or -, not 'my server'.",
-    "{yes: {command: x}, true: {command: y}}": "mcpServers: two names are one to YAML, as 1 and 01 or yes and true "
-    "are; quote them.",
+    "{yes: {command: x}, true: {command: y}}": "mcpServers: YAML reads two names as the same value, such as 1 and "
+    "01, or yes and true; quote them.",
 }
 
 
 @pytest.mark.parametrize("block", WRONG)
-def test_a_mistake_is_one_sentence_that_names_the_field(servers: Load, block: str) -> None:
+def test_an_mcp_servers_error_is_one_sentence_that_names_the_field(servers: Load, block: str) -> None:
     assert said(servers, f"mcpServers: {block}") == WRONG[block]
 
 
-def test_names_are_not_those_of_sources(servers: Load) -> None:
+def test_an_mcp_server_cannot_have_the_name_of_a_source(servers: Load) -> None:
     text = "mcpServers: {shelf: {command: x}}\nsources: {shelf: {url: 'http://h', slug: s}}"
-    assert said(servers, text) == "mcpServers.shelf: sources has this name, too; give one of them another."
+    assert said(servers, text) == "mcpServers.shelf: sources has this name, too; rename one of them."
 
 
 @pytest.mark.parametrize("arguments", ["&a {b: *a}", "&a [*a]", "{a: " + "[" * 30 + "]" * 30 + "}"])
-def test_arguments_without_end_are_refused(servers: Load, arguments: str) -> None:
+def test_recursive_yaml_arguments_are_refused(servers: Load, arguments: str) -> None:
     said(servers, f"mcpServers: {{a: {{command: x, arguments: {arguments}}}}}")
 
 
-def test_arguments_that_double_at_every_line_are_refused(servers: Load) -> None:
+def test_exponential_yaml_arguments_are_refused(servers: Load) -> None:
     lines = "\n".join(f"      a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 18))
     text = f"mcpServers:\n  a:\n    command: x\n    arguments:\n      a0: &a0 [1, 2]\n{lines}"
-    assert "more in them than a tool can be given" in said(servers, text)
+    assert "too large or too deeply nested" in said(servers, text)
 
 
 @pytest.mark.parametrize("text", ["2026-99-99", "!!bool perhaps", "!!int ''", "!!timestamp x", "[" * 2_000])
-def test_what_yaml_stumbles_over_is_a_sentence_too(servers: Load, text: str) -> None:
+def test_invalid_yaml_values_are_configuration_errors(servers: Load, text: str) -> None:
     assert "this is not YAML" in said(servers, f"mcpServers: {{a: {text}}}")
 
 
@@ -265,13 +266,13 @@ def test_what_yaml_stumbles_over_is_a_sentence_too(servers: Load, text: str) -> 
         "command: x, env: {KEY: hush-hush",
     ],
 )
-def test_secrets_do_not_show_in_an_error(servers: Load, fields: str) -> None:
+def test_mcp_server_secrets_are_not_in_errors(servers: Load, fields: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         servers(f"mcpServers: {{a: {{{fields}}}}}")
     assert "hush" not in str(caught.value)
 
 
-def test_secrets_do_not_show_in_a_repr(servers: Load) -> None:
+def test_mcp_server_secrets_are_not_in_the_repr(servers: Load) -> None:
     found = servers("mcpServers: {a: {url: 'https://h?key=hush', headers: {A: hush}}, b: {command: x, env: {K: hush}}}")
     assert "hush" not in repr(found) + str(found)
     assert b"hush" in msgspec.json.encode(found)

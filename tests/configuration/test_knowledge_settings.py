@@ -1,4 +1,4 @@
-"""What the settings of the knowledge room do, as seen from outside."""
+"""Settings of collections, embeddings, reranking, the query log and authentication, through the entrypoints."""
 
 import asyncio
 import io
@@ -59,7 +59,7 @@ async def found(anabranch: Anabranch, question: str) -> list[str]:
 # --- where things are
 
 
-async def test_data_dir_is_where_collections_are_kept(tmp_path: Path, server: ModelServer) -> None:
+async def test_data_dir_is_where_collections_are_stored(tmp_path: Path, server: ModelServer) -> None:
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     async with ready(loaded(DATA_DIR=here, **embedding(server)), *map(text, TEXTS)):
         pass
@@ -110,7 +110,7 @@ def word() -> NewDocument:
         ("PARSE_TIMEOUT", "0.001", text("many words " * 50_000), "longer than 0.001 seconds"),
     ],
 )
-async def test_what_is_over_a_limit_of_documents_fails_alone(
+async def test_a_document_over_a_limit_fails_alone(
     server: ModelServer, variable: str, value: str, document: NewDocument, said: str
 ) -> None:
     small = [] if variable == "PARSE_TIMEOUT" else [text(TEXTS[0]), pdf(2)]
@@ -121,7 +121,7 @@ async def test_what_is_over_a_limit_of_documents_fails_alone(
     assert kept == (["completed", "failed"] if variable == "MAX_DOCUMENT_BYTES" else ["completed"] * len(small))
 
 
-async def test_a_small_limit_of_documents_is_not_one_of_embeddings(server: ModelServer) -> None:
+async def test_max_document_bytes_does_not_limit_embedding_replies(server: ModelServer) -> None:
     settings = loaded(MAX_DOCUMENT_BYTES="100", **embedding(server))
     async with ready(settings, *map(text, TEXTS)) as (_, items):
         assert [item.error for item in items] == [None, None, None]
@@ -130,7 +130,7 @@ async def test_a_small_limit_of_documents_is_not_one_of_embeddings(server: Model
 # --- embeddings
 
 
-async def test_embeddings_come_from_where_the_settings_say(server: ModelServer) -> None:
+async def test_embedding_url_model_and_api_key_are_used(server: ModelServer) -> None:
     settings = loaded(EMBEDDING_URL=server.url, EMBEDDING_MODEL="fake-128", EMBEDDING_API_KEY="sk-1")
     async with ready(settings, *map(text, TEXTS)) as (anabranch, _):
         assert (await found(anabranch, "sand river"))[0] == TEXTS[0]
@@ -150,7 +150,7 @@ async def test_embedding_window_is_the_largest_chunk(server: ModelServer) -> Non
     assert made.settings.requested == Chunking()
 
 
-async def test_embedding_threads_are_the_indexers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_embedding_threads_are_for_the_indexer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
 
     def recorded(settings: Settings, outbound: Outbound, *, threads: int = 1) -> Embedder:
@@ -205,9 +205,7 @@ async def test_reranker_path_decides_the_order(tmp_path: Path, server: ModelServ
 
 
 @pytest.mark.parametrize(("form", "path"), [("cohere", "/v1/rerank"), ("tei", "/rerank")])
-async def test_a_reranker_behind_an_address_decides_the_order(
-    server: ModelServer, notes: Path, form: str, path: str
-) -> None:
+async def test_reranker_url_decides_the_order(server: ModelServer, notes: Path, form: str, path: str) -> None:
     reranker = {"RERANKER_URL": server.url, "RERANKER_MODEL": "judge", "RERANKER_API_KEY": "sk-2"}
     async with opened(**reranker, RERANKER_FORM=form, **embedding(server)) as anabranch:
         assert (await found(anabranch, "river delta"))[0] == TEXTS[1]
@@ -221,9 +219,7 @@ async def test_a_reranker_behind_an_address_decides_the_order(
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [("2000", 2), ("4000", 4)])
-async def test_query_context_tokens_leaves_out_the_lowest(
-    space: Space, server: ModelServer, tokens: str, kept: int
-) -> None:
+async def test_query_context_tokens_omits_passages(space: Space, server: ModelServer, tokens: str, kept: int) -> None:
     """1,500 of them are for the instructions and the answer."""
     model = {"MODEL_URL": space.url, "MODEL_NAME": "scribe", "QUERY_REWRITING": "false"}
     settings = loaded(QUERY_CONTEXT_TOKENS=tokens, **model, **embedding(server))
@@ -244,7 +240,7 @@ async def test_query_context_tokens_leaves_out_the_lowest(
 
 
 @pytest.mark.parametrize(("value", "texts"), [("true", 1), ("false", 0)])
-async def test_query_rewriting_asks_the_model_for_other_words(
+async def test_query_rewriting_asks_the_model_to_rephrase(
     space: Space, server: ModelServer, notes: Path, value: str, texts: int
 ) -> None:
     space.model("writer", reply="1. Where is sand carried?")
@@ -265,7 +261,7 @@ async def test_query_log_days(server: ModelServer, notes: Path, days: str, statu
         assert (await started.post("/v1/feedback", rating))[0] == status
 
 
-async def test_questions_older_than_query_log_days_are_forgotten(tmp_path: Path, server: ModelServer) -> None:
+async def test_questions_older_than_query_log_days_are_deleted(tmp_path: Path, server: ModelServer) -> None:
     settings = loaded(DATA_DIR=str(tmp_path / "data"), QUERY_LOG_DAYS="7", **embedding(server))
     async with indexer(settings) as taking_in:
         database = Database.open(tmp_path / "data")
@@ -317,7 +313,7 @@ def _asked(database: Database) -> list[str]:
     ("auth", "nobody", "key", "token"),
     [("auto", 200, 200, 200), ("none", 200, 200, 200), ("api_key", 401, 200, 200), ("jwt", 401, 401, 200)],
 )
-async def test_auth_says_who_must_come_with_what(
+async def test_auth_decides_which_credentials_are_required(
     server: ModelServer, notes: Path, auth: str, nobody: int, key: int, token: int
 ) -> None:
     database = Database.open(notes)
@@ -335,9 +331,7 @@ async def test_auth_says_who_must_come_with_what(
 
 
 @pytest.mark.parametrize(("audience", "status"), [("library", 200), ("somebody-else", 401), ("", 401)])
-async def test_jwt_audience_is_whom_a_token_must_be_meant_for(
-    server: ModelServer, notes: Path, audience: str, status: int
-) -> None:
+async def test_jwt_audience_must_match_the_token(server: ModelServer, notes: Path, audience: str, status: int) -> None:
     variables = {"JWT_AUDIENCE": audience, "SYFTHUB_URL": server.url, **embedding(server)}
     headers = {"Authorization": f"Bearer {server.token('library')}"}
     async with (
@@ -347,7 +341,7 @@ async def test_jwt_audience_is_whom_a_token_must_be_meant_for(
         assert response.status == status
 
 
-async def test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept(
+async def test_syfthub_jwks_cache_ttl_is_how_long_keys_are_cached(
     server: ModelServer, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(1_000.0)
@@ -365,7 +359,7 @@ async def test_syfthub_jwks_cache_ttl_is_how_long_keys_are_kept(
 # --- what is published
 
 
-async def test_publish_gives_a_model_a_name_for_others(tmp_path: Path, space: Space) -> None:
+async def test_publish_makes_a_model_available_as_owner_slug(tmp_path: Path, space: Space) -> None:
     space.model("gpt", reply="From behind the name.")
     config = tmp_path / "conf.yaml"
     config.write_text(
