@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from anabranch._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from anabranch.app import Anabranch
+    from anabranch.app.anabranch import Anabranch
     from anabranch.configuration.settings import Settings
     from anabranch.domain.errors import AnabranchError
     from anabranch.domain.events import (
@@ -69,5 +69,6 @@ __all__ = [
     "Until",
 ]
 __getattr__ = lazy_names(
-    __name__, ("domain.model", "domain.events", "domain.errors", "domain.mcp", "configuration.settings", "app")
+    __name__,
+    ("domain.model", "domain.events", "domain.errors", "domain.mcp", "configuration.settings", "app.anabranch"),
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.errors import Unauthorized
 from anabranch.network.addresses import AddressGuard
-from anabranch.network.hub import HubTokens
+from anabranch.network.hub_tokens import HubTokens
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.testing import Failure, Hub, ManualClock
 

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.configuration.settings import Settings
 from anabranch.domain.eventlog import LogLimits

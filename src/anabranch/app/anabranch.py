@@ -72,7 +72,7 @@ class Anabranch:
     async def identify(self, token: str, audiences: Collection[str]) -> Identified:
         """The caller of a bearer token: an API key of ours, or a hub token for one of the audiences."""
         if token.count(".") == 2:
-            bearer = await self._parts.hub_tokens.verify(token, audiences)
+            bearer = await self._parts.hub_tokens().verify(token, audiences)
             return Identified(user=bearer.user, groups=bearer.groups, audiences=bearer.audiences)
         if token.startswith(keys.PREFIX) and self.knowledge.exists:
             key = await (await self.knowledge()).api_key(token)

@@ -1,17 +1,26 @@
-"""Resolves names to endpoints: configured sources and models, collections, endpoints on the hub or by URL."""
+"""Resolves names to endpoints (configured, collections, on the hub, by URL), and endpoints to sources and models."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Generator, Outbound, Source
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.models.remote import OpenAIModel, SpaceModel
 from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
+from anabranch.policies.resilience import Resilience
+from anabranch.sources.collection import CollectionSource
+from anabranch.sources.space import SpaceSource
+
+if TYPE_CHECKING:
+    from anabranch.knowledge.knowledge import Knowledge
 
 # The model that needs no service: it quotes sentences of the documents.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
@@ -105,3 +114,44 @@ def _disambiguated(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
         else endpoint
         for endpoint in endpoints
     )
+
+
+class EndpointDirectory:
+    """Builds the source or the model of an endpoint, with the policies for calls to it."""
+
+    def __init__(
+        self,
+        outbound: Outbound,
+        knowledge: "Callable[[], Awaitable[Knowledge]]",
+        resilience: Resilience,
+        servers: Callable[[Endpoint], Source],
+        *,
+        model_streaming: bool,
+    ) -> None:
+        self._servers = servers
+        self._outbound = outbound
+        self._knowledge = knowledge
+        self._resilience = resilience
+        self._streaming = model_streaming
+
+    def source(self, endpoint: Endpoint) -> Source:
+        if endpoint.kind == "collection":
+            return CollectionSource(endpoint, self._knowledge)
+        return self._resilience.source(endpoint, self._servers if endpoint.kind == "mcp" else self._space)
+
+    def _space(self, endpoint: Endpoint) -> Source:
+        return SpaceSource(endpoint, self._outbound)
+
+    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
+        match endpoint.kind:
+            case "space":
+                model: Generator = SpaceModel(endpoint, self._outbound, streaming=self._streaming)
+                return self._resilience.generator(endpoint, model, retried=retried)
+            case "openai":
+                return self._resilience.generator(endpoint, OpenAIModel(endpoint, self._outbound), retried=retried)
+            case "extractive" | "collection" | "mcp":
+                from anabranch.models.extractive import Extractive  # noqa: PLC0415
+
+                return Extractive()
+            case _:
+                assert_never(endpoint.kind)

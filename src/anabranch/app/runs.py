@@ -72,7 +72,7 @@ class Runs:
         self._validate(question)
         slot = self._slot(context)
         try:
-            allowance = await self._policies.meter(context)
+            allowance = await self._policies.rate_limits.admit(context)
             if self.draining:  # it began meanwhile, and no longer waits for new Runs
                 raise ShuttingDown(CLOSING)
         except BaseException:

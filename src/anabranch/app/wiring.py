@@ -1,11 +1,12 @@
 """The composition root: constructs every part of a running Anabranch from its settings."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
-from anabranch.app.endpoint_resolver import EndpointResolver
+from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.event_streams import EventStreams, event_streams
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
@@ -17,17 +18,12 @@ from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Clock, Directory, Generator, Outbound, Source, SystemClock, Telemetry
-from anabranch.domain.model import Endpoint
-from anabranch.models.remote import OpenAIModel, SpaceModel
-from anabranch.network.hub import HubClient, HubTokens
+from anabranch.domain.contracts import Clock, Directory, Outbound, SystemClock, Telemetry
+from anabranch.network.hub import HubClient
 from anabranch.pipeline.answer import Limits, Pipeline
-from anabranch.policies.resilience import Resilience
-from anabranch.sources.collection import CollectionSource
-from anabranch.sources.space import SpaceSource
 
 if TYPE_CHECKING:
-    from anabranch.knowledge.knowledge import Knowledge
+    from anabranch.network.hub_tokens import HubTokens
 
 
 def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telemetry: Telemetry) -> Pipeline:
@@ -42,45 +38,6 @@ def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telem
             query_context_tokens=settings.query_context_tokens,
         ),
     )
-
-
-class EndpointDirectory:
-    def __init__(
-        self,
-        outbound: Outbound,
-        knowledge: "Callable[[], Awaitable[Knowledge]]",
-        resilience: Resilience,
-        servers: Callable[[Endpoint], Source],
-        *,
-        model_streaming: bool,
-    ) -> None:
-        self._servers = servers
-        self._outbound = outbound
-        self._knowledge = knowledge
-        self._resilience = resilience
-        self._streaming = model_streaming
-
-    def source(self, endpoint: Endpoint) -> Source:
-        if endpoint.kind == "collection":
-            return CollectionSource(endpoint, self._knowledge)
-        return self._resilience.source(endpoint, self._servers if endpoint.kind == "mcp" else self._space)
-
-    def _space(self, endpoint: Endpoint) -> Source:
-        return SpaceSource(endpoint, self._outbound)
-
-    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
-        match endpoint.kind:
-            case "space":
-                model: Generator = SpaceModel(endpoint, self._outbound, streaming=self._streaming)
-                return self._resilience.generator(endpoint, model, retried=retried)
-            case "openai":
-                return self._resilience.generator(endpoint, OpenAIModel(endpoint, self._outbound), retried=retried)
-            case "extractive" | "collection" | "mcp":
-                from anabranch.models.extractive import Extractive  # noqa: PLC0415
-
-                return Extractive()
-            case _:
-                assert_never(endpoint.kind)
 
 
 class Role(NamedTuple):
@@ -101,7 +58,7 @@ class Parts(NamedTuple):
     query_log: QueryLog
     knowledge: KnowledgeOpener
     publishing: Publishing
-    hub_tokens: HubTokens
+    hub_tokens: "Callable[[], HubTokens]"
     revocations: Revocations
     streams: EventStreams
     servers: McpServers
@@ -161,7 +118,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             query_log=query_log,
             knowledge=knowledge,
             publishing=Publishing(settings, knowledge, directory, pipeline, clock, telemetry),
-            hub_tokens=HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl),
+            hub_tokens=cache(partial(_hub_tokens, settings, outbound, clock)),
             revocations=revocations,
             streams=streams,
             servers=servers,
@@ -172,3 +129,9 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
 
 async def _valid_keys(knowledge: KnowledgeOpener) -> set[str]:
     return await (await knowledge()).valid_keys()
+
+
+def _hub_tokens(settings: Settings, outbound: Outbound, clock: Clock) -> "HubTokens":
+    from anabranch.network.hub_tokens import HubTokens  # noqa: PLC0415  it loads a cryptography library
+
+    return HubTokens(settings.syfthub_url, outbound, clock, settings.syfthub_jwks_cache_ttl)

@@ -25,8 +25,7 @@ from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
 
 
 class SystemClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
 
 Attribute = str | int | float | bool | tuple[str, ...]

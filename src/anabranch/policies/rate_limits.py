@@ -1,19 +1,26 @@
 """Rate limits with an exact sliding window, in this process or in all processes that share a Redis."""
 
+import hashlib
 import math
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from contextlib import suppress
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.domain.contracts import Clock
-from anabranch.domain.model import Allowance
+from anabranch.domain.contracts import Clock, Limiter, Telemetry
+from anabranch.domain.errors import RateLimited
+from anabranch.domain.model import Allowance, Context
+from anabranch.domain.signals import Metered, Rejected
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
     from anabranch.redis.client import Redis
 
 MAX_KEYS = 100_000
+LONGEST_USER = 200
+ADDRESS_BLOCK = 64
 
 # A sorted set of the admitted calls, scored by the time of Redis in microseconds, which a double holds exactly. If that
 # clock was set back, calls lie in the future: they are moved to now, so that they count for at most one more window. If
@@ -133,3 +140,55 @@ def _distance(now: float, then: float) -> float:
     """The seconds until then, rounded so that now plus the result is not less."""
     distance = then - now
     return distance if now + distance >= then else distance + math.ulp(then)
+
+
+class RateLimits:
+    """The limit of each caller on each of `surfaces`; the others have none."""
+
+    def __init__(self, limiter: Limiter, surfaces: Collection[str], telemetry: Telemetry) -> None:
+        self._limiter = limiter
+        self._surfaces = frozenset(surfaces)
+        self._telemetry = telemetry
+
+    async def admit(self, context: Context) -> Allowance | None:
+        """Count a question against its caller's limit, where there is one."""
+        if context.surface not in self._surfaces or (bucket := bucket_of(context)) is None:
+            return None
+        allowance = await self._limiter.admit(bucket)
+        caller = context.user_id or context.address or ""
+        self._telemetry.noted(Metered(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
+        if allowance.wait_s:
+            self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
+            raise RateLimitExceeded(allowance)
+        return allowance
+
+
+class RateLimitExceeded(RateLimited):
+    """RateLimited, with the time to wait in whole seconds, rounded up."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self.allowance = allowance
+        wait_s = int(-(-allowance.wait_s // 1))
+        super().__init__(
+            f"You have asked {allowance.limit} times within a short while; ask again in {wait_s} s.",
+            retry_after_s=wait_s,
+        )
+
+
+def bucket_of(context: Context) -> str | None:
+    """The rate limit's key: the user, or else the address; of IPv6 the /64 block, all of which one client can have."""
+    surface = f"rl:{context.surface}"
+    user = context.user_id
+    if user is not None:
+        long = len(user) > LONGEST_USER
+        return f"{surface}:{hashlib.blake2b(user.encode(errors='replace')).hexdigest() if long else user}"
+    if context.address is None:
+        return None
+    try:
+        address = ip_address(context.address)
+    except ValueError:
+        return f"{surface}_address:{context.address}"
+    if isinstance(address, IPv6Address):
+        block = ip_network((address, ADDRESS_BLOCK), strict=False)
+        return f"{surface}_address:{block.network_address}/{ADDRESS_BLOCK}"
+    return f"{surface}_address:{address}"

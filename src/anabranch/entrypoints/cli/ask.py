@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.events import (

@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.config_file import DEFAULT_FILE
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import PREFIX, Settings, load, variables_in_use

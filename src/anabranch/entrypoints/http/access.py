@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, Unauthorized
 from anabranch.domain.model import Context
 from anabranch.entrypoints.http.operations import Call, header

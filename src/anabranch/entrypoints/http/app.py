@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.config_reload import ConfigReload
 from anabranch.app.revocations import EVERY_S
 from anabranch.app.startup import watched

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.questions import Options
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import one_line

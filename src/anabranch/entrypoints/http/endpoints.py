@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.publishing import Publication
 from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from anabranch.app.policies import RateLimitExceeded
 from anabranch.domain.errors import (
     AnabranchError,
     Cancelled,
@@ -34,6 +33,7 @@ from anabranch.domain.errors import (
 )
 from anabranch.domain.model import Allowance, Value
 from anabranch.knowledge.records.database import StoreFailed
+from anabranch.policies.rate_limits import RateLimitExceeded
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -14,7 +14,7 @@ from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Receive, Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import Forbidden
 from anabranch.entrypoints.http.access import Access, is_local_name

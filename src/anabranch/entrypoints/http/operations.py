@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuestion, NotFound
 from anabranch.domain.model import Allowance
 from anabranch.entrypoints.http.errors import (

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.exposition import gzip_accepted
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
@@ -37,7 +37,7 @@ class OpsSurface:
         self._metrics = metrics
         self._healthy = Health(status="healthy", service="anabranch", version=version("anabranch"))
         self._operations = [*others, *self._table()]
-        self._description = Reply(msgspec.json.encode(openapi.describe(self._operations, anabranch.settings)))
+        self._description: Reply | None = None
 
     def operations(self) -> list[Operation[Any]]:
         """The whole table."""
@@ -106,6 +106,10 @@ class OpsSurface:
         return Reply(msgspec.json.encode(Health(status="draining" if draining else "ready")), 503 if draining else 200)
 
     async def _describe(self, _call: Call[None]) -> Reply:
+        if self._description is None:
+            # It takes a tenth of a second: too long for the event loop.
+            described = await asyncio.to_thread(openapi.describe, self._operations, self._anabranch.settings)
+            self._description = Reply(msgspec.json.encode(described))
         return self._description
 
     async def _expose(self, call: Call[None]) -> Reply:

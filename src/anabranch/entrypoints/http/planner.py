@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.planner import Planner
 from anabranch.domain.errors import Forbidden, InvalidQuestion, NotFound, StreamFull, StreamUnavailable, Unauthorized
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry

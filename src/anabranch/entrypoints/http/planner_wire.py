@@ -231,14 +231,14 @@ EVENTS_A_FRAME = 5
 CONTINUING = ("success", "partial_failure", "failed")
 
 
-class StepView(Value):
+class StepReference(Value):
     session_id: str
     plan_step_id: str
     status: str
     sequence: int
 
 
-class StepAccepted(StepView):
+class StepAccepted(StepReference):
     """A step, and the addresses of its events."""
 
     stream: str
@@ -253,7 +253,7 @@ class StepResult(Value):
     revision: int
 
 
-class StepAnswer(StepView):
+class StepAnswer(StepReference):
     """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
     results: dict[str, StepResult]

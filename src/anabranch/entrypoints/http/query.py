@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS, EXTRACTIVE
 from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import Options, SearchScope

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.resumable_answers import Frame
 from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import SearchScope

@@ -19,7 +19,7 @@ from mcp_types import (
     ToolAnnotations,
 )
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply

@@ -25,7 +25,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from anabranch.app import Anabranch
+from anabranch.app.anabranch import Anabranch
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.server import server
 from anabranch.knowledge.model import Caller
