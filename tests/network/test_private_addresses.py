@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,53 +59,63 @@ async def asked(server: Server, url: str, headers: dict[str, str]) -> tuple[str,
     return info["status"], info["error_message"]
 
 
+# For each configuration: who sends a request, with which headers, and whether that may name a private address.
+CALLERS: list[tuple[dict[str, Any], list[tuple[str | None, dict[str, str], bool]]]] = [
+    (
+        {},
+        [
+            (None, {}, True),
+            (None, FAR, False),
+            (None, PAGE, False),
+            (None, {"Host": "page.example"}, False),
+            (None, {"Sec-Fetch-Site": "cross-site"}, False),
+            ("alice", FAR, True),
+            ("alice", PAGE, True),
+            ("root", FAR, True),
+            ("stranger", FAR, False),
+            ("token", FAR, True),
+            ("guest", FAR, False),
+        ],
+    ),
+    ({"cors_origins": NAMED}, [(None, PAGE, False)]),
+    (
+        {"auth": "none"},
+        [
+            (None, FAR, True),
+            (None, PAGE, False),
+            (None, {"Host": "page.example", "Origin": "http://page.example"}, False),
+            ("alice", PAGE, True),
+        ],
+    ),
+    ({"auth": "none", "cors_origins": NAMED}, [(None, PAGE, True)]),
+    ({"auth": "api_key"}, [("alice", FAR, True)]),
+    ({"auth": "jwt"}, [("token", FAR, True), ("guest", FAR, False)]),
+    ({"endpoint_allowlist_public": True}, [(None, FAR, True), (None, PAGE, True)]),
+]
+
+
 @pytest.mark.parametrize("entry", ["block", "origin"])
-@pytest.mark.parametrize(
-    ("settings", "who", "headers", "may"),
-    [
-        ({}, None, {}, True),
-        ({}, None, FAR, False),
-        ({}, None, PAGE, False),
-        ({}, None, {"Host": "page.example"}, False),
-        ({}, None, {"Sec-Fetch-Site": "cross-site"}, False),
-        ({"cors_origins": NAMED}, None, PAGE, False),
-        ({}, "alice", FAR, True),
-        ({}, "alice", PAGE, True),
-        ({}, "root", FAR, True),
-        ({}, "stranger", FAR, False),
-        ({}, "token", FAR, True),
-        ({}, "guest", FAR, False),
-        ({"auth": "none"}, None, FAR, True),
-        ({"auth": "none"}, None, PAGE, False),
-        ({"auth": "none"}, None, {"Host": "page.example", "Origin": "http://page.example"}, False),
-        ({"auth": "none", "cors_origins": NAMED}, None, PAGE, True),
-        ({"auth": "none"}, "alice", PAGE, True),
-        ({"auth": "api_key"}, "alice", FAR, True),
-        ({"auth": "jwt"}, "token", FAR, True),
-        ({"auth": "jwt"}, "guest", FAR, False),
-        ({"endpoint_allowlist_public": True}, None, FAR, True),
-        ({"endpoint_allowlist_public": True}, None, PAGE, True),
-    ],
-)
-async def test_private_addresses_are_open_to_permitted_callers_only(
+@pytest.mark.parametrize(("settings", "callers"), CALLERS)
+async def test_who_may_name_a_private_address(
     serve: Serve,
-    inside: Canary,
     secrets: dict[str, str],
     entry: str,
     settings: dict[str, Any],
-    who: str | None,
-    headers: dict[str, str],
-    may: bool,
+    callers: list[tuple[str | None, dict[str, str], bool]],
 ) -> None:
-    allowlist = LOCAL if entry == "block" else (inside.url,)
-    async with Issuer() as hub:
+    async with AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(Issuer())
+        # One for each caller: a connection that another has opened would hide a refusal.
+        inside = [await stack.enter_async_context(Canary()) for _ in callers]
         tokens = {"stranger": "ab_nobody", "token": hub.token(sub="17"), "guest": hub.token(sub="guest"), **secrets}
-        sent = {**headers, **({"Authorization": f"Bearer {tokens[who]}"} if who is not None else {})}
+        allowlist = LOCAL if entry == "block" else tuple(canary.url for canary in inside)
         given = {"syfthub_url": hub.url, "jwt_audience": "library", "endpoint_allowlist": allowlist, **settings}
-        async with serve(**given) as server:
-            found = await asked(server, inside.url, sent)
-    assert found == (("success", None) if may else ("error", REFUSED))
-    assert inside.accepted == may
+        server = await stack.enter_async_context(serve(**given))
+        for (who, headers, may), canary in zip(callers, inside, strict=True):
+            sent = {**headers, **({"Authorization": f"Bearer {tokens[who]}"} if who is not None else {})}
+            found = await asked(server, canary.url, sent)
+            assert found == (("success", None) if may else ("error", REFUSED)), (who, headers)
+            assert canary.accepted == may, (who, headers)
 
 
 @pytest.mark.parametrize("kind", ["space", "openai"])

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,11 +116,17 @@ def _secret(database: Database, **given: Any) -> str:
     return database.writing(lambda db: keys.create(db, **given))[1]
 
 
+@cache
+def _signing_key() -> rsa.RSAPrivateKey:
+    """Made once: it takes a tenth of a second."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 class Issuer(HttpServer):
     """A hub that signs tokens."""
 
     def __init__(self) -> None:
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._key = _signing_key()
         super().__init__(self._respond)
 
     def token(self, **claims: Any) -> str:

@@ -112,8 +112,9 @@ class House:
         self.planner = planner
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
+        self.runs = self
 
-    def turned_away(self, surface: str, code: str) -> None:
+    def rejected(self, surface: str, code: str) -> None:
         self.refusals[code] += 1
 
     def context(self, **given: Any) -> Context:

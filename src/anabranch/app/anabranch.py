@@ -6,19 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from anabranch.app.aggregator import OnReply
-from anabranch.app.query_log import LogEntry
 from anabranch.app.revocations import EVERY_S
-from anabranch.app.runs import StartedRun
 from anabranch.app.wiring import Parts, Role, wired
 from anabranch.configuration.settings import Settings, load
-from anabranch.domain.contracts import Answerer, Telemetry
+from anabranch.domain.contracts import Telemetry
 from anabranch.domain.errors import Unauthorized
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorQuery, McpServer, ServerHealth
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, Until
+from anabranch.domain.model import Answer, Context, Endpoint, Message, Until
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
-from anabranch.pipeline.run import Run
 from anabranch.telemetry.log import SilentTelemetry, new_correlation_id
 
 
@@ -35,6 +32,8 @@ class Anabranch:
         self.query_log = parts.query_log
         self.runs = parts.runs
         self.revocations = parts.revocations
+        self.begin = parts.runs.begin
+        self.start = parts.runs.start
         self._parts = parts
 
     @classmethod
@@ -114,39 +113,6 @@ class Anabranch:
             traceparent=traceparent,
             tracestate=tracestate,
         )
-
-    @property
-    def draining(self) -> bool:
-        return self.runs.draining
-
-    async def check(self, surface: str) -> None:
-        """Refuse a request before its body is read, if its question could not be admitted now."""
-        await self.runs.check(surface)
-
-    def turned_away(self, surface: str, code: str) -> None:
-        """Count a request that was refused before it became a question."""
-        self.runs.rejected(surface, code)
-
-    async def begin(
-        self,
-        question: Question,
-        context: Context,
-        answerer: Answerer | None = None,
-        entry: LogEntry | None = None,
-    ) -> StartedRun:
-        """Start a Run that counts against its caller's rate limit; `entry` is its place in the query log. Attach to it
-        before the loop turns again."""
-        return await self.runs.begin(question, context, answerer, entry)
-
-    def start(
-        self,
-        question: Question,
-        context: Context,
-        answerer: Answerer | None = None,
-        entry: LogEntry | None = None,
-    ) -> Run:
-        """Start a Run. Attach to it (`listen`, `value`) before the loop turns again."""
-        return self.runs.start(question, context, answerer, entry)
 
     async def ask(
         self,

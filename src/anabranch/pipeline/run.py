@@ -137,7 +137,7 @@ class Run:
         self._abandon_if_alone()
 
     def _abandon_if_alone(self) -> None:
-        if not self._listeners and not self._waiting:
+        if not self._listeners and not self._waiting and self._end is None:
             self.stop(Cancelled("All listeners have left."))
 
     async def _emit(self, event: AnswerEvent) -> None:

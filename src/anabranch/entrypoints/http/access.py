@@ -39,6 +39,7 @@ class Access:
     def __init__(self, anabranch: Anabranch) -> None:
         self._anabranch = anabranch
         self._settings = settings = anabranch.settings
+        self._proxies = settings.proxy_networks
         self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
         self._origins = frozenset(settings.cors_origins) - {"*"}
 
@@ -185,9 +186,7 @@ class Access:
         return token
 
     def _is_proxy(self, address: Address) -> bool:
-        return any(
-            address.version == network.version and address in network for network in self._settings.proxy_networks
-        )
+        return any(address.version == network.version and address in network for network in self._proxies)
 
 
 def identity_of(caller: Caller) -> str | None:

@@ -105,7 +105,7 @@ class Call(Generic[T]):
     def attach(self, run: Run, allowance: Allowance | None) -> Run:
         """From here on the Run counts its own failure, and the response carries the caller's rate limit."""
         self.counted = True
-        self.headers = rate_headers(allowance)
+        self.headers = rate_headers(allowance) if allowance is not None else ()
         return run
 
 
@@ -228,7 +228,7 @@ class RequestLoop:
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
         if operation.admission:
-            await self._anabranch.check(operation.surface)
+            await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
             call.caller = await operation.identify(call.scope)
         if operation.request_type is not None and not operation.handler_reads:
@@ -249,7 +249,7 @@ class RequestLoop:
         if call.responding or (refusal is not error and isinstance(refusal, InternalError)):
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
         elif call.surface and not call.counted:
-            self._anabranch.turned_away(call.surface, dialect.counted_as(refusal))
+            self._anabranch.runs.rejected(call.surface, dialect.counted_as(refusal))
         return refusal, dialect
 
 

@@ -102,7 +102,7 @@ class OpsSurface:
         return self._healthy
 
     async def _ready(self, _call: Call[None]) -> Reply:
-        draining = self._anabranch.draining
+        draining = self._anabranch.runs.draining
         return Reply(msgspec.json.encode(Health(status="draining" if draining else "ready")), 503 if draining else 200)
 
     async def _describe(self, _call: Call[None]) -> Reply:
