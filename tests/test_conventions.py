@@ -53,8 +53,8 @@ def test_only_the_settings_read_the_environment(module: Path) -> None:
         ("from anabranch.entrypoints.cli import main; main(['--help'])", SERVER + ",asyncio,anabranch.network"),
         ("from anabranch.entrypoints.cli import main; main(['--version'])", SERVER + ",asyncio,anabranch.network"),
         ("from anabranch import Settings", "aiohttp,anabranch.app,starlette,rich"),
-        ("from anabranch import Anabranch", "uvicorn,starlette,click,matplotlib,pydantic,mcp"),
-        ("import anabranch.entrypoints.http.app", "click,matplotlib,pydantic,mcp,httpx2,rapidfuzz"),
+        ("from anabranch import Anabranch", "uvicorn,starlette,click,matplotlib,numpy,pydantic,mcp"),
+        ("import anabranch.entrypoints.http.app", "click,matplotlib,numpy,pydantic,mcp,httpx2,rapidfuzz"),
     ],
 )
 def test_startup_loads_only_the_modules_that_are_needed(code: str, heavy: str) -> None:

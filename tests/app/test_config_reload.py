@@ -11,7 +11,7 @@ import pytest
 from anabranch.app.config_reload import ConfigReload
 from anabranch.configuration.settings import load
 from anabranch.domain.mcp import Aggregation, McpServer
-from anabranch.telemetry.log import Log, LogWriter
+from anabranch.telemetry.log import Log
 
 BEFORE = """
 mcpServers:
@@ -28,7 +28,7 @@ class RecordedLog(Log):
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
-        super().__init__(LogWriter(io.StringIO()), logging.INFO, self._record)
+        super().__init__(io.StringIO(), logging.INFO, self._record)
 
     def _record(self, fields: dict[str, Any]) -> str:
         event, *_ = (fields.pop(name) for name in ("event", "level", "timestamp"))

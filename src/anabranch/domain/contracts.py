@@ -52,8 +52,8 @@ class Generator(Protocol):
 
 class Subagent(Protocol):
     """A subagent of the planner. `taken` parses a result that it pushed, or raises InvalidQuestion; `work` runs it here
-    and yields its results, the last one a `success`. A failure is an AnabranchError; one that is Elsewhere says whether
-    a retry can help."""
+    and yields its results, the last one a `success`. A failure is an AnabranchError; Elsewhere also says whether a
+    retry can help."""
 
     def taken(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
 

@@ -26,8 +26,8 @@ AnabranchError
 └── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
 
-GenerationFailed and UpstreamError also have a `Trouble` and the `Retry-After` of the upstream, for retries and circuit
-breakers; clients do not see them.
+GenerationFailed and UpstreamError also have a `Trouble` and the `Retry-After` of the upstream, for retries and
+circuit breakers; clients do not see them.
 """
 
 from enum import Enum

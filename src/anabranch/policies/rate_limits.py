@@ -74,13 +74,15 @@ class MemoryLimiter:
         over = bisect_right(calls, now)
         used = len(calls) - over
         if used >= self._limit:
-            allowance = Allowance(
-                limit=self._limit,
-                remaining=0,
-                reset_s=_distance(now, calls[-1]),
-                wait_s=_distance(now, calls[len(calls) - self._limit]),
+            return Reservation(
+                Allowance(
+                    limit=self._limit,
+                    remaining=0,
+                    reset_s=_distance(now, calls[-1]),
+                    wait_s=_distance(now, calls[len(calls) - self._limit]),
+                ),
+                now,
             )
-            return Reservation(allowance, now)
         if over > used:  # Not each time: deleting from the front is linear.
             del calls[:over]
         until = now + self._window_s

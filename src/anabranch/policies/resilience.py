@@ -46,8 +46,7 @@ class ResilientSource:
         upstream = self.upstream
         call = UpstreamCall(upstream)
         if not call:
-            error = f"The source {upstream.breaker.refusal}."
-            return SourceReply(path=self._path, status=Status.SKIPPED, error=error)
+            return SourceReply(path=self._path, status=Status.SKIPPED, error=f"The source {upstream.breaker.refusal}.")
         with call:
             try:
                 with self._telemetry.span("upstream", context, **upstream.labels) as span:
@@ -287,8 +286,12 @@ def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> f
 async def refused(exchange: Exchange, kind: type[E]) -> E:
     """The error for a reply with a status other than 2xx."""
     _, sentence = await syft_wire.refusal(exchange)
-    wait_s = retry_after_s(exchange.header("Retry-After"))
-    return kind(sentence, syft_wire.trouble(exchange.status), wait_s, upstream_status=exchange.status)
+    return kind(
+        sentence,
+        syft_wire.trouble(exchange.status),
+        retry_after_s(exchange.header("Retry-After")),
+        upstream_status=exchange.status,
+    )
 
 
 def retry_after_s(header: str, now: Callable[[], float] = time.time) -> float | None:

@@ -174,9 +174,11 @@ def _line(crumb: Breadcrumb) -> str:
     try:
         line = encode(crumb)
         if len(line) >= MAX_WRITE_BYTES - 1:
-            fields = msgspec.structs.asdict(crumb)
             line = encode(
-                {name: value[:MAX_FIELD] if isinstance(value, str) else value for name, value in fields.items()}
+                {
+                    name: value[:MAX_FIELD] if isinstance(value, str) else value
+                    for name, value in msgspec.structs.asdict(crumb).items()
+                }
             )
     except (ValueError, TypeError):
         return ""

@@ -82,12 +82,15 @@ COLORS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 Render = Callable[[dict[str, Any]], str]
 
 
-class LogWriter:
-    """Writes lines in batches: a system call per line would cost more than the rest of the telemetry. A line is
-    written after FLUSH_AFTER_S at the latest; an error, and any line outside an event loop, at once."""
+class Log:
+    """Writes events at or above a level as lines, in batches: a system call per line would cost more than the rest of
+    the telemetry. A line is written after FLUSH_AFTER_S at the latest; an error, and any line outside an event loop, at
+    once. `flush` writes the lines that wait: a worker that is ended by a signal runs no exit handlers."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, level: int, render: Render) -> None:
         self._stream = stream
+        self._level = level
+        self._render = render
         # Several workers write to the same pipe, which is atomic only up to this size.
         self._max_bytes = PIPE_BYTES if parent_process() is not None else None
         self._lines: list[str] = []
@@ -95,17 +98,28 @@ class LogWriter:
         self._timer: asyncio.TimerHandle | None = None
         atexit.register(self.flush)
 
-    def write(self, line: str) -> None:
+    def info(self, event: str, **fields: Any) -> None:
+        if self._level <= logging.INFO:
+            self._write(self._render(_stamped("info", event, fields)))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        if self._level <= logging.WARNING:
+            self._write(self._render(_stamped("warning", event, fields)))
+
+    def error(self, event: str, exc_info: BaseException | None = None, **fields: Any) -> None:
+        """Written at once. `exc_info` adds the traceback of this exception, which may quote an upstream."""
+        self._write(redaction.removed(self._render(_stamped("error", event, fields, exc_info))))
+        self.flush()
+
+    def _write(self, line: str) -> None:
         self._lines.append(line)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
             return
-        if loop is not self._loop:
+        if self._timer is None or loop is not self._loop:
             self._loop = loop
-            self._timer = None
-        if self._timer is None:
             self._timer = loop.call_later(FLUSH_AFTER_S, self.flush)
 
     def flush(self) -> None:
@@ -133,30 +147,6 @@ def batches(lines: Sequence[str], max_bytes: int) -> Iterator[str]:
         size += length
     if batch:
         yield "".join(batch)
-
-
-class Log:
-    """Writes events that are at or above a level as lines. `flush` writes those that wait: a worker that is ended by a
-    signal runs no exit handlers."""
-
-    def __init__(self, writer: LogWriter, level: int, render: Render) -> None:
-        self.flush = writer.flush
-        self._write = writer.write
-        self._level = level
-        self._render = render
-
-    def info(self, event: str, **fields: Any) -> None:
-        if self._level <= logging.INFO:
-            self._write(self._render(_stamped("info", event, fields)))
-
-    def warning(self, event: str, **fields: Any) -> None:
-        if self._level <= logging.WARNING:
-            self._write(self._render(_stamped("warning", event, fields)))
-
-    def error(self, event: str, exc_info: BaseException | None = None, **fields: Any) -> None:
-        """Written at once. `exc_info` adds the traceback of this exception, which may quote an upstream."""
-        self._write(redaction.removed(self._render(_stamped("error", event, fields, exc_info))))
-        self.flush()
 
 
 class LineFormatter(logging.Formatter):
@@ -221,7 +211,7 @@ def configured_log(settings: Settings, stream: TextIO | None = None) -> Log:
     logging.root.handlers[:] = [handler]
     for name, lowest in LIBRARIES.items():
         logging.getLogger(name).setLevel(max(level, lowest))
-    return Log(LogWriter(out), level, render)
+    return Log(out, level, render)
 
 
 class SilentTelemetry:

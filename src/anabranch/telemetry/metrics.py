@@ -90,8 +90,9 @@ class AllWorkers(MultiProcessCollector):
             if not _runs(pid):
                 with suppress(FileNotFoundError):  # another worker has removed it
                     mark_process_dead(pid, self._path)  # type: ignore[no-untyped-call]
-        files = [str(path) for path in folder.glob("*.db") if _has_data(path)]
-        merged: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
+        merged: Iterable[Metric] = self.merge(  # type: ignore[no-untyped-call]
+            [str(path) for path in folder.glob("*.db") if _has_data(path)]
+        )
         return merged
 
 
@@ -180,7 +181,6 @@ METRICS: Mapping[str, Definition] = {
 def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
     """Metrics with the names of the configured sources, models and servers as labels."""
     sources = [endpoint.path for endpoint in settings.sources.values()]
-    hedged = [endpoint.path for endpoint in settings.sources.values() if endpoint.alternate is not None]
     written = settings.default_model
     models = {*(one.path for one in settings.models.values()), *([written.path] if written else [])}
     retried = set(models)
@@ -189,7 +189,6 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
     if settings.reranker_url:
         retried.add(f"{settings.reranker_model or 'reranker'} (reranker)")
     upstreams = {*retried, *sources, *(f"{path} (alternate)" for path in sources)}
-    servers = [name for name, server in settings.mcp_servers.items() if server.enabled]
     searched = ("collections", *sources)
     redis: Mapping[str, Definition] = {"anabranch_redis_reachable": (MinGauge, "1 if Redis answers.", {})}
     return {
@@ -207,9 +206,16 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
         "anabranch_hedges": (
             Counter,
             "Calls of alternates beside or instead of their source.",
-            {"upstream": hedged, "won": ("false", "true")},
+            {
+                "upstream": [endpoint.path for endpoint in settings.sources.values() if endpoint.alternate is not None],
+                "won": ("false", "true"),
+            },
         ),
-        "anabranch_mcp_server_ready": (MinGauge, "1 if an MCP server is connected.", {"server": servers}),
+        "anabranch_mcp_server_ready": (
+            MinGauge,
+            "1 if an MCP server is connected.",
+            {"server": [name for name, server in settings.mcp_servers.items() if server.enabled]},
+        ),
         "rag_stream_errors": (
             Counter,
             "Requests to /rag/stream that failed.",

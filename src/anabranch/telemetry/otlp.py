@@ -276,8 +276,9 @@ class Traces(SpanProcessor):
     def _caller_span(self, context: Context) -> TraceContext:
         if context.traceparent is None:
             return TraceContext()
-        sent = {"traceparent": context.traceparent, "tracestate": context.tracestate or ""}
-        return self._propagator.extract(sent, TraceContext())
+        return self._propagator.extract(
+            {"traceparent": context.traceparent, "tracestate": context.tracestate or ""}, TraceContext()
+        )
 
     async def _send(self, batch: Sequence[ReadableSpan]) -> bool:
         reason = await self._client.send(lambda: encode_spans(batch).SerializeToString())
@@ -323,8 +324,10 @@ def _record(crumb: Breadcrumb) -> LogRecord:
 
 
 def _attribute(name: str, value: str | int) -> KeyValue:
-    content = AnyValue(string_value=value[:MAX_TEXT]) if isinstance(value, str) else AnyValue(int_value=value)
-    return KeyValue(key=name, value=content)
+    return KeyValue(
+        key=name,
+        value=AnyValue(string_value=value[:MAX_TEXT]) if isinstance(value, str) else AnyValue(int_value=value),
+    )
 
 
 def _nanoseconds(timestamp: str) -> int:

@@ -39,8 +39,7 @@ def terms(text: str) -> list[int]:
         text = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in text if not unicodedata.combining(c)) if not text.isascii() else text
         text = unicodedata.normalize("NFC", text)
-    hashes = (_hashed(word) for word in _words(text.lower()))
-    return [term for term in hashes if term]
+    return [term for term in map(_hashed, _words(text.lower())) if term]
 
 
 def _words(text: str) -> Iterator[str]:
