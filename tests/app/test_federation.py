@@ -106,7 +106,7 @@ async def test_federation_reports_the_remote_refusal(near: Server, far: Node, hu
         (None, "needs an API key"),
         ("ab_wrong", "not known"),
         (hub.token("alice", expires_s=-60), "expired"),
-        (hub.token("mallory"), "somebody else"),
+        (hub.token("mallory"), "another audience"),
     ):
         (info,) = (await found(near, far, token))["retrieval_info"]
         assert info["status"] == "access_denied"
