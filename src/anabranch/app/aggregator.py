@@ -168,8 +168,9 @@ def _check_replies(replies: Sequence[SourceReply], elapsed_ms: int, config: Aggr
         raise _timed_out(NO_REPLY, elapsed_ms / 1000, min(config.server_timeout_s, config.total_timeout_s))
     errors = [reply.error or reply.status.value for reply in replies]
     tried = ", ".join(f"{reply.path} ({error})" for reply, error in zip(replies, errors, strict=True))
-    message = f"None of the servers gave an answer: {tried}"
-    raise AllServersFailed(message, attempted=[reply.path for reply in replies], errors=errors)
+    raise AllServersFailed(
+        f"None of the servers gave an answer: {tried}", attempted=[reply.path for reply in replies], errors=errors
+    )
 
 
 def _response(

@@ -130,7 +130,7 @@ class Runs:
             self._revocations.add(key, run.stop)
         self._running.add(run)
         self._idle.clear()
-        redaction.asked(question, context)
+        redaction.learn_tokens(question, context)
         return run.start()
 
     def _validate(self, question: Question) -> None:

@@ -16,10 +16,10 @@ from anabranch.domain.model import Context, Delta, Passage, Question, SourceRepl
 
 REMOVED = "[removed]"
 MAX_QUOTED = 300
-# Shorter ones are not searched for: they are no secrets, and would be found in the middle of words.
+# Shorter values are not removed: they are no secrets, and occur in the middle of words.
 SHORTEST = 6
-# In answers and documents only long ones are: a key such as "ollama" or "not-needed", which servers without keys are
-# given, is a word that people write.
+# Answers and documents lose only long ones: servers without keys get keys such as "ollama" or "not-needed", which are
+# words that people write.
 SHORTEST_IN_CONTENT = 16
 LONG_PART = 20
 CONFIDENTIAL = re.compile(
@@ -28,38 +28,38 @@ CONFIDENTIAL = re.compile(
 PASSWORDS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 SEPARATORS = re.compile(r"[\s=;,@]+")
 SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate", "token"})
-# What libraries leave as it is: none, Python's, JavaScript's encodeURIComponent and encodeURI.
+# Characters that libraries do not escape: none, those of Python, of JavaScript's encodeURIComponent and encodeURI.
 SAFE_IN_URLS = ("", "/", "!'()*", ";/?:@&=+$,#!'()*")
 URL_SAFE = str.maketrans("+/", "-_")
 
 
 class Secrets:
-    """Texts that must not be passed on. In which forms they could be quoted is worked out with the first error."""
+    """Texts that must be removed. Their encodings are computed with the first error."""
 
     def __init__(self, given: Iterable[str | None] = ()) -> None:
         self.given = tuple({text for text in given if text is not None and len(text) >= SHORTEST})
 
     @cached_property
     def forms(self) -> tuple[str, ...]:
-        """Longest first: a whole header goes before the token in it."""
+        """Longest first: a whole header is removed before the token in it."""
         return tuple(sorted({form for text in self.given for form in _forms(text)}, key=len, reverse=True))
 
     @cached_property
     def long(self) -> tuple[str, ...]:
-        """Those to look for in answers and documents: as they are, and as they are in JSON."""
-        long = [text for text in self.given if len(text) >= SHORTEST_IN_CONTENT]
+        """Those to remove from answers and documents: plain and in JSON."""
+        long = (text for text in self.given if len(text) >= SHORTEST_IN_CONTENT)
         return tuple({form for text in long for form in (text, json.dumps(text)[1:-1])})
 
 
 NONE = Secrets()
-# Those of this process, by their owner, for as long as that needs them.
+# Secrets of this process by owner, until the owner forgets them.
 _configured: dict[object, Secrets] = {}
-# Those that came with the question that is being worked on here.
+# Secrets of the current question.
 _callers: ContextVar[Secrets] = ContextVar("callers_secrets", default=NONE)
 
 
 def learn(owner: object, given: Iterable[str | None]) -> None:
-    """Remove these from now on, beside those that the owner has named before, until they are forgotten."""
+    """Remove these from now on, together with earlier ones of the owner."""
     _configured[owner] = Secrets((*_configured.get(owner, NONE).given, *given))
 
 
@@ -67,20 +67,20 @@ def forget(owner: object) -> None:
     _configured.pop(owner, None)
 
 
-def asked(question: Question, context: Context) -> None:
-    """Remove the tokens that go with this question, in this task and in those that it begins."""
-    endpoints = question.sources if question.model is None else (*question.sources, question.model)
-    tokens = (context.bearer, *context.tokens.values(), *context.transactions.values())
-    _callers.set(Secrets((*tokens, *(endpoint.token for endpoint in endpoints))))
+def learn_tokens(question: Question, context: Context) -> None:
+    """Remove the tokens of this question, in this task and in tasks that it starts."""
+    tokens = [context.bearer, *context.tokens.values(), *context.transactions.values()]
+    tokens += [endpoint.token for endpoint in (*question.sources, question.model) if endpoint is not None]
+    _callers.set(Secrets(tokens))
 
 
 def removed(text: str, own: Secrets = NONE) -> str:
-    """The text without secrets, among them those that only its writer was given."""
+    """The text without secrets. `own` are secrets that only its writer knows."""
     return _without(text, _known_forms(own))
 
 
 def quoted(text: str, own: Secrets = NONE, most: int = MAX_QUOTED) -> str:
-    """An upstream's own words, as they can be shown: one line, not too long, without secrets."""
+    """An upstream's message in one line of limited length, without secrets."""
     clean = removed(text[: 4 * most], own)
     if len(text) > 4 * most:
         clean = _without_end(clean, _known_forms(own))
@@ -89,39 +89,38 @@ def quoted(text: str, own: Secrets = NONE, most: int = MAX_QUOTED) -> str:
 
 
 def reply_of(reply: SourceReply) -> SourceReply:
-    """A source's reply without secrets: neither in its error nor in what it found."""
+    """A source's reply without secrets in its error and passages."""
     if reply.error is not None:
         reply = msgspec.structs.replace(reply, error=removed(reply.error))
     if reply.passages and (long := in_content()):
-        # Nearly always there is none, and one long text is searched sooner than many short ones.
+        # Nearly always there is none, and one long text is searched faster than many short ones.
         whole = "".join([f"{one.title}\0{one.text}\0{one.url}\0{one.document_id}\0" for one in reply.passages])
         if any(text in whole for text in long):
-            passages = tuple(_cleared(one, long) for one in reply.passages)
-            reply = msgspec.structs.replace(reply, passages=passages)
+            reply = msgspec.structs.replace(reply, passages=tuple(_cleared(one, long) for one in reply.passages))
     return reply
 
 
 def content_of(text: str) -> str:
-    """What a subagent wrote."""
+    """The output of a subagent without secrets."""
     return _without(text, in_content())
 
 
 def delta_of(delta: Delta, long: tuple[str, ...]) -> Delta:
-    """A piece of an answer. A secret that comes in several pieces is not seen: to wait for the next piece each time
-    would slow every answer, and a server that wants to hide a key in its answer can do so in many ways."""
+    """A part of an answer without secrets. A secret split over several parts is not found: waiting for the next part
+    would slow down every answer, and a server that wants to hide a key in its answer can do so in many ways."""
     if len(delta.text) < SHORTEST_IN_CONTENT:
         return delta
     return msgspec.structs.replace(delta, text=_without(delta.text, long))
 
 
 def in_content() -> tuple[str, ...]:
-    """What is looked for in answers and documents: 10 KB take about 4 µs for each."""
+    """The texts to remove from answers and documents: each takes about 4 µs for 10 KB."""
     return tuple(text for secrets in _known() for text in secrets.long)
 
 
 def of_server(server: McpServer, *, certain: bool = False) -> Iterator[str]:
-    """What a server was given in confidence: in variables, headers, options and its URL. For its own words, everything
-    that may be a secret; `certain` are those whose name says so, which are removed from all other texts as well."""
+    """Secrets in a server's configuration: variables, headers, options and URL. Everything that may be one, for the
+    server's own messages; with `certain` only values with the name of a secret, for texts of all upstreams."""
     named = [*server.env.items(), *server.headers.items(), *_options(server.args)]
     if server.url is not None:
         address = urlsplit(server.url)
@@ -154,7 +153,7 @@ def _options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def secret_parts(value: str) -> Iterator[str]:
-    """A header's value is a secret as a whole, and so is the token in it, and the password in that."""
+    """The whole value of a header, the token in it, and the password in that."""
     for text in {value, unquote(value)}:
         yield text
         yield from (part for part in text.split() if part.lower() not in SCHEMES)
@@ -166,7 +165,7 @@ def secret_parts(value: str) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """As it is, in a URL, in JSON, and inside base64, where it may begin at any of three places."""
+    """Plain, in a URL, in JSON, and inside base64, where it may start at any of three positions."""
     raw = text.encode(errors="replace")
     yield text
     for in_url in (quote_plus(raw), *(quote(raw, safe=safe) for safe in SAFE_IN_URLS)):
@@ -175,7 +174,7 @@ def _forms(text: str) -> Iterator[str]:
         in_json = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
         yield from (in_json, in_json.replace("/", "\\/"))
     for before in range(3):
-        # Signs at both ends also hold bits of what stands beside it.
+        # Characters at both ends also contain bits of the neighbouring bytes.
         first, last = (8 * before + 5) // 6, 8 * (before + len(raw)) // 6
         coded = b64encode(bytes(before) + raw).decode()[first:last]
         yield from (coded, coded.translate(URL_SAFE))
@@ -189,7 +188,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
 
 
 def _without_end(text: str, forms: Iterable[str]) -> str:
-    """The text was cut off, perhaps in the middle of a secret."""
+    """For a truncated text, which may end in the middle of a secret."""
     for form in forms:
         at = text.find(form[:SHORTEST], max(0, len(text) - len(form)))
         while at >= 0:

@@ -21,6 +21,7 @@ Handler = Callable[[bytes], Awaitable[bytes]]
 MAX_BYTES = 8 * 1024 * 1024
 MAX_REPLYING = 1_000
 
+CHANNEL = "anabranch:post:"
 OWNER_UNREACHABLE = "The worker that holds this stream cannot be reached."
 
 
@@ -73,7 +74,7 @@ class WorkerRpc:
         self._redis = redis
         self._clock = clock
         self._timing = timing or RpcTiming()
-        self._address = _address(worker)
+        self._address = CHANNEL + worker
         self._worker = worker
         self._handler: Handler | None = None
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +112,7 @@ class WorkerRpc:
         request = RpcMessage(number=number, sender=self._worker, body=body)
         try:
             async with asyncio.timeout(wait_s):
-                receivers = self.up and await self._redis.execute("PUBLISH", _address(worker), _pack(request))
+                receivers = self.up and await self._redis.execute("PUBLISH", CHANNEL + worker, _pack(request))
                 reply = await answer if receivers else None
         except (TimeoutError, RedisGone) as error:
             raise StreamUnavailable(OWNER_UNREACHABLE) from error
@@ -231,8 +232,4 @@ class WorkerRpc:
             return  # The failure is sent below.
         finally:
             with suppress(RedisGone):
-                await self._redis.execute("PUBLISH", _address(message.sender), _pack(answer))
-
-
-def _address(worker: str) -> str:
-    return f"anabranch:post:{worker}"
+                await self._redis.execute("PUBLISH", CHANNEL + message.sender, _pack(answer))

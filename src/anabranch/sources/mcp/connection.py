@@ -27,7 +27,6 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     RequestParamsMeta,
-    TextContent,
     Tool,
     ToolListChangedNotification,
 )
@@ -40,8 +39,8 @@ from anabranch.domain.model import Context, Query, SourceReply, Status
 from anabranch.network.redaction import Secrets, of_server, quoted
 from anabranch.sources.mcp.framing import RawReply, tapped
 from anabranch.sources.mcp.http_transport import http_transport
-from anabranch.sources.mcp.results.extraction import extract, tool_result
-from anabranch.sources.mcp.services import EXPIRED, McpTiming, PoolServices, cancel_until_done
+from anabranch.sources.mcp.results.extraction import extract, texts, tool_result
+from anabranch.sources.mcp.services import EXPIRED, McpTiming, PoolServices, cancel_until_done, failed
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 from anabranch.sources.mcp.tool_selection import NoTool, ToolChoice, arguments, choose
 from anabranch.telemetry.log import label
@@ -225,22 +224,22 @@ async def connected(
 def connection_error(error: BaseException, server: McpServer, within_s: float) -> str:
     """Why a connection failed."""
     match _root(error):
-        case AnabranchError() as ours:
-            return ours.message
+        case AnabranchError() as known:
+            return known.message
         case TimeoutError():
             return f"The server was not ready within {within_s:.3g} seconds."
         case FileNotFoundError():
             return "The server's command was not found: check `command` and `cwd`."
         case PermissionError():
             return "The server's command cannot be executed: check its permissions."
-        case MCPError() as theirs if theirs.code == CONNECTION_CLOSED and server.url is None:
+        case MCPError() as mcp_error if mcp_error.code == CONNECTION_CLOSED and server.url is None:
             return "The server's process ended before it was ready."
-        case MCPError() as theirs if theirs.code in UNREACHABLE:
-            return f"The server could not be reached: {sanitize(theirs.message, server)}"
-        case MCPError() as theirs if message := _unreadable_message(theirs, server):
+        case MCPError() as mcp_error if mcp_error.code in UNREACHABLE:
+            return f"The server could not be reached: {sanitize(mcp_error.message, server)}"
+        case MCPError() as mcp_error if message := _unreadable_message(mcp_error, server):
             return message
-        case MCPError() as theirs:
-            return f"The server refused the connection: {sanitize(theirs.message, server)}"
+        case MCPError() as mcp_error:
+            return f"The server refused the connection: {sanitize(mcp_error.message, server)}"
         case ValidationError():
             return "The server's handshake or list of tools does not follow the MCP specification."
         case other:
@@ -250,36 +249,32 @@ def connection_error(error: BaseException, server: McpServer, within_s: float) -
 async def source_reply(answer: CallToolResult, server: McpServer, within_s: float) -> SourceReply:
     """The passages in a tool's answer, or the error that it reports. TimeoutError if they take too long to read."""
     if answer.is_error:
-        text = " ".join(part.text for part in answer.content if isinstance(part, TextContent))
-        return _failed(server, f"The server's tool reports an error: {sanitize(text, server)}", fault=False)
+        message = f"The server's tool reports an error: {sanitize(' '.join(texts(answer)), server)}"
+        return failed(server.name, message, fault=False)
     try:
         passages = await extract(answer, server, within_s)
     except AnabranchError as error:
-        return _failed(server, error.message, fault=False)
+        return failed(server.name, error.message, fault=False)
     return SourceReply(path=server.name, status=Status.SUCCESS, passages=passages)
 
 
 def call_error(error: BaseException, server: McpServer, lost: str) -> SourceReply:
     """The reply for a failed call; `lost` says why the connection ended, if it has."""
     match _root(error):
-        case MCPError() as theirs if theirs.code in UNREACHABLE:
+        case MCPError() as mcp_error if mcp_error.code in UNREACHABLE:
             # Servers also use these codes for their own failures.
-            return _failed(server, lost or f"The call failed: {sanitize(theirs.message, server)}")
-        case MCPError() as theirs if message := _unreadable_message(theirs, server):
-            return _failed(server, message)
-        case MCPError() as theirs:
-            message = f"The server refused the call: {sanitize(theirs.message, server)}"
-            return _failed(server, message, fault=theirs.code not in REQUEST_ERRORS)
+            return failed(server.name, lost or f"The call failed: {sanitize(mcp_error.message, server)}")
+        case MCPError() as mcp_error if message := _unreadable_message(mcp_error, server):
+            return failed(server.name, message)
+        case MCPError() as mcp_error:
+            message = f"The server refused the call: {sanitize(mcp_error.message, server)}"
+            return failed(server.name, message, fault=mcp_error.code not in REQUEST_ERRORS)
         case ValidationError():
-            return _failed(server, "The server's reply does not follow the MCP specification.")
-        case AnabranchError() as ours:
-            return _failed(server, ours.message, fault=not isinstance(ours, Elsewhere) or ours.trouble.fault)
+            return failed(server.name, "The server's reply does not follow the MCP specification.")
+        case AnabranchError() as known:
+            return failed(server.name, known.message, fault=not isinstance(known, Elsewhere) or known.trouble.fault)
         case other:
-            return _failed(server, lost or f"The call failed: {type(other).__name__}.")
-
-
-def _failed(server: McpServer, message: str, *, fault: bool = True) -> SourceReply:
-    return SourceReply(path=server.name, status=Status.ERROR, error=message, fault=fault)
+            return failed(server.name, lost or f"The call failed: {type(other).__name__}.")
 
 
 def is_misconfigured(error: BaseException) -> bool:

@@ -46,19 +46,19 @@ class SurrogateRepair:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = bytearray()
+        self._pending = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
-        if not end and len(self._held) + len(chunk) <= self._limit:
-            self._held += chunk
+        if not end and len(self._pending) + len(chunk) <= self._limit:
+            self._pending += chunk
             return b""
-        whole = bytes(self._held) + chunk[: end or None]
-        self._held = bytearray(chunk[end:] if end else b"")
+        whole = bytes(self._pending) + chunk[: end or None]
+        self._pending = bytearray(chunk[end:] if end else b"")
         return repair_surrogates(whole) if end else whole
 
     def rest(self) -> bytes:
-        return repair_surrogates(bytes(self._held))
+        return repair_surrogates(bytes(self._pending))
 
 
 MAX_OUTPUT_LINE = 2_000
@@ -72,23 +72,23 @@ class LineBuffer:
 
     def __init__(self, cap: int | None = None) -> None:
         self._cap = cap
-        self._held = bytearray()
+        self._pending = bytearray()
 
     @property
-    def held(self) -> int:
-        return len(self._held)
+    def pending_bytes(self) -> int:
+        return len(self._pending)
 
     def rest(self) -> list[bytes]:
         """The text after the last line end."""
-        return [bytes(self._held)] if self._held else []
+        return [bytes(self._pending)] if self._pending else []
 
     def feed(self, chunk: bytes) -> list[bytes]:
         first, *more = chunk.split(b"\n")
-        self._held += first if self._cap is None else first[: max(0, self._cap - self.held)]
+        self._pending += first if self._cap is None else first[: max(0, self._cap - self.pending_bytes)]
         if not more:
             return []
-        lines = [bytes(self._held), *more[:-1]]
-        self._held = bytearray(more[-1])
+        lines = [bytes(self._pending), *more[:-1]]
+        self._pending = bytearray(more[-1])
         return lines
 
 

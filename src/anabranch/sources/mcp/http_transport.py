@@ -35,11 +35,6 @@ STATUS_MESSAGES = {
 }
 
 
-class _MessageHead(msgspec.Struct):
-    id: msgspec.Raw = msgspec.Raw(b"")
-    method: str = ""
-
-
 @asynccontextmanager
 async def http_transport(
     server: McpServer, outbound: Outbound, *, max_event: int, timing: McpTiming
@@ -71,6 +66,7 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = await request.aread()
         timeout_s = self._status_timeout_s(request, body)
+        sent = {name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED}
         try:
             if _origin(request.url) != self._origin:
                 raise UpstreamError("It redirects to another origin; such redirects are not followed.")
@@ -82,7 +78,7 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
                         self._outbound.request(
                             request.method,
                             str(request.url),
-                            headers=self._request_headers(request),
+                            headers={**self._headers, **sent},
                             body=body or None,
                             operator=True,
                         )
@@ -99,12 +95,6 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
         except UpstreamError as error:
             return _failed(502, CONNECTION_CLOSED, error.message)
 
-    def _request_headers(self, request: httpx2.Request) -> dict[str, str]:
-        """Protocol headers take precedence over configured ones."""
-        return self._headers | {
-            name.title(): value for name, value in request.headers.items() if name not in NOT_FORWARDED
-        }
-
     async def _wait_listen_gap(self) -> None:
         """Limits the rate of GET streams to a server that ends each of them at once."""
         now = asyncio.get_running_loop().time()
@@ -119,8 +109,8 @@ class OutboundTransport(httpx2.AsyncBaseTransport):
             return self._timing.session_delete_s
         if request.method != "POST":
             return None
-        head = msgspec.json.decode(body, type=_MessageHead)
-        return None if head.id and head.method else self._timing.notification_s
+        is_request = {"id", "method"} <= msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
+        return None if is_request else self._timing.notification_s
 
     def _stream(self, request: httpx2.Request, exchange: Exchange, stack: AsyncExitStack) -> httpx2.Response:
         is_listening = request.method == "GET"

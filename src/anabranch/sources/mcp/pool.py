@@ -11,7 +11,7 @@ import msgspec
 from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth, ServerState
 from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import ServerMoved
-from anabranch.sources.mcp.services import EXPIRED, PoolServices, TrackedTasks, cancel_until_done
+from anabranch.sources.mcp.services import EXPIRED, PoolServices, TrackedTasks, cancel_until_done, failed
 from anabranch.text.support import MAX_READ, Wording, share
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 # Changes of these fields need no new connection.
 IN_PLACE = ("result_path", "reputation", "description")
+IN_A_CIRCLE = "The question has passed through too many aggregators: some of them ask each other in a circle."
 
 
 def reconnect_delays(random: Callable[[], float]) -> Iterator[float]:
@@ -103,7 +104,7 @@ class ServerKeeper:
             self._calls_in_flight -= 1
             self._stop_if_idle()
         if reply is None:
-            reply = self._failed("The server's sessions expire as soon as they are created.")
+            reply = failed(self.server.name, "The server's sessions expire as soon as they are created.")
         self._latency_ms = round((clock.monotonic() - began) * 1000)
         self._failures += reply.status is not Status.SUCCESS
         if self.state == "ready":
@@ -117,16 +118,16 @@ class ServerKeeper:
         try:
             connection = await self._wait_ready(ends)
         except TimeoutError:
-            return self._failed(f"The server was not ready {within}", Status.TIMEOUT)
+            return failed(self.server.name, f"The server was not ready {within}", Status.TIMEOUT)
         if connection is None:
-            return self._failed(self._error or "The server is not connected.")
+            return failed(self.server.name, self._error or "The server is not connected.")
         from anabranch.sources.mcp.connection import source_reply  # noqa: PLC0415  the SDK, which `_run` has loaded
 
         try:
             answer = await self._tasks.run_within(ends - now(), connection.call(query, context))
         except TimeoutError:
             connection.count_unanswered()
-            return self._failed(f"The server did not answer {within}", Status.TIMEOUT)
+            return failed(self.server.name, f"The server did not answer {within}", Status.TIMEOUT)
         except asyncio.CancelledError:
             if now() >= ends - self._timing.deadline_tolerance_s:
                 connection.count_unanswered()
@@ -136,7 +137,9 @@ class ServerKeeper:
         try:
             return await source_reply(answer, self.server, ends - now())
         except TimeoutError:
-            return self._failed(f"The server sent a reply that took too long to read {within}", Status.TIMEOUT)
+            return failed(
+                self.server.name, f"The server sent a reply that took too long to read {within}", Status.TIMEOUT
+            )
 
     async def _wait_ready(self, ends: float) -> "McpConnection | None":
         """Wait for the connection; None if it could not be made."""
@@ -148,9 +151,6 @@ class ServerKeeper:
                 return None
             async with asyncio.timeout(max(0.0, ends - self._services.clock.monotonic())):
                 await self._state_changed.wait()
-
-    def _failed(self, message: str, status: Status = Status.ERROR) -> SourceReply:
-        return SourceReply(path=self.server.name, status=status, error=message, fault=True)
 
     async def _run(self) -> None:
         clock, delays = self._services.clock, reconnect_delays(self._services.random)
@@ -289,22 +289,17 @@ class McpSource:
     async def search(self, query: Query, context: Context) -> SourceReply:
         keeper = self._find(self._name)
         if keeper is None:
-            return self._failed("There is no MCP server with this name.")
+            return failed(self._name, "There is no MCP server with this name.", fault=False)
         if not keeper.accepts_calls:
-            return self._failed("This MCP server is disabled.")
+            return failed(self._name, "This MCP server is disabled.", fault=False)
         if context.hops > MAX_HOPS:
-            return self._failed(
-                "The question has passed through too many aggregators: some of them ask each other in a circle."
-            )
+            return failed(self._name, IN_A_CIRCLE, fault=False)
         reply = await keeper.search(query, context)
         if query.raw or not reply.passages:
             return reply
         wording = Wording(query.text)
         passages = tuple(_scored(passage, wording) for passage in reply.passages[: query.limit])
         return msgspec.structs.replace(reply, passages=passages)
-
-    def _failed(self, error: str) -> SourceReply:
-        return SourceReply(path=self._name, status=Status.ERROR, error=error)
 
 
 def _scored(passage: Passage, wording: Wording) -> Passage:

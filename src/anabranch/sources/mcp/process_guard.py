@@ -96,9 +96,9 @@ def _kill_all(child: int, status: int | None) -> int:
     until = time.monotonic() + KILL_S
     _signal_group(child, signal.SIGKILL)
     while time.monotonic() < until:
-        for left in _descendants():
+        for process in _descendants():
             try:
-                os.kill(left, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
             except OSError:
                 continue  # it has ended, or belongs to another user
         ended, is_last = _reap(child)

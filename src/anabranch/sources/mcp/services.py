@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from anabranch.domain.contracts import Clock, Outbound, Telemetry
-from anabranch.domain.model import Value
+from anabranch.domain.model import SourceReply, Status, Value
 
 T = TypeVar("T")
 
@@ -14,6 +14,10 @@ EXPIRED = "The server's session expired."
 
 # Longer than it takes to end any child process.
 CANCEL_AGAIN_S = 5.0
+
+
+def failed(server: str, error: str, status: Status = Status.ERROR, *, fault: bool = True) -> SourceReply:
+    return SourceReply(path=server, status=status, error=error, fault=fault)
 
 
 class TrackedTasks:

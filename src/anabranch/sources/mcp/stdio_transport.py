@@ -87,25 +87,33 @@ async def _spawn(
     """The guard process, its transport, and our end of the socket that it watches."""
     assert server.command is not None
     loop = asyncio.get_running_loop()
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
+    our_end, guard_end = socket.socketpair()
+    our_end.setblocking(False)
     try:
         transport, protocol = await loop.subprocess_exec(
             lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=CHUNK, loop=loop),
-            *(sys.executable, "-I", "-S", process_guard.__file__, str(theirs.fileno()), server.command, *server.args),
+            *(
+                sys.executable,
+                "-I",
+                "-S",
+                process_guard.__file__,
+                str(guard_end.fileno()),
+                server.command,
+                *server.args,
+            ),
             env=get_default_environment() | dict(server.env),
             cwd=server.cwd,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(guard_end.fileno(),),
             start_new_session=True,
         )
     except BaseException as error:
-        ours.close()
+        our_end.close()
         if isinstance(error, OSError | ValueError):
             raise _start_error(server, getattr(error, "errno", errno.EINVAL)) from None
         raise
     finally:
-        theirs.close()
-    return asyncio.subprocess.Process(transport, protocol, loop), transport, ours
+        guard_end.close()
+    return asyncio.subprocess.Process(transport, protocol, loop), transport, our_end
 
 
 async def _wait_started(server: McpServer, guard: socket.socket) -> int:
@@ -151,7 +159,7 @@ class _Child:
             while chunk := await self._process.stdout.read(CHUNK):
                 for line in lines.feed(chunk):
                     await self._receive(line)
-                self._check_length(lines.held)
+                self._check_length(lines.pending_bytes)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_S):
                     await self._process.wait()

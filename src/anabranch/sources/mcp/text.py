@@ -36,5 +36,5 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    shown = " ".join(printable(text[: 8 * limit]).split())
-    return shown if len(shown) <= limit else shown[: limit - 1].rstrip() + "…"
+    line = " ".join(printable(text[: 8 * limit]).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

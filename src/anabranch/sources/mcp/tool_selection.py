@@ -65,8 +65,8 @@ MAXIMUM_TEXT = re.compile(r"\b(?:max(?:imum)?|at most|up to)(?: is| of|[:=])? ?(
 class Property:
     """One argument of a tool; `parts` are the schemas that it combines. A schema that names no type accepts any."""
 
-    def __init__(self, given: object, root: Mapping[str, Any]) -> None:
-        self.parts = tuple(islice(_parts(given, root), MAX_PARTS))
+    def __init__(self, schema: object, root: Mapping[str, Any]) -> None:
+        self.parts = tuple(islice(_parts(schema, root), MAX_PARTS))
         types = [part.get("type") for part in self.parts]
         kinds = {kind for one in types for kind in (one if isinstance(one, list) else [one]) if isinstance(kind, str)}
         keywords = {keyword for part in self.parts for keyword in part}
@@ -107,9 +107,9 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
     found: dict[str, Property] = {}
     for part in islice(_parts(schema, schema), MAX_PARTS):
         named = part.get("properties")
-        for name, given in islice(named.items(), MAX_PROPERTIES) if isinstance(named, dict) else ():
+        for name, property_schema in islice(named.items(), MAX_PROPERTIES) if isinstance(named, dict) else ():
             if isinstance(name, str) and name not in found and len(found) < MAX_PROPERTIES:
-                found[name] = Property(given, schema)
+                found[name] = Property(property_schema, schema)
     return found
 
 
@@ -131,16 +131,16 @@ def unwrapped(schema: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
 
 
 def _parts(
-    given: object, root: Mapping[str, Any], *, required_only: bool = False, depth: int = 0
+    schema: object, root: Mapping[str, Any], *, required_only: bool = False, depth: int = 0
 ) -> Iterator[dict[str, Any]]:
     """A schema and the schemas that it references and combines; with `required_only`, without alternatives."""
-    if not isinstance(given, dict) or depth > DEPTH:
+    if not isinstance(schema, dict) or depth > DEPTH:
         return
-    yield given
-    if isinstance(reference := given.get("$ref"), str):
+    yield schema
+    if isinstance(reference := schema.get("$ref"), str):
         yield from _parts(_resolve(reference, root), root, required_only=required_only, depth=depth + 1)
     for name in ("allOf",) if required_only else ("allOf", "anyOf", "oneOf"):
-        choices = given.get(name)
+        choices = schema.get(name)
         for choice in choices[:MAX_PARTS] if isinstance(choices, list) else ():
             yield from _parts(choice, root, required_only=required_only, depth=depth + 1)
 
@@ -399,9 +399,9 @@ def _short(name: str) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    shown = [_short(name) for name in names]
-    more = [] if len(shown) <= MAX_NAMES else [f"… ({len(shown) - MAX_NAMES} more)"]
-    return ", ".join(shown[:MAX_NAMES] + more)
+    listed = [_short(name) for name in names]
+    more = [] if len(listed) <= MAX_NAMES else [f"… ({len(listed) - MAX_NAMES} more)"]
+    return ", ".join(listed[:MAX_NAMES] + more)
 
 
 def _available(tools: Sequence[Tool]) -> str:

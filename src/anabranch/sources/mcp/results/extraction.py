@@ -50,10 +50,10 @@ MAX_NAME = 300
 RELATION_FIELDS = (("from", "source"), ("relationtype", "relation", "type", "predicate", "label"), ("to", "target"))
 
 
-def graph_entities(given: Mapping[str, Any]) -> list[Any] | None:
+def graph_entities(reply: Mapping[str, Any]) -> list[Any] | None:
     """The entities of a knowledge graph, `{"entities": […], "relations": […]}`, each with its relations as sentences
     among its observations. Only the sentences if there are no entities; None if the reply is not a graph."""
-    named = {normalized(name): value for name, value in islice(given.items(), MAX_EACH)}
+    named = {normalized(name): value for name, value in islice(reply.items(), MAX_EACH)}
     entities, relations = named.get("entities"), named.get("relations")
     if not isinstance(entities, list) or not isinstance(relations, list):
         return None
@@ -203,7 +203,7 @@ def _list_in(outer: Mapping[str, Any]) -> list[Any] | None:
     """The list of results in an object: the shallowest with a known name, else the longest. Empty if all lists with
     known names are empty; None if the object is a result itself."""
     empty: list[Any] | None = None
-    others: list[list[Any]] = []
+    unnamed: list[list[Any]] = []
     level, visited = [outer], 0
     for _ in range(DEPTH):
         deeper: list[Mapping[str, Any]] = []
@@ -224,20 +224,20 @@ def _list_in(outer: Mapping[str, Any]) -> list[Any] | None:
             if not is_result:
                 deeper += (value for value in named.values() if isinstance(value, dict))
                 if not has_text(holder) and not has_text(holder, TITLES):
-                    others += (value for value in named.values() if isinstance(value, list) and _has_values(value))
+                    unnamed += (value for value in named.values() if isinstance(value, list) and _has_values(value))
             visited += len(named)
             if visited > MAX_VISITED:
                 break
         level = deeper[:MAX_VISITED]
-    return max(others, key=len, default=None) if empty is None else empty
+    return max(unnamed, key=len, default=None) if empty is None else empty
 
 
-def _is_result(given: Mapping[str, Any]) -> bool:
+def _is_result(candidate: Mapping[str, Any]) -> bool:
     is_body = any(
         normalized(name) in BODIES and (isinstance(value, str) or normalized(name) == "observations") and value
-        for name, value in islice(given.items(), MAX_VISITED)
+        for name, value in islice(candidate.items(), MAX_VISITED)
     )
-    return is_body or (has_text(given, TITLES) and has_text(given))
+    return is_body or (has_text(candidate, TITLES) and has_text(candidate))
 
 
 def _any_has_text(values: list[Any]) -> bool:
@@ -337,13 +337,13 @@ def tool_result(reply: Mapping[str, Any]) -> CallToolResult:
     )
 
 
-def _content_block(given: Any) -> ContentBlock | None:
+def _content_block(block: Any) -> ContentBlock | None:
     """A block with malformed annotations is read without them."""
-    model = BLOCKS.get(str(given.get("type"))) if isinstance(given, dict) else None
+    model = BLOCKS.get(str(block.get("type"))) if isinstance(block, dict) else None
     if model is None:
         return None
-    plain = {name: value for name, value in given.items() if name not in ("annotations", "_meta")}
-    for fields in (given, plain):
+    plain = {name: value for name, value in block.items() if name not in ("annotations", "_meta")}
+    for fields in (block, plain):
         with suppress(ValidationError):
             return model.model_validate(fields, by_name=False)
     return None
@@ -367,10 +367,13 @@ def passages(result: CallToolResult, server: McpServer) -> tuple[Passage, ...]:
     )
 
 
+def texts(result: CallToolResult) -> list[str]:
+    return [block.text for block in result.content if isinstance(block, TextContent)]
+
+
 def is_large(result: CallToolResult) -> bool:
     """Whether it may take long to read, by the length of its text and the number of its structured values."""
-    texts = sum(len(block.text) for block in result.content if isinstance(block, TextContent))
-    return texts > LARGE or not _is_small(result.structured_content, LARGE // 100)
+    return sum(map(len, texts(result))) > LARGE or not _is_small(result.structured_content, LARGE // 100)
 
 
 def _is_small(value: object, most: int) -> bool:
@@ -405,14 +408,14 @@ def _structured(result: CallToolResult) -> list[Result] | None:
         return None
     found = results_in(value)
     is_metadata = len(found) == 1 and found[0] is value and isinstance(value, dict) and not has_text(value)
-    texts = [block.text for block in result.content if isinstance(block, TextContent) and block.text.strip()]
-    return None if is_metadata and any(parse_json(text) is None for text in texts) else found
+    if is_metadata and any(text.strip() and parse_json(text) is None for text in texts(result)):
+        return None
+    return found
 
 
 def _at(path: str, result: CallToolResult) -> list[Result]:
-    texts = [block.text for block in result.content if isinstance(block, TextContent)]
     structured = [] if result.structured_content is None else [result.structured_content]
-    for values in (structured, [value for text in texts if (value := parse_json(text)) is not None]):
+    for values in (structured, [value for text in texts(result) if (value := parse_json(text)) is not None]):
         found: list[Any] = []
         for value in values:
             with suppress(LookupError):

@@ -55,10 +55,10 @@ def _from_number(number: float) -> float | None:
     return number / 10**9
 
 
-def _from_string(given: str) -> float | None:
-    if len(given) > MAX_LENGTH:
+def _from_string(raw: str) -> float | None:
+    if len(raw) > MAX_LENGTH:
         return None
-    text = " ".join(given.split())
+    text = " ".join(raw.split())
     if NUMBER.fullmatch(text):
         return _from_number(float(text) if "." in text else int(text))
     if digits := DIGITS.fullmatch(text):
@@ -164,9 +164,9 @@ def url_or_none(text: str) -> str | None:
     return text if len(text) <= MAX_URL and URL.fullmatch(text) else None
 
 
-def from_text(given: str, title: str = "") -> ResultFields | None:
+def from_text(raw: str, title: str = "") -> ResultFields | None:
     """None if the text is empty. The default title is the text's first line."""
-    text = printable(given)
+    text = printable(raw)
     if not text:
         return None
     if len(text) > MAX_TEXT:
@@ -176,11 +176,11 @@ def from_text(given: str, title: str = "") -> ResultFields | None:
     return ResultFields(one_line(title, MAX_TITLE) or one_line(first.lstrip("# "), MAX_FIRST_LINE), text)
 
 
-def from_object(given: Mapping[str, Any]) -> ResultFields | None:
-    given = _unwrap_aggregated(given)
-    named = _flatten(given)
+def from_object(result: Mapping[str, Any]) -> ResultFields | None:
+    result = _unwrap_aggregated(result)
+    named = _flatten(result)
     title = next((words for value in _values(named, TITLES) if (words := one_line(_words(value), MAX_TITLE))), "")
-    found = from_text(_text(named) or _lines(given, title) or title, title)
+    found = from_text(_text(named) or _lines(result, title) or title, title)
     if found is None:
         return None
     return found._replace(
@@ -191,29 +191,29 @@ def from_object(given: Mapping[str, Any]) -> ResultFields | None:
     )
 
 
-def _unwrap_aggregated(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unwrap_aggregated(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """The original result in a result of another aggregator, whose fetch time is not the document's date."""
-    result = given.get("server_result")
-    content = result.get("content") if isinstance(result, dict) else None
+    inner = result.get("server_result")
+    content = inner.get("content") if isinstance(inner, dict) else None
     if isinstance(content, str):
         content = {"text": content}
-    return {"score": given.get("relevance_score"), **content} if isinstance(content, dict) and content else given
+    return {"score": result.get("relevance_score"), **content} if isinstance(content, dict) and content else result
 
 
-def has_text(given: Mapping[str, Any], names: Mapping[str, int] = TEXTS) -> bool:
+def has_text(result: Mapping[str, Any], names: Mapping[str, int] = TEXTS) -> bool:
     """Whether it has, on its top level, text under one of these names."""
-    return any(normalized(name) in names and _words_of(value).strip() for name, value in _items(given))
+    return any(normalized(name) in names and _words_of(value).strip() for name, value in _items(result))
 
 
-def _items(given: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    return islice(given.items(), MAX_KEYS)
+def _items(result: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    return islice(result.items(), MAX_KEYS)
 
 
-def _flatten(given: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+def _flatten(result: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Its fields and those of its wrappers, by normalized name; the outer ones win."""
     named: dict[str, Any] = {}
     wrapped = []
-    for name, value in _items(given):
+    for name, value in _items(result):
         key = normalized(name)
         if isinstance(value, dict) and key in WRAPPERS:
             wrapped.append(value)
@@ -273,14 +273,14 @@ def _text(named: Mapping[str, Any]) -> str:
     return f"Type: {one_line(kind, MAX_KEY)}\n{text}" if text and isinstance(kind, str) else text
 
 
-def _lines(given: Mapping[str, Any], title: str) -> str:
+def _lines(result: Mapping[str, Any], title: str) -> str:
     """Its fields as `name: value` lines, if it has more than its title."""
-    lines = list(_field_lines(given))
+    lines = list(_field_lines(result))
     return "\n".join(lines) if len(lines) > 1 or not title else ""
 
 
-def _field_lines(given: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    for name, value in _items(given):
+def _field_lines(result: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    for name, value in _items(result):
         if isinstance(value, dict) and normalized(name) in WRAPPERS and depth < DEPTH:
             yield from _field_lines(value, depth + 1)
             continue
