@@ -25,7 +25,7 @@ from anabranch.domain.model import (
     Until,
     Usage,
 )
-from anabranch.domain.signals import CacheLooked, Joined
+from anabranch.domain.signals import AnswerShared, CacheLookup
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.testing import ManualClock, Recorder
 
@@ -142,7 +142,7 @@ async def test_a_cached_answer_has_the_same_events_and_text(desk: Desk) -> None:
     assert again.replies == first.replies
     assert fold([*told_again, unfold(again)[-1]]) == again
     assert [type(event) for event in told if not isinstance(event, Token)] == [RetrievalStarted, SourceReplied]
-    assert desk.telemetry.signals == [CacheLooked(cache="answer", hit=False), CacheLooked(cache="answer", hit=True)]
+    assert desk.telemetry.signals == [CacheLookup(cache="answer", hit=False), CacheLookup(cache="answer", hit=True)]
     assert desk.cache.ttls == [3600]
 
 
@@ -328,7 +328,7 @@ async def test_equal_concurrent_questions_share_one_answer(desk: Desk) -> None:
     assert [answer.cached for answer, _ in answers] == [False, *[True] * 10]
     for answer, events in answers:
         assert fold([*events, unfold(answer)[-1]]) == answer
-    assert desk.telemetry.signals.count(Joined()) == 10
+    assert desk.telemetry.signals.count(AnswerShared()) == 10
 
 
 async def test_a_shared_answer_continues_without_its_first_caller(desk: Desk) -> None:

@@ -21,18 +21,18 @@ from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFini
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
 from anabranch.domain.signals import (
-    BreakerMoved,
-    CacheLooked,
+    AnswerShared,
+    BreakerStateChanged,
+    CacheLookup,
     Hedged,
-    Joined,
     Load,
-    Metered,
-    RedisMoved,
+    McpServerStateChanged,
+    RateLimitChecked,
+    RedisStateChanged,
     Rejected,
     Retried,
-    ServerMoved,
     Signal,
-    Spent,
+    TokensUsed,
 )
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
@@ -140,7 +140,7 @@ def test_an_answered_question_is_counted_with_its_sources_latency_and_tokens(wat
         Answered(answer=ANSWER),
         surface="query",
     )
-    watch.signals(Spent(model="mia/scribe", usage=SPENT))
+    watch.signals(TokensUsed(model="mia/scribe", usage=SPENT))
     after = watch.scraped
     assert after.value("anabranch_questions_total", surface="query", outcome="answered") == 1
     assert after.value("anabranch_questions_total") == 1
@@ -205,17 +205,17 @@ def test_caches_limiters_breakers_retries_hedges_and_redis_are_counted() -> None
     watch = Watch(Settings(redis_url="redis://127.0.0.1"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     watch.signals(
-        CacheLooked(cache="answer", hit=True),
-        CacheLooked(cache="embedding", hit=False),
-        Joined(),
-        Metered(surface="rag_stream", admitted=True),
-        Metered(surface="rag_stream", admitted=False),
+        CacheLookup(cache="answer", hit=True),
+        CacheLookup(cache="embedding", hit=False),
+        AnswerShared(),
+        RateLimitChecked(surface="rag_stream", admitted=True),
+        RateLimitChecked(surface="rag_stream", admitted=False),
         Load(running=3, waiting=2),
-        BreakerMoved(upstream="alice/docs", state="open"),
-        BreakerMoved(upstream="alice/docs", state="half_open"),
+        BreakerStateChanged(upstream="alice/docs", state="open"),
+        BreakerStateChanged(upstream="alice/docs", state="half_open"),
         Retried(upstream="mia/scribe"),
         Hedged(upstream="alice/docs", won=True),
-        RedisMoved(reachable=False),
+        RedisStateChanged(reachable=False),
     )
     after = watch.scraped
     assert after.values("rag_cache_hit_total", "cache") == {"answer": 1, "embedding": 0}
@@ -229,7 +229,7 @@ def test_caches_limiters_breakers_retries_hedges_and_redis_are_counted() -> None
     assert after.value("anabranch_retries_total", upstream="mia/scribe") == 1
     assert after.values("anabranch_hedges_total", "won") == {"true": 1, "false": 0}
     assert after.value("anabranch_redis_reachable") == 0
-    watch.signals(RedisMoved(reachable=True), BreakerMoved(upstream="alice/docs", state="closed"))
+    watch.signals(RedisStateChanged(reachable=True), BreakerStateChanged(upstream="alice/docs", state="closed"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     assert watch.scraped.value("anabranch_breaker_state") == 0
 
@@ -238,8 +238,11 @@ def test_an_mcp_server_that_is_disabled_or_removed_does_not_count_as_down() -> N
     servers = {name: McpServer(name=name, command="x", enabled=name != "off") for name in ("library", "gone", "off")}
     watch = Watch(Settings(mcp_servers=servers))
     assert watch.scraped.values("anabranch_mcp_server_ready", "server") == {"library": 0, "gone": 0}
-    watch.signals(*(ServerMoved(server=name, state="ready") for name in ("library", "gone")))
-    watch.signals(ServerMoved(server="gone", state="idle"), ServerMoved(server="library", state="failed", reason="No."))
+    watch.signals(*(McpServerStateChanged(server=name, state="ready") for name in ("library", "gone")))
+    watch.signals(
+        McpServerStateChanged(server="gone", state="idle"),
+        McpServerStateChanged(server="library", state="failed", reason="No."),
+    )
     after = watch.scraped.values("anabranch_mcp_server_ready", "server")
     assert after.pop("library") == 0
     assert [name for name, value in after.items() if math.isnan(value)] == ["gone"]
@@ -267,8 +270,8 @@ def test_labels_from_requests_are_bounded_and_configured_names_keep_theirs(watch
     watch.question(*(replied(f"stranger/{number}") for number in range(5_000)), replied("alice/handbook"))
     for number in range(500):
         watch.signals(
-            Spent(model=f"model-{number}", usage=SPENT),
-            BreakerMoved(upstream=f"up-{number}", state="open"),
+            TokensUsed(model=f"model-{number}", usage=SPENT),
+            BreakerStateChanged(upstream=f"up-{number}", state="open"),
             Retried(upstream=f"up-{number}"),
             Hedged(upstream=f"up-{number}", won=False),
         )
@@ -327,7 +330,7 @@ class BrokenMetrics(Metrics):
 def test_a_failure_of_the_metrics_is_logged_once_and_fails_no_question() -> None:
     watch = Watch(metrics=BrokenMetrics(Settings()))
     watch.question(replied("alice/docs"), Answered(answer=ANSWER))
-    watch.signals(Joined(), Joined())
+    watch.signals(AnswerShared(), AnswerShared())
     assert watch.log.getvalue().count("telemetry_failed") == 1
 
 

@@ -15,13 +15,13 @@ from yarl import URL
 from anabranch.domain.errors import (
     AnabranchError,
     Conflict,
+    FailureKind,
     Forbidden,
     InvalidQuestion,
     NotFound,
     RateLimited,
     StreamFull,
     StreamUnavailable,
-    Trouble,
     Unauthorized,
     UpstreamError,
 )
@@ -232,7 +232,7 @@ class StreamClient:
                 if response.status != 200:
                     raise await _response_error(response)
                 if response.content_type != "text/event-stream":
-                    raise UpstreamError("The server did not answer with a stream.", Trouble.UNUSABLE)
+                    raise UpstreamError("The server did not answer with a stream.", FailureKind.UNUSABLE)
                 parser = FrameParser(MAX_EVENT_BYTES)
                 async for chunk in response.content.iter_any():
                     for frame in parser.feed(chunk):
@@ -258,14 +258,14 @@ class StreamClient:
             ) as socket:
                 async for message in socket:
                     if message.type is not aiohttp.WSMsgType.TEXT:
-                        raise UpstreamError("The server sent a message that is not text.", Trouble.UNUSABLE)
+                        raise UpstreamError("The server sent a message that is not text.", FailureKind.UNUSABLE)
                     yield Frame(event="message", data=message.data)
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 204:
                 return
             raise _status_error(error.status, b"", error.headers or {}) from error
         if socket.close_code in FATAL_CLOSE_CODES:
-            raise UpstreamError(f"The server closed the connection with {socket.close_code}.", Trouble.UNUSABLE)
+            raise UpstreamError(f"The server closed the connection with {socket.close_code}.", FailureKind.UNUSABLE)
         if socket.close_code != 1000:
             raise ConnectionLost(f"the server closed the connection with {socket.close_code}")
 
@@ -289,7 +289,7 @@ def _status_error(status: int, body: bytes, headers: Mapping[str, str]) -> Excep
         retry_after = headers.get("Retry-After", "")
         is_number = retry_after.isascii() and retry_after.isdigit()
         return ConnectionLost(message, min(float(retry_after), MAX_RETRY_AFTER_S) if is_number else 0.0)
-    return ERRORS[status](message) if status in ERRORS else UpstreamError(message, Trouble.UNUSABLE)
+    return ERRORS[status](message) if status in ERRORS else UpstreamError(message, FailureKind.UNUSABLE)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -297,7 +297,7 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for chunk in response.content.iter_any():
         content += chunk
         if len(content) > limit:
-            raise UpstreamError("The server's reply is too long.", Trouble.UNUSABLE)
+            raise UpstreamError("The server's reply is too long.", FailureKind.UNUSABLE)
     return bytes(content)
 
 

@@ -12,9 +12,9 @@ import msgspec
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import (
     EmbeddingFailed,
+    FailureKind,
     GenerationFailed,
     GenerationTimedOut,
-    Trouble,
     UpstreamError,
     UpstreamTimedOut,
 )
@@ -75,7 +75,7 @@ class ModelServer:
                     return await exchange.read()
                 raise await refused(exchange, UpstreamError)
         except TimeoutError as error:
-            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
+            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", FailureKind.DOWN) from error
 
 
 def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> str:
@@ -88,7 +88,7 @@ def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> 
 
 def _wait_s(error: UpstreamError, attempt: int) -> float | None:
     """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
-    if attempt == RETRIES or not error.trouble.may_pass or (error.wait_s or 0.0) > MAX_RETRY_AFTER_S:
+    if attempt == RETRIES or not error.failure_kind.temporary or (error.wait_s or 0.0) > MAX_RETRY_AFTER_S:
         return None
     return error.wait_s if error.wait_s is not None else min(MAX_BACKOFF_S, backoff_s(FIRST_WAIT_S, attempt))
 
@@ -114,9 +114,9 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
                     return
                 yield _piece(data)
     except UpstreamTimedOut as error:
-        raise GenerationTimedOut(error.message, error.trouble) from error
+        raise GenerationTimedOut(error.message, error.failure_kind) from error
     except UpstreamError as error:
-        raise GenerationFailed(error.message, error.trouble) from error
+        raise GenerationFailed(error.message, error.failure_kind) from error
 
 
 async def _drain(events: AsyncIterator[str]) -> None:
@@ -132,12 +132,12 @@ def _whole(body: bytes, content_type: str) -> Delta:
         reply = msgspec.json.decode(body)
     except UNDECODABLE as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
-        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
+        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", FailureKind.UNUSABLE) from error
     if _text(reply) is None:
         # An empty answer in a known format is not a fault of the model server; an unknown format is.
         known_format = _choice(reply) is not None or _field(reply, "summary") is not None
         raise GenerationFailed(
-            "The model's reply holds no answer.", Trouble.REQUEST if known_format else Trouble.UNUSABLE
+            "The model's reply holds no answer.", FailureKind.REQUEST if known_format else FailureKind.UNUSABLE
         )
     return _delta(reply)
 
@@ -155,7 +155,7 @@ def _piece(data: str) -> Delta:
         code = _field(piece["error"], "code")
         raise GenerationFailed(
             f"The model reported an error in the middle of its answer{f': {why}' if why else '.'}",
-            syft_wire.trouble(code) if isinstance(code, int) else Trouble.REQUEST,
+            syft_wire.failure_kind(code) if isinstance(code, int) else FailureKind.REQUEST,
         )
     return _delta(piece)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
 from anabranch.domain.model import Embedding
-from anabranch.domain.signals import CacheLooked
+from anabranch.domain.signals import CacheLookup
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
@@ -171,5 +171,5 @@ class CachedEmbedder:
 
     async def _cached(self, key: str) -> Embedding | None:
         found = await lookup(self._cache, key, decode, self._fits)
-        self._telemetry.noted(CacheLooked(cache="embedding", hit=found is not None))
+        self._telemetry.noted(CacheLookup(cache="embedding", hit=found is not None))
         return found

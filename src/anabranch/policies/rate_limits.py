@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.domain.contracts import Clock, Limiter, Telemetry
 from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context
-from anabranch.domain.signals import Metered, Rejected
+from anabranch.domain.signals import RateLimitChecked, Rejected
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class RateLimits:
             return None
         allowance = await self._limiter.admit(bucket)
         caller = context.user_id or context.address or ""
-        self._telemetry.noted(Metered(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
+        self._telemetry.noted(RateLimitChecked(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
         if allowance.wait_s:
             self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
             raise RateLimitExceeded(allowance)

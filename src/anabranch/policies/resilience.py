@@ -12,14 +12,14 @@ from typing import TypeVar
 import msgspec
 
 from anabranch.domain.contracts import Clock, Exchange, Generator, Source, Telemetry
-from anabranch.domain.errors import Elsewhere, GenerationFailed, UpstreamError
+from anabranch.domain.errors import GenerationFailed, UpstreamError, UpstreamFailure
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
-from anabranch.domain.signals import Hedged, Retried, Spent
+from anabranch.domain.signals import Hedged, Retried, TokensUsed
 from anabranch.network import redaction, syft_wire
 from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Elsewhere)
+E = TypeVar("E", bound=UpstreamFailure)
 
 FIRST_WAIT_S = 1.0
 # A time-out is a cancellation at the deadline; the clock of the event loop may be this much behind.
@@ -167,7 +167,7 @@ class ResilientGenerator:
                                 usage = delta.usage or usage
                                 yield redaction.delta_of(delta, secrets) if secrets else delta
                 except GenerationFailed as error:
-                    call.good = False if error.trouble.fault else None
+                    call.good = False if error.failure_kind.fault else None
                     failure = error
                 except asyncio.CancelledError:
                     # A model that is still producing at the deadline was asked for too much; it is not broken.
@@ -178,7 +178,7 @@ class ResilientGenerator:
                     return
                 finally:
                     if usage is not None:
-                        self._telemetry.noted(Spent(model=upstream.name, usage=usage))
+                        self._telemetry.noted(TokensUsed(model=upstream.name, usage=usage))
             wait_s = None if started or attempt == self._retries else self._wait_s(failure, attempt, context)
             if wait_s is None:
                 raise failure
@@ -187,7 +187,7 @@ class ResilientGenerator:
 
     def _wait_s(self, error: GenerationFailed, attempt: int, context: Context) -> float | None:
         """Seconds until the retry; None if a retry cannot help, comes after the deadline or is over the budget."""
-        if not error.trouble.may_pass or self._upstream.breaker.blocked:
+        if not error.failure_kind.temporary or self._upstream.breaker.blocked:
             return None
         wait_s = error.wait_s if error.wait_s is not None else backoff_s(FIRST_WAIT_S, attempt, self._random)
         now = self._upstream.clock.monotonic()
@@ -213,7 +213,7 @@ class GuardedCalls:
                 with self._telemetry.span("upstream", NO_CONTEXT, **self._upstream.labels):
                     result = await call()
             except UpstreamError as error:
-                guarded.good = False if error.trouble.fault else None
+                guarded.good = False if error.failure_kind.fault else None
                 raise
             guarded.good = True
             return result
@@ -288,7 +288,7 @@ async def refused(exchange: Exchange, kind: type[E]) -> E:
     _, sentence = await syft_wire.refusal(exchange)
     return kind(
         sentence,
-        syft_wire.trouble(exchange.status),
+        syft_wire.failure_kind(exchange.status),
         retry_after_s(exchange.header("Retry-After")),
         upstream_status=exchange.status,
     )

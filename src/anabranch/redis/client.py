@@ -14,7 +14,7 @@ from hiredis import pack_command
 
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.errors import AnabranchError, ConfigurationError
-from anabranch.domain.signals import RedisMoved, RedisSaidNo
+from anabranch.domain.signals import RedisCommandRefused, RedisStateChanged
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -178,7 +178,7 @@ class Redis:
             try:
                 value = await connection.read_response(disable_decoding=True)
             except self._connections.refusal as error:
-                self._telemetry.noted(RedisSaidNo(why=_error_name(error)))
+                self._telemetry.noted(RedisCommandRefused(why=_error_name(error)))
                 _fail([reply], f"Redis refused a command: {str(error)[:200]}", RedisRefused)
             else:
                 if not reply.done():
@@ -213,7 +213,7 @@ class Redis:
         for task in self._batches - {asyncio.current_task()}:
             task.cancel()
         self._probe = asyncio.create_task(self._probe_until_reachable())
-        self._telemetry.noted(RedisMoved(reachable=False, reason=reason))
+        self._telemetry.noted(RedisStateChanged(reachable=False, reason=reason))
 
     async def _probe_until_reachable(self) -> None:
         await self._discard_idle()
@@ -224,7 +224,7 @@ class Redis:
             error = pong.exception()
             self._reachable = isinstance(error, RedisRefused) or (error is None and pong.result() == b"PONG")
         if self._reachable:
-            self._telemetry.noted(RedisMoved(reachable=True))
+            self._telemetry.noted(RedisStateChanged(reachable=True))
 
 
 class ReplyTimeout:

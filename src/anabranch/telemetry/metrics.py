@@ -29,26 +29,26 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Context, Ground, Question, Status
 from anabranch.domain.signals import (
-    BreakerMoved,
-    CacheLooked,
+    AnswerShared,
+    BreadcrumbsDropped,
+    BreakerStateChanged,
+    CacheLookup,
     CacheName,
-    Compared,
-    CrumbsLost,
+    EventIgnored,
     Hedged,
-    Ignored,
-    Joined,
     Load,
-    Metered,
-    Reading,
-    RedisMoved,
-    RedisSaidNo,
+    McpServerStateChanged,
+    RateLimitChecked,
+    RedisCommandRefused,
+    RedisStateChanged,
     Rejected,
     Retried,
-    ServerMoved,
+    ShadowCompared,
     Signal,
-    Spent,
-    Stepped,
-    Subagented,
+    StepEnded,
+    StreamClients,
+    SubagentEnded,
+    TokensUsed,
 )
 from anabranch.domain.steps import Ignored as Reason
 from anabranch.telemetry.log import Log, LoggedEvents, NullSpan, label
@@ -257,25 +257,25 @@ class Metrics:
         redis(1)  # until the first check, within a second
         self._signals: Mapping[type[Signal], Callable[[Any], None]] = {
             Load: self._load,
-            Spent: self._spent,
+            TokensUsed: self._spent,
             Rejected: self._rejected,
-            BreakerMoved: self._breaker_moved,
-            ServerMoved: self._server_moved,
-            Stepped: self._stepped,
-            Subagented: self._subagent_ended,
-            CacheLooked: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
-            Metered: lambda signal: update["anabranch_limiter"][signal.surface][
+            BreakerStateChanged: self._breaker_moved,
+            McpServerStateChanged: self._server_moved,
+            StepEnded: self._stepped,
+            SubagentEnded: self._subagent_ended,
+            CacheLookup: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
+            RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
-            Joined: lambda _: update["anabranch_questions_joined"](1),
+            AnswerShared: lambda _: update["anabranch_questions_joined"](1),
             Retried: lambda signal: update["anabranch_retries"][signal.upstream](1),
             Hedged: lambda signal: update["anabranch_hedges"][signal.upstream]["true" if signal.won else "false"](1),
-            RedisMoved: lambda signal: redis(signal.reachable),
-            RedisSaidNo: lambda _: update["anabranch_redis_refused"](1),
-            Ignored: lambda signal: update["planner_events_ignored"][signal.reason](1),
-            Compared: lambda signal: update["planner_shadow"]["true" if signal.equal else "false"](1),
-            Reading: lambda signal: update["anabranch_stream_readers"](signal.clients),
-            CrumbsLost: lambda signal: update["anabranch_breadcrumbs_lost"](signal.count),
+            RedisStateChanged: lambda signal: redis(signal.reachable),
+            RedisCommandRefused: lambda _: update["anabranch_redis_refused"](1),
+            EventIgnored: lambda signal: update["planner_events_ignored"][signal.reason](1),
+            ShadowCompared: lambda signal: update["planner_shadow"]["true" if signal.equal else "false"](1),
+            StreamClients: lambda signal: update["anabranch_stream_readers"](signal.clients),
+            BreadcrumbsDropped: lambda signal: update["anabranch_breadcrumbs_lost"](signal.count),
         }
 
     def asked(self, surface: str) -> None:
@@ -315,7 +315,7 @@ class Metrics:
         self._update["anabranch_questions_running"](signal.running)
         self._update["anabranch_questions_waiting"](signal.waiting)
 
-    def _spent(self, signal: Spent) -> None:
+    def _spent(self, signal: TokensUsed) -> None:
         self._update["llm_tokens_in"][signal.model](signal.usage.prompt_tokens)
         self._update["llm_tokens_out"][signal.model](signal.usage.completion_tokens)
 
@@ -326,20 +326,20 @@ class Metrics:
             self._update["rag_stream_requests"](1)
             self._update["rag_stream_errors"][signal.code](1)
 
-    def _breaker_moved(self, signal: BreakerMoved) -> None:
+    def _breaker_moved(self, signal: BreakerStateChanged) -> None:
         self._update["anabranch_breaker_state"][signal.upstream](BREAKER[signal.state])
         self._update["anabranch_breaker_opened"][signal.upstream](signal.state == "open")
 
-    def _server_moved(self, signal: ServerMoved) -> None:
+    def _server_moved(self, signal: McpServerStateChanged) -> None:
         """NaN for a server that is not used any more: 0 would raise an alert."""
         ready = math.nan if signal.state in ("idle", "disabled") else signal.state == "ready"
         self._update["anabranch_mcp_server_ready"][signal.server](ready)
 
-    def _stepped(self, signal: Stepped) -> None:
+    def _stepped(self, signal: StepEnded) -> None:
         self._update["planner_steps"][signal.status](1)
         self._update["planner_step_latency_ms"](signal.latency_ms)
 
-    def _subagent_ended(self, signal: Subagented) -> None:
+    def _subagent_ended(self, signal: SubagentEnded) -> None:
         self._update["planner_subagents"][signal.subagent][signal.status](1)
         self._update["planner_subagent_latency_ms"][signal.subagent](signal.latency_ms)
 

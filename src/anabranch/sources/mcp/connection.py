@@ -33,7 +33,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from anabranch.domain.errors import AnabranchError, Elsewhere, Trouble, UpstreamError
+from anabranch.domain.errors import AnabranchError, FailureKind, UpstreamError, UpstreamFailure
 from anabranch.domain.mcp import HOPS, McpServer
 from anabranch.domain.model import Context, Query, SourceReply, Status
 from anabranch.network.redaction import Secrets, of_server, quoted
@@ -217,7 +217,7 @@ async def connected(
                 await cancel_until_done(subscription)
     except Exception as error:
         if connection.reason:
-            raise UpstreamError(connection.reason, Trouble.DOWN) from error
+            raise UpstreamError(connection.reason, FailureKind.DOWN) from error
         raise
 
 
@@ -272,7 +272,9 @@ def call_error(error: BaseException, server: McpServer, lost: str) -> SourceRepl
         case ValidationError():
             return failed(server.name, "The server's reply does not follow the MCP specification.")
         case AnabranchError() as known:
-            return failed(server.name, known.message, fault=not isinstance(known, Elsewhere) or known.trouble.fault)
+            return failed(
+                server.name, known.message, fault=not isinstance(known, UpstreamFailure) or known.failure_kind.fault
+            )
         case other:
             return failed(server.name, lost or f"The call failed: {type(other).__name__}.")
 

@@ -24,7 +24,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp import process_guard
 from anabranch.sources.mcp.framing import (
@@ -127,9 +127,9 @@ async def _wait_started(server: McpServer, guard: socket.socket) -> int:
 def _start_error(server: McpServer, number: int | None) -> UpstreamError:
     """Contains the command, but never its arguments, which may be secrets."""
     if server.cwd is not None and not Path(server.cwd).is_dir():
-        return UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", Trouble.UNUSABLE)
+        return UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", FailureKind.UNUSABLE)
     why = "it was ended before it started" if number is None else START_ERRORS.get(number) or os.strerror(number)
-    return UpstreamError(f"The command {server.command} could not be run: {why}.", Trouble.UNUSABLE)
+    return UpstreamError(f"The command {server.command} could not be run: {why}.", FailureKind.UNUSABLE)
 
 
 class _Child:
@@ -180,14 +180,16 @@ class _Child:
         if isinstance(message, JSONRPCResponse | JSONRPCError) and self._pending_requests:
             self._pending_requests -= 1
         elif self._unsolicited.is_exceeded_by(len(line)):
-            raise UpstreamError("The server sends too much unsolicited data.", Trouble.UNUSABLE)
+            raise UpstreamError("The server sends too much unsolicited data.", FailureKind.UNUSABLE)
         if message is not None:
             with suppress(*CLOSED):
                 await self._incoming.send(SessionMessage(message))
 
     def _check_length(self, size: int) -> None:
         if size > self._max_line:
-            raise UpstreamError(f"The server sent a message of more than {self._max_line:,} bytes.", Trouble.UNUSABLE)
+            raise UpstreamError(
+                f"The server sent a message of more than {self._max_line:,} bytes.", FailureKind.UNUSABLE
+            )
 
     async def write(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with outgoing:
@@ -220,11 +222,11 @@ class _Child:
                 self._process.stdin.write(line)
                 await self._process.stdin.drain()
         except TimeoutError:
-            raise UpstreamError("The server does not read its input.", Trouble.DOWN) from None
+            raise UpstreamError("The server does not read its input.", FailureKind.DOWN) from None
         except (OSError, RuntimeError):  # uvloop raises RuntimeError on a closed pipe
             # If the process has ended, `read` reports a better reason first.
             await asyncio.sleep(2 * EXIT_S)
-            raise UpstreamError("The server closed its input.", Trouble.DOWN) from None
+            raise UpstreamError("The server closed its input.", FailureKind.DOWN) from None
 
     async def read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -256,7 +258,7 @@ class _Child:
         if status is not None and not 0 <= status <= 128:
             with suppress(ValueError):
                 why = f"The server's process was ended by {signal.Signals(abs(status) % 128).name}."
-        return UpstreamError(why, Trouble.DOWN)
+        return UpstreamError(why, FailureKind.DOWN)
 
 
 async def _stop(
