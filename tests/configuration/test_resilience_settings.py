@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from anabranch.domain.errors import GenerationFailed, Trouble
+from anabranch.domain.errors import FailureKind, GenerationFailed
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status
 from anabranch.policies.breaker import Policy
 from anabranch.policies.resilience import Resilience
@@ -26,7 +26,7 @@ class Down:
 
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         self.asked += 1
-        raise GenerationFailed("It broke.", Trouble.DOWN, 0.0)
+        raise GenerationFailed("It broke.", FailureKind.DOWN, 0.0)
         yield Delta(text="never")  # type: ignore[unreachable]
 
 

@@ -11,6 +11,7 @@ from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import (
     AnabranchError,
     Conflict,
+    FailureKind,
     InvalidQuestion,
     LeaseLost,
     NotFound,
@@ -18,13 +19,12 @@ from anabranch.domain.errors import (
     ShuttingDown,
     StreamFull,
     StreamUnavailable,
-    Trouble,
     UpstreamError,
     UpstreamTimedOut,
 )
 from anabranch.domain.eventlog import Entry
 from anabranch.domain.model import Context
-from anabranch.domain.signals import Compared, Ignored, Stepped, Subagented
+from anabranch.domain.signals import EventIgnored, ShadowCompared, StepEnded, SubagentEnded
 from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Trace
 from anabranch.planner.services import later
 from anabranch.testing import FakeSubagent
@@ -67,9 +67,9 @@ async def test_pushed_and_called_subagents_share_one_stream_with_one_end() -> No
     assert [crumb.sequence for crumb in written] == [event["sequence"] for event in events]
     assert [crumb.ignored for crumb in bench.crumbs.dropped if crumb.ignored] == ["duplicate"]
     signals = bench.telemetry.signals
-    assert Ignored(reason="duplicate") in signals
-    assert Stepped(status="success", latency_ms=0) in signals
-    assert Subagented(subagent="docs", status="success", latency_ms=0) in signals
+    assert EventIgnored(reason="duplicate") in signals
+    assert StepEnded(status="success", latency_ms=0) in signals
+    assert SubagentEnded(subagent="docs", status="success", latency_ms=0) in signals
     assert {span.name for span in bench.telemetry.spans} == {"aggregation.wait", "aggregation.emit"}
     assert all(turns.left == [True] for turns in bench.turns.values())
 
@@ -148,7 +148,7 @@ async def test_a_subagent_that_hangs_times_out_and_the_others_continue() -> None
 
 async def test_a_subagent_that_times_out_a_moment_early_counts_as_timed_out() -> None:
     gate = asyncio.Event()
-    bench = Workbench({"docs": FakeSubagent([PART, gate, UpstreamTimedOut("Late.", Trouble.DOWN)])})
+    bench = Workbench({"docs": FakeSubagent([PART, gate, UpstreamTimedOut("Late.", FailureKind.DOWN)])})
     await bench.begin(here("docs", deadline_ms=5000))
     await bench.advance(4.999)
     gate.set()
@@ -158,7 +158,7 @@ async def test_a_subagent_that_times_out_a_moment_early_counts_as_timed_out() ->
 
 
 async def test_a_subagent_times_out_with_the_real_clock() -> None:
-    docs = FakeSubagent([UpstreamError("busy", Trouble.BUSY, 0.001)], [PART, NEVER()])
+    docs = FakeSubagent([UpstreamError("busy", FailureKind.BUSY, 0.001)], [PART, NEVER()])
     bench = Workbench({"docs": docs}, clock=SystemClock(), later=later)
     await bench.begin(here("docs", deadline_ms=50))
     async with asyncio.timeout(20):
@@ -211,7 +211,7 @@ async def test_a_subagent_that_ignores_its_cancellation_does_not_delay_the_step(
         [asyncio.CancelledError()],
         [GeneratorExit()],
         [StopAsyncIteration()],
-        [UpstreamError("\ud800" * 1000, Trouble.REQUEST)],
+        [UpstreamError("\ud800" * 1000, FailureKind.REQUEST)],
         [Fragment(status="error", payload=raw({}), reason="it says so")],
     ],
 )
@@ -233,7 +233,7 @@ async def test_a_subagent_is_not_read_after_its_success() -> None:
 
 async def test_a_temporary_failure_is_retried_under_the_same_result_key() -> None:
     docs = FakeSubagent(
-        [PART, UpstreamError("busy", Trouble.BUSY)], [UpstreamError("down", Trouble.DOWN, 2.0)], [PART, DONE]
+        [PART, UpstreamError("busy", FailureKind.BUSY)], [UpstreamError("down", FailureKind.DOWN, 2.0)], [PART, DONE]
     )
     bench = Workbench({"docs": docs})
     await bench.begin(here("docs"))
@@ -263,9 +263,9 @@ async def test_a_temporary_failure_is_retried_under_the_same_result_key() -> Non
 @pytest.mark.parametrize(
     ("error", "asked"),
     [
-        (UpstreamError("down", Trouble.DOWN), 3),
-        (UpstreamError("down", Trouble.DOWN, 60.0), 1),
-        (UpstreamError("no", Trouble.REQUEST), 1),
+        (UpstreamError("down", FailureKind.DOWN), 3),
+        (UpstreamError("down", FailureKind.DOWN, 60.0), 1),
+        (UpstreamError("no", FailureKind.REQUEST), 1),
         (InvalidQuestion("no"), 1),
     ],
 )
@@ -313,7 +313,7 @@ async def test_after_a_pushed_error_another_attempt_can_be_pushed() -> None:
 async def test_a_block_ends_the_step_keeps_results_and_sends_the_callback(decision: str) -> None:
     docs = FakeSubagent([PART, NEVER()])
     bench = Workbench({"docs": docs})
-    bench.notice_errors = [UpstreamError("down", Trouble.DOWN), ValueError("a bug")]
+    bench.notice_errors = [UpstreamError("down", FailureKind.DOWN), ValueError("a bug")]
     await bench.begin(here("docs"), expects("rows"), callback_url="https://planner.example/cb")
     await bench.push("rows", "success", {"r": 1})
     await bench.until(lambda: len(docs.contexts))
@@ -343,7 +343,7 @@ async def test_a_block_ends_the_step_keeps_results_and_sends_the_callback(decisi
 
 async def test_a_pushed_verdict_blocks_and_a_failing_callback_is_given_up() -> None:
     bench = Workbench({"safety": FakeSubagent(judges=True)})
-    bench.notice_errors = [UpstreamError("down", Trouble.DOWN)] * 3
+    bench.notice_errors = [UpstreamError("down", FailureKind.DOWN)] * 3
     await bench.begin(expects("safety"), expects("rows"), callback_url="https://planner.example/cb")
     assert (await bench.push("safety", "partial", {"decision": "allow"})).status == "in_progress"
     with pytest.raises(InvalidQuestion):
@@ -632,8 +632,8 @@ async def test_drain_returns_as_soon_as_all_steps_have_ended() -> None:
     assert (await bench.ended())[-1]["content"]["status"] == "success"
 
 
-def compared(bench: Workbench) -> list[Compared]:
-    return [signal for signal in bench.telemetry.signals if isinstance(signal, Compared)]
+def compared(bench: Workbench) -> list[ShadowCompared]:
+    return [signal for signal in bench.telemetry.signals if isinstance(signal, ShadowCompared)]
 
 
 async def test_shadow_mode_reports_the_difference_whichever_answer_comes_first() -> None:

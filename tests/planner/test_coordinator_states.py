@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.domain.errors import LeaseLost, NotFound, StreamFull, StreamUnavailable, Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, LeaseLost, NotFound, StreamFull, StreamUnavailable, UpstreamError
 from anabranch.domain.eventlog import Entry
-from anabranch.domain.signals import Stepped
+from anabranch.domain.signals import StepEnded
 from anabranch.domain.steps import Cancel, Decision, Fragment, Progress, Push, Receipt
 from anabranch.testing import FakeSubagent
 from support.planner_server import STREAM, Workbench, expects, here
@@ -26,7 +26,7 @@ def script(chance: random.Random) -> list[object]:
         lines.append(Fragment(status=chance.choice(STATUSES), payload=payload))
     last: list[object] = [
         Fragment(status="success"),
-        UpstreamError("down", Trouble.DOWN),
+        UpstreamError("down", FailureKind.DOWN),
         UpstreamError("no"),
         ValueError("a bug"),
         asyncio.CancelledError(),
@@ -111,7 +111,7 @@ async def history(seed: int) -> None:
 async def checked(bench: Workbench, heard: list[tuple[Any, Receipt | str]], lossy: bool) -> None:
     events = await bench.events()
     ends = [event for event in events if event["type"] == "plan_step_completed"]
-    stepped = [signal for signal in bench.telemetry.signals if isinstance(signal, Stepped)]
+    stepped = [signal for signal in bench.telemetry.signals if isinstance(signal, StepEnded)]
     if not lossy:
         assert len(ends) == 1
         assert len(stepped) == 1 or bench.log.late

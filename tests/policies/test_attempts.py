@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.domain.errors import EmbeddingFailed
 from anabranch.domain.model import Endpoint
-from anabranch.domain.signals import BreakerMoved, Retried
+from anabranch.domain.signals import BreakerStateChanged, Retried
 from anabranch.models.remote import ModelServer, OpenAIEmbeddings
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
@@ -34,6 +34,6 @@ async def test_a_server_that_keeps_failing_is_left_alone_and_asked_again_within_
             await embedder.embed(["river"])
     await outbound.close()
     assert telemetry.signals.count(Retried(upstream="vectors (embeddings)")) == 2
-    assert telemetry.signals[-1] == BreakerMoved(upstream="vectors (embeddings)", state="open")
+    assert telemetry.signals[-1] == BreakerStateChanged(upstream="vectors (embeddings)", state="open")
     assert {span.name for span in telemetry.spans} == {"upstream"}
     assert len(telemetry.spans) == 10

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.model import Endpoint, SourceReply, Status
-from anabranch.domain.signals import BreakerMoved, BreakerState
+from anabranch.domain.signals import BreakerState, BreakerStateChanged
 from anabranch.policies.breaker import BUCKETS, UNTRUSTED, Breaker, Policy, Upstreams
 from anabranch.testing import FakeSource, ManualClock, Recorder
 from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
@@ -115,7 +115,7 @@ def test_it_says_each_change() -> None:
     made.leave(made.enter(), good=False)
     clock.advance(PAUSE_S)
     made.leave(made.enter(), good=True)
-    states = [signal.state for signal in telemetry.signals if isinstance(signal, BreakerMoved)]
+    states = [signal.state for signal in telemetry.signals if isinstance(signal, BreakerStateChanged)]
     assert states == ["open", "half_open", "open", "half_open", "closed"]
 
 
@@ -331,8 +331,8 @@ def test_what_nobody_asks_any_more_is_forgotten_and_shows_no_longer() -> None:
     known.tend()
     assert len(known) == 1, "one that is being asked is not forgotten"
     assert telemetry.signals == [
-        BreakerMoved(upstream=f"bad{UNTRUSTED}", state="open"),
-        BreakerMoved(upstream=f"bad{UNTRUSTED}", state="closed"),
+        BreakerStateChanged(upstream=f"bad{UNTRUSTED}", state="open"),
+        BreakerStateChanged(upstream=f"bad{UNTRUSTED}", state="closed"),
     ]
 
 

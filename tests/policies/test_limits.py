@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import SystemClock
-from anabranch.domain.signals import RedisMoved
+from anabranch.domain.signals import RedisStateChanged
 from anabranch.policies import rate_limits
 from anabranch.policies.rate_limits import MemoryLimiter, RedisLimiter
 from anabranch.redis.client import Redis
@@ -250,7 +250,7 @@ async def test_while_redis_is_gone_each_process_keeps_its_own_limit(
     assert max(admitted.values()) == LIMIT
     assert max(took) < TIMEOUT_S + NOISE_S
     for one in workers:
-        moves = [signal.reachable for signal in one.recorder.signals if isinstance(signal, RedisMoved)]
+        moves = [signal.reachable for signal in one.recorder.signals if isinstance(signal, RedisStateChanged)]
         assert (moves[0], moves[-1]) == (False, True)
 
 

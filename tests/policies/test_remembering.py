@@ -25,7 +25,7 @@ from anabranch.domain.model import (
     Until,
     Usage,
 )
-from anabranch.domain.signals import CacheLooked, Joined
+from anabranch.domain.signals import AnswerShared, CacheLookup
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
 from anabranch.testing import ManualClock, Recorder
 
@@ -140,7 +140,7 @@ async def test_the_second_time_it_is_not_computed_and_tells_the_same(desk: Desk)
     assert again.replies == first.replies
     assert fold([*told_again, unfold(again)[-1]]) == again
     assert [type(event) for event in told if not isinstance(event, Token)] == [RetrievalStarted, SourceReplied]
-    assert desk.telemetry.signals == [CacheLooked(cache="answer", hit=False), CacheLooked(cache="answer", hit=True)]
+    assert desk.telemetry.signals == [CacheLookup(cache="answer", hit=False), CacheLookup(cache="answer", hit=True)]
     assert desk.cache.ttls == [3600]
 
 
@@ -324,7 +324,7 @@ async def test_those_who_ask_at_once_share_one_answer_from_its_beginning(desk: D
     assert [answer.cached for answer, _ in answers] == [False, *[True] * 10]
     for answer, events in answers:
         assert fold([*events, unfold(answer)[-1]]) == answer
-    assert desk.telemetry.signals.count(Joined()) == 10
+    assert desk.telemetry.signals.count(AnswerShared()) == 10
 
 
 async def test_the_first_one_leaving_does_not_end_it_for_the_others(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Generator
-from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, GenerationFailed, GenerationTimedOut, UpstreamError
 from anabranch.domain.model import Context, Endpoint
 from anabranch.domain.signals import Retried
 from anabranch.models.remote import ModelServer, OpenAIModel, SpaceModel
@@ -78,10 +78,10 @@ async def test_a_blank_beginning_is_not_speaking() -> None:
     assert await said(bench.resilience.generator(MODEL, Scripted(["", down()], ["x"])), bench.context()) == "x"
 
 
-@pytest.mark.parametrize("trouble", [Trouble.REQUEST, Trouble.UNUSABLE])
-async def test_what_will_not_pass_is_not_asked_again(trouble: Trouble) -> None:
+@pytest.mark.parametrize("failure_kind", [FailureKind.REQUEST, FailureKind.UNUSABLE])
+async def test_what_will_not_pass_is_not_asked_again(failure_kind: FailureKind) -> None:
     bench = Bench()
-    inner = Scripted([GenerationFailed("No.", trouble)])
+    inner = Scripted([GenerationFailed("No.", failure_kind)])
     with pytest.raises(GenerationFailed):
         await said(bench.resilience.generator(MODEL, inner), bench.context())
     assert len(inner.contexts) == 1
@@ -89,7 +89,7 @@ async def test_what_will_not_pass_is_not_asked_again(trouble: Trouble) -> None:
 
 async def test_retry_after_is_honoured_or_too_long() -> None:
     bench = Bench()
-    busy = GenerationFailed("Too often.", Trouble.BUSY, 7.0)
+    busy = GenerationFailed("Too often.", FailureKind.BUSY, 7.0)
     assert await said(bench.resilience.generator(MODEL, Scripted([busy], ["x"])), bench.context()) == "x"
     assert bench.slept == [7.0]
     inner = Scripted([busy], ["x"])
@@ -145,9 +145,11 @@ async def test_a_failure_that_opens_the_breaker_stands_without_a_wait() -> None:
 
 async def test_refusals_do_not_shut_a_model_for_everybody() -> None:
     bench = Bench(Policy(min_calls=1, model_retries=0))
-    for trouble in (Trouble.REQUEST, Trouble.BUSY):
+    for failure_kind in (FailureKind.REQUEST, FailureKind.BUSY):
         with pytest.raises(GenerationFailed):
-            await said(bench.resilience.generator(MODEL, Scripted([GenerationFailed("No.", trouble)])), bench.context())
+            await said(
+                bench.resilience.generator(MODEL, Scripted([GenerationFailed("No.", failure_kind)])), bench.context()
+            )
     assert bench.resilience.upstreams.states() == {"mia/writer": "closed"}
 
 
@@ -222,29 +224,29 @@ def test_no_window_has_more_than_its_share(steps: list[tuple[float, bool]], shar
 
 
 @pytest.mark.parametrize(
-    ("failure", "trouble"),
+    ("failure", "failure_kind"),
     [
-        (Failure.STATUS_401, Trouble.REQUEST),
-        (Failure.STATUS_404, Trouble.REQUEST),
-        (Failure.POLICY_VIOLATION, Trouble.REQUEST),
-        (Failure.REDIRECT, Trouble.REQUEST),
-        (Failure.STATUS_429, Trouble.BUSY),
-        (Failure.STATUS_503, Trouble.DOWN),
-        (Failure.HTML_500, Trouble.DOWN),
-        (Failure.RESET, Trouble.DOWN),
-        (Failure.CUT, Trouble.DOWN),
-        (Failure.HTML, Trouble.UNUSABLE),
-        (Failure.BAD_JSON, Trouble.UNUSABLE),
-        (Failure.WRONG_SHAPE, Trouble.UNUSABLE),
-        (Failure.HUGE, Trouble.UNUSABLE),
+        (Failure.STATUS_401, FailureKind.REQUEST),
+        (Failure.STATUS_404, FailureKind.REQUEST),
+        (Failure.POLICY_VIOLATION, FailureKind.REQUEST),
+        (Failure.REDIRECT, FailureKind.REQUEST),
+        (Failure.STATUS_429, FailureKind.BUSY),
+        (Failure.STATUS_503, FailureKind.DOWN),
+        (Failure.HTML_500, FailureKind.DOWN),
+        (Failure.RESET, FailureKind.DOWN),
+        (Failure.CUT, FailureKind.DOWN),
+        (Failure.HTML, FailureKind.UNUSABLE),
+        (Failure.BAD_JSON, FailureKind.UNUSABLE),
+        (Failure.WRONG_SHAPE, FailureKind.UNUSABLE),
+        (Failure.HUGE, FailureKind.UNUSABLE),
     ],
 )
-async def test_each_failure_says_whose_it_was(failure: Failure, trouble: Trouble) -> None:
+async def test_each_failure_says_whose_it_was(failure: Failure, failure_kind: FailureKind) -> None:
     async with Space(everything=True) as space, reaching_out() as outbound:
         endpoint = Endpoint(slug=failure.value, url=space.url, operator=True)
         with pytest.raises(GenerationFailed) as failed:
             await said(SpaceModel(endpoint, outbound, streaming=False), Bench().context())
-    assert failed.value.trouble is trouble
+    assert failed.value.failure_kind is failure_kind
     assert failed.value.wait_s == (1.0 if failure is Failure.STATUS_429 else None)
 
 
@@ -255,7 +257,7 @@ async def test_an_address_that_may_not_be_asked_is_the_requests_fault(url: str) 
         for model in (SpaceModel(endpoint, outbound, streaming=False), OpenAIModel(endpoint, outbound)):
             with pytest.raises(GenerationFailed) as failed:
                 await said(model, Bench().context())
-            assert failed.value.trouble is Trouble.REQUEST
+            assert failed.value.failure_kind is FailureKind.REQUEST
 
 
 async def test_nobody_listens_is_a_failure_that_may_pass() -> None:
@@ -263,19 +265,19 @@ async def test_nobody_listens_is_a_failure_that_may_pass() -> None:
         endpoint = Endpoint(slug="m", url="http://127.0.0.1:9", operator=True)
         with pytest.raises(GenerationFailed) as failed:
             await said(OpenAIModel(endpoint, outbound), Bench().context())
-    assert failed.value.trouble is Trouble.DOWN
+    assert failed.value.failure_kind is FailureKind.DOWN
 
 
 @pytest.mark.parametrize(
-    ("code", "trouble"), [("500", Trouble.DOWN), ("400", Trouble.REQUEST), ("null", Trouble.REQUEST)]
+    ("code", "failure_kind"), [("500", FailureKind.DOWN), ("400", FailureKind.REQUEST), ("null", FailureKind.REQUEST)]
 )
-async def test_an_error_in_a_stream_is_taken_at_its_code(code: str, trouble: Trouble) -> None:
+async def test_an_error_in_a_stream_is_taken_at_its_code(code: str, failure_kind: FailureKind) -> None:
     body = f'data: {{"error": {{"message": "No", "code": {code}}}}}\n\n'.encode()
     reply = partial(web.Response, body=body, content_type="text/event-stream")
     async with answering(reply) as url, reaching_out() as outbound:
         with pytest.raises(GenerationFailed) as failed:
             await said(OpenAIModel(Endpoint(slug="m", url=url, operator=True), outbound), Bench().context())
-    assert failed.value.trouble is trouble
+    assert failed.value.failure_kind is failure_kind
 
 
 @pytest.mark.parametrize(
@@ -301,5 +303,5 @@ async def test_embedding_and_reranking_servers_are_asked_again_only_for_what_may
 
 
 def test_a_time_out_keeps_its_kind() -> None:
-    assert GenerationTimedOut("Slow.", Trouble.DOWN).trouble.may_pass
-    assert GenerationFailed("Why?").trouble is Trouble.REQUEST
+    assert GenerationTimedOut("Slow.", FailureKind.DOWN).failure_kind.temporary
+    assert GenerationFailed("Why?").failure_kind is FailureKind.REQUEST

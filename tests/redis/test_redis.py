@@ -16,7 +16,7 @@ import trustme
 
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.signals import RedisMoved, RedisSaidNo
+from anabranch.domain.signals import RedisCommandRefused, RedisStateChanged
 from anabranch.redis.client import MAX_CONNECTIONS, Redis, RedisGone, RedisRefused, Reply
 from anabranch.testing.fakes import Recorder
 from support.valkey_server import Valkey, running_valkey, until
@@ -56,7 +56,7 @@ async def connect(recorder: Recorder) -> AsyncIterator[Open]:
 
 def gone_and_back(recorder: Recorder) -> bool:
     """Once, or on a machine that is very busy more often, and there at the end."""
-    moves = [signal.reachable for signal in recorder.signals if isinstance(signal, RedisMoved)]
+    moves = [signal.reachable for signal in recorder.signals if isinstance(signal, RedisStateChanged)]
     return len(moves) == len(recorder.signals) > 0 and moves == [False, True] * (len(moves) // 2)
 
 
@@ -115,7 +115,7 @@ async def test_a_refused_command_is_nobody_elses_affair(valkey: Valkey, connect:
     with pytest.raises(TypeError):
         await redis.execute("GET", None)  # type: ignore[arg-type]
     assert redis.reachable
-    assert recorder.signals == [RedisSaidNo(why="WRONGTYPE")]
+    assert recorder.signals == [RedisCommandRefused(why="WRONGTYPE")]
 
 
 async def test_whoever_stops_waiting_takes_nobody_elses_reply(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.contracts import Answerer, Emit, SystemClock
-from anabranch.domain.errors import DeadlineExceeded, GenerationFailed, InvalidQuestion, Trouble, UpstreamError
+from anabranch.domain.errors import DeadlineExceeded, FailureKind, GenerationFailed, InvalidQuestion, UpstreamError
 from anabranch.domain.events import Token
 from anabranch.domain.model import (
     QUERY,
@@ -180,7 +180,7 @@ async def test_no_passages_is_an_answer_and_failed_sources_are_a_failure() -> No
     assert [(await anext(work)).status for _ in range(3)] == ["in_progress"] * 3
     with pytest.raises(UpstreamError, match=r"The store is gone\.") as failed:
         await anext(work)
-    assert failed.value.trouble is Trouble.DOWN
+    assert failed.value.failure_kind is FailureKind.DOWN
 
 
 async def test_a_failed_model_fails_the_documentation_subagent() -> None:

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
-from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.network.addresses import AddressGuard
@@ -141,10 +141,10 @@ async def test_a_subagent_at_a_blocked_address_is_not_called() -> None:
         failed = await upstream.failure()
         await shut.close()
         upstream._outbound = reaching
-        assert failed.trouble is Trouble.REQUEST
+        assert failed.failure_kind is FailureKind.REQUEST
         assert upstream.requests == []
         for url in ("file:///etc/passwd", "http://user:word@127.0.0.1/", "not a url", "http://"):
-            assert (await upstream.failure(url=url)).trouble is Trouble.REQUEST
+            assert (await upstream.failure(url=url)).failure_kind is FailureKind.REQUEST
 
 
 # --- what it replies, when all is well
@@ -252,7 +252,7 @@ DEEP = b"[" * 50_000 + b"]" * 50_000
 async def test_an_unusable_reply_of_a_subagent_is_not_retried(reply: bytes, content_type: str) -> None:
     async with replying(reply, content_type) as upstream:
         failed = await upstream.failure()
-    assert failed.trouble is Trouble.UNUSABLE
+    assert failed.failure_kind is FailureKind.UNUSABLE
     assert len(failed.message) < 300
 
 
@@ -269,27 +269,27 @@ async def test_an_unusable_reply_of_a_subagent_is_not_retried(reply: bytes, cont
 async def test_a_reply_without_a_result_can_be_retried(reply: bytes, content_type: str) -> None:
     async with replying(reply, content_type) as upstream:
         failed = await upstream.failure()
-    assert (failed.trouble, failed.message) == (Trouble.DOWN, "It ended without a result.")
+    assert (failed.failure_kind, failed.message) == (FailureKind.DOWN, "It ended without a result.")
 
 
 @pytest.mark.parametrize(
-    ("status", "trouble"),
+    ("status", "failure_kind"),
     [
-        (301, Trouble.REQUEST),
-        (400, Trouble.REQUEST),
-        (401, Trouble.REQUEST),
-        (404, Trouble.REQUEST),
-        (429, Trouble.BUSY),
-        (500, Trouble.DOWN),
-        (503, Trouble.DOWN),
+        (301, FailureKind.REQUEST),
+        (400, FailureKind.REQUEST),
+        (401, FailureKind.REQUEST),
+        (404, FailureKind.REQUEST),
+        (429, FailureKind.BUSY),
+        (500, FailureKind.DOWN),
+        (503, FailureKind.DOWN),
     ],
 )
-async def test_the_http_status_of_a_subagent_decides_about_a_retry(status: int, trouble: Trouble) -> None:
+async def test_the_http_status_of_a_subagent_decides_about_a_retry(status: int, failure_kind: FailureKind) -> None:
     refusal = web.Response(status=status, text='{"detail":"No."}', content_type="application/json")
     refusal.headers.update({"Retry-After": "7", "Location": "http://127.0.0.1/"})
     async with replying(refusal) as upstream:
         failed = await upstream.failure()
-    assert (failed.trouble, failed.details) == (trouble, {"upstream_status": status})
+    assert (failed.failure_kind, failed.details) == (failure_kind, {"upstream_status": status})
     assert (failed.wait_s, len(upstream.requests)) == (7.0, 1)
 
 
@@ -303,10 +303,10 @@ async def test_a_broken_connection_to_a_subagent_can_be_retried() -> None:
         return response
 
     async with replying(respond) as upstream:
-        assert (await upstream.failure()).trouble is Trouble.DOWN
+        assert (await upstream.failure()).failure_kind is FailureKind.DOWN
     async with replying(b"{}") as upstream:
         pass
-    assert (await _unreachable(upstream.url)).trouble is Trouble.DOWN
+    assert (await _unreachable(upstream.url)).failure_kind is FailureKind.DOWN
 
 
 async def _unreachable(url: str) -> UpstreamError:
@@ -330,7 +330,7 @@ async def test_a_call_of_a_subagent_ends_at_its_deadline(begun: bool) -> None:
     async with replying(respond) as upstream:
         failed = await upstream.failure(seconds=0.5)
         assert isinstance(failed, UpstreamTimedOut)
-        assert failed.trouble is Trouble.DOWN
+        assert failed.failure_kind is FailureKind.DOWN
         async with asyncio.timeout(10):
             await upstream.gone.wait()
 
@@ -354,7 +354,7 @@ async def test_a_cancelled_call_of_a_subagent_closes_its_connection() -> None:
 async def test_a_subagent_that_sends_too_many_parts_fails() -> None:
     async with replying(b'{"status":"pending"}\n' * 201, "application/x-ndjson") as upstream:
         failed = await upstream.failure(CardSubagent(), max_fragments=200)
-    assert (failed.trouble, failed.message) == (Trouble.UNUSABLE, "It sent more than 200 parts.")
+    assert (failed.failure_kind, failed.message) == (FailureKind.UNUSABLE, "It sent more than 200 parts.")
     async with replying(
         b'{"status":"pending"}\n' * 199 + lines({"status": "success"}), "application/x-ndjson"
     ) as upstream:

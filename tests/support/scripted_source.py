@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from anabranch.domain.errors import GenerationFailed, Trouble
+from anabranch.domain.errors import FailureKind, GenerationFailed
 from anabranch.domain.model import Context, Delta, Endpoint, Message, Prompt, Query, SourceReply, Status
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
@@ -37,7 +37,7 @@ Step = str | BaseException
 
 
 def down(wait_s: float | None = None) -> GenerationFailed:
-    return GenerationFailed("It answered with an error (503).", Trouble.DOWN, wait_s, upstream_status=503)
+    return GenerationFailed("It answered with an error (503).", FailureKind.DOWN, wait_s, upstream_status=503)
 
 
 class Scripted:

@@ -11,7 +11,7 @@ from anabranch.app.planner import Planner
 from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Watch
-from anabranch.domain.errors import StreamUnavailable, Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, StreamUnavailable, UpstreamError
 from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context
@@ -67,7 +67,7 @@ class Worker(CardSubagent):
         for number in range(self._chance.randrange(8)):
             await asyncio.sleep(self._chance.choice((0, 0.05, 2)))
             if self._chance.random() < 0.1:
-                raise UpstreamError("as drawn", Trouble.DOWN)
+                raise UpstreamError("as drawn", FailureKind.DOWN)
             yield self._fragment("partial", number)
         yield self._fragment(self._chance.choice(("success", "success", "error")), 100)
 

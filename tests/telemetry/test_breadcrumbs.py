@@ -16,7 +16,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from anabranch.domain.signals import CrumbsLost
+from anabranch.domain.signals import BreadcrumbsDropped
 from anabranch.domain.steps import Breadcrumb
 from anabranch.network.addresses import AddressGuard
 from anabranch.network.outbound import AiohttpOutbound
@@ -52,7 +52,7 @@ def crumb(sequence: int = 1, **given: Any) -> Breadcrumb:
 
 
 def lost(telemetry: Recorder) -> int:
-    return sum(signal.count for signal in telemetry.signals if isinstance(signal, CrumbsLost))
+    return sum(signal.count for signal in telemetry.signals if isinstance(signal, BreadcrumbsDropped))
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -213,7 +213,7 @@ async def test_a_blocking_breadcrumb_file_delays_nothing_and_losses_are_reported
     for sequence in range(2 * MAX_QUEUED):
         sink.drop(crumb(sequence))
     assert time.process_time() - began < 2
-    assert [type(signal) for signal in telemetry.signals] == [CrumbsLost], "of ten thousand, one line"
+    assert [type(signal) for signal in telemetry.signals] == [BreadcrumbsDropped], "of ten thousand, one line"
     async with asyncio.timeout(10):
         await sink.close()
     assert lost(telemetry) == 2 * MAX_QUEUED + 1

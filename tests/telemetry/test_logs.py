@@ -17,7 +17,14 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Emit
 from anabranch.domain.events import Answered
 from anabranch.domain.model import Context, Ground
-from anabranch.domain.signals import BreakerMoved, BreakerState, Metered, RedisMoved, Rejected, Signal
+from anabranch.domain.signals import (
+    BreakerState,
+    BreakerStateChanged,
+    RateLimitChecked,
+    RedisStateChanged,
+    Rejected,
+    Signal,
+)
 from anabranch.telemetry.log import LoggedEvents, batches, configured_log, flush
 from anabranch.testing import Document, ManualClock, Space
 from conftest import Server, ref
@@ -298,16 +305,18 @@ class Machinery:
 
 def test_redis_is_told_when_it_goes_and_when_it_is_back() -> None:
     machinery = Machinery()
-    machinery.noted(RedisMoved(reachable=True))
+    machinery.noted(RedisStateChanged(reachable=True))
     assert machinery.told == [], "that it is there is no news"
-    machinery.noted(RedisMoved(reachable=False), RedisMoved(reachable=False), RedisMoved(reachable=True))
+    machinery.noted(
+        RedisStateChanged(reachable=False), RedisStateChanged(reachable=False), RedisStateChanged(reachable=True)
+    )
     assert machinery.told == [("redis_gone", "warning"), ("redis_back", "info")]
 
 
 def test_breakers_are_told_with_the_name_and_without_an_address() -> None:
     machinery = Machinery()
     for state in STATES:
-        machinery.noted(BreakerMoved(upstream="https://user:pw@node.example/path?key=1", state=state))
+        machinery.noted(BreakerStateChanged(upstream="https://user:pw@node.example/path?key=1", state=state))
     assert machinery.told == [("breaker_opened", "warning"), ("breaker_half_open", "info"), ("breaker_closed", "info")]
     assert machinery.stream.getvalue().count('"upstream":"node.example"') == 3
 
@@ -316,8 +325,8 @@ def test_a_flood_is_one_line_a_second() -> None:
     machinery = Machinery()
     for _ in range(1_000):
         machinery.noted(
-            Metered(surface="rag_stream", admitted=True),
-            Metered(surface="rag_stream", admitted=False),
+            RateLimitChecked(surface="rag_stream", admitted=True),
+            RateLimitChecked(surface="rag_stream", admitted=False),
             Rejected(surface="rag_stream", code="rate_limited"),
             Rejected(surface="chat", code="overloaded"),
         )

@@ -5,11 +5,11 @@ import json
 from typing import Any
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.signals import ServerMoved
+from anabranch.domain.signals import McpServerStateChanged
 from anabranch.telemetry.log import LoggedEvents, configured_log, flush
 
 
-def told(*signals: ServerMoved) -> list[dict[str, Any]]:
+def told(*signals: McpServerStateChanged) -> list[dict[str, Any]]:
     stream = io.StringIO()
     log = configured_log(Settings(), stream)
     telemetry = LoggedEvents(log)
@@ -24,12 +24,14 @@ def test_each_turn_is_a_line_with_the_whole_reason() -> None:
     missing = "The command no-such-program could not be run: it was not found. Use its full path, or install it."
     ended = "The server's process ended with status 3."
     lines = told(
-        ServerMoved(server="docs", state="connecting"),
-        ServerMoved(server="docs", state="failed", reason=missing),
-        ServerMoved(server="docs", state="failed", reason=ended, last_words="Cannot find module 'x': no such file."),
-        ServerMoved(server="docs", state="ready"),
-        ServerMoved(server="docs", state="connecting", reason=ended),
-        ServerMoved(server="docs", state="idle"),
+        McpServerStateChanged(server="docs", state="connecting"),
+        McpServerStateChanged(server="docs", state="failed", reason=missing),
+        McpServerStateChanged(
+            server="docs", state="failed", reason=ended, last_words="Cannot find module 'x': no such file."
+        ),
+        McpServerStateChanged(server="docs", state="ready"),
+        McpServerStateChanged(server="docs", state="connecting", reason=ended),
+        McpServerStateChanged(server="docs", state="idle"),
     )
     of_docs = {"server": "docs", "level": "warning"}
     words = "Cannot find module 'x': no such file."
@@ -43,7 +45,7 @@ def test_each_turn_is_a_line_with_the_whole_reason() -> None:
 
 def test_what_is_quoted_is_bounded_and_obeyed_by_no_terminal() -> None:
     (line,) = told(
-        ServerMoved(server="docs", state="failed", reason="A: \x1b[2J\n" + "b" * 5_000, last_words="\u202ec")
+        McpServerStateChanged(server="docs", state="failed", reason="A: \x1b[2J\n" + "b" * 5_000, last_words="\u202ec")
     )
     assert (line["reason"][:9], line["reason"][-1], len(line["reason"])) == ("A: ?[2J?b", "…", 1_000)
     assert line["last_words"] == "?c"

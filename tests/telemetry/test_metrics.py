@@ -21,18 +21,18 @@ from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFini
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
 from anabranch.domain.signals import (
-    BreakerMoved,
-    CacheLooked,
+    AnswerShared,
+    BreakerStateChanged,
+    CacheLookup,
     Hedged,
-    Joined,
     Load,
-    Metered,
-    RedisMoved,
+    McpServerStateChanged,
+    RateLimitChecked,
+    RedisStateChanged,
     Rejected,
     Retried,
-    ServerMoved,
     Signal,
-    Spent,
+    TokensUsed,
 )
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
@@ -141,7 +141,7 @@ def test_an_answer(watch: Watch) -> None:
         Answered(answer=ANSWER),
         surface="query",
     )
-    watch.signals(Spent(model="mia/scribe", usage=SPENT))
+    watch.signals(TokensUsed(model="mia/scribe", usage=SPENT))
     after = watch.scraped
     assert after.value("anabranch_questions_total", surface="query", outcome="answered") == 1
     assert after.value("anabranch_questions_total") == 1
@@ -204,17 +204,17 @@ def test_how_the_machinery_does() -> None:
     watch = Watch(Settings(redis_url="redis://127.0.0.1"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     watch.signals(
-        CacheLooked(cache="answer", hit=True),
-        CacheLooked(cache="embedding", hit=False),
-        Joined(),
-        Metered(surface="rag_stream", admitted=True),
-        Metered(surface="rag_stream", admitted=False),
+        CacheLookup(cache="answer", hit=True),
+        CacheLookup(cache="embedding", hit=False),
+        AnswerShared(),
+        RateLimitChecked(surface="rag_stream", admitted=True),
+        RateLimitChecked(surface="rag_stream", admitted=False),
         Load(running=3, waiting=2),
-        BreakerMoved(upstream="alice/docs", state="open"),
-        BreakerMoved(upstream="alice/docs", state="half_open"),
+        BreakerStateChanged(upstream="alice/docs", state="open"),
+        BreakerStateChanged(upstream="alice/docs", state="half_open"),
         Retried(upstream="mia/scribe"),
         Hedged(upstream="alice/docs", won=True),
-        RedisMoved(reachable=False),
+        RedisStateChanged(reachable=False),
     )
     after = watch.scraped
     assert after.values("rag_cache_hit_total", "cache") == {"answer": 1, "embedding": 0}
@@ -228,7 +228,7 @@ def test_how_the_machinery_does() -> None:
     assert after.value("anabranch_retries_total", upstream="mia/scribe") == 1
     assert after.values("anabranch_hedges_total", "won") == {"true": 1, "false": 0}
     assert after.value("anabranch_redis_reachable") == 0
-    watch.signals(RedisMoved(reachable=True), BreakerMoved(upstream="alice/docs", state="closed"))
+    watch.signals(RedisStateChanged(reachable=True), BreakerStateChanged(upstream="alice/docs", state="closed"))
     assert watch.scraped.value("anabranch_redis_reachable") == 1
     assert watch.scraped.value("anabranch_breaker_state") == 0
 
@@ -238,8 +238,11 @@ def test_which_mcp_servers_are_ready() -> None:
     servers = {name: McpServer(name=name, command="x", enabled=name != "off") for name in ("library", "gone", "off")}
     watch = Watch(Settings(mcp_servers=servers))
     assert watch.scraped.values("anabranch_mcp_server_ready", "server") == {"library": 0, "gone": 0}
-    watch.signals(*(ServerMoved(server=name, state="ready") for name in ("library", "gone")))
-    watch.signals(ServerMoved(server="gone", state="idle"), ServerMoved(server="library", state="failed", reason="No."))
+    watch.signals(*(McpServerStateChanged(server=name, state="ready") for name in ("library", "gone")))
+    watch.signals(
+        McpServerStateChanged(server="gone", state="idle"),
+        McpServerStateChanged(server="library", state="failed", reason="No."),
+    )
     after = watch.scraped.values("anabranch_mcp_server_ready", "server")
     assert after.pop("library") == 0
     assert [name for name, value in after.items() if math.isnan(value)] == ["gone"]
@@ -263,8 +266,8 @@ def test_names_are_bounded_and_the_operators_own_stay(watch: Watch) -> None:
     watch.question(*(replied(f"stranger/{number}") for number in range(5_000)), replied("alice/handbook"))
     for number in range(500):
         watch.signals(
-            Spent(model=f"model-{number}", usage=SPENT),
-            BreakerMoved(upstream=f"up-{number}", state="open"),
+            TokensUsed(model=f"model-{number}", usage=SPENT),
+            BreakerStateChanged(upstream=f"up-{number}", state="open"),
             Retried(upstream=f"up-{number}"),
             Hedged(upstream=f"up-{number}", won=False),
         )
@@ -316,7 +319,7 @@ def test_a_fault_in_here_is_logged_once_and_costs_no_question(watch: Watch, monk
     for name in ("asked", "happened", "noted"):
         monkeypatch.setattr(watch.metrics, name, broken)
     watch.question(replied("alice/docs"), Answered(answer=ANSWER))
-    watch.signals(Joined(), Joined())
+    watch.signals(AnswerShared(), AnswerShared())
     assert watch.log.getvalue().count("telemetry_failed") == 1
 
 

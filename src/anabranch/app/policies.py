@@ -11,7 +11,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Cache, Clock, Embedder, Limiter, Telemetry
 from anabranch.domain.errors import RateLimited
 from anabranch.domain.model import Allowance, Context, Question
-from anabranch.domain.signals import Metered, Rejected
+from anabranch.domain.signals import RateLimitChecked, Rejected
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer, Recipe
@@ -82,7 +82,7 @@ class Policies:
             return None
         allowance = await self._limiter.admit(bucket)
         caller = context.user_id or context.address or ""
-        self._telemetry.noted(Metered(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
+        self._telemetry.noted(RateLimitChecked(surface=context.surface, admitted=not allowance.wait_s, caller=caller))
         if allowance.wait_s:
             self._telemetry.noted(Rejected(surface=context.surface, code=RateLimited.code))
             raise RateLimitExceeded(allowance)

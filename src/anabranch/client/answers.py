@@ -8,7 +8,7 @@ import msgspec
 
 from anabranch.client.connection import Reconnect, StreamClient
 from anabranch.client.events import AnswerFrame, Reset
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.network.sse import Frame
 
 
@@ -71,7 +71,7 @@ class _AnswerCursor:
         if frame.id is None:
             return self._reset(frame) if frame.event == "reset" else AnswerFrame(event=frame.event, data=frame.data)
         if not (frame.id.isascii() and frame.id.isdigit()):
-            raise UpstreamError("The server sent an event whose id is not a number.", Trouble.UNUSABLE)
+            raise UpstreamError("The server sent an event whose id is not a number.", FailureKind.UNUSABLE)
         if int(frame.id) <= self.sequence:
             return None
         self.sequence = int(frame.id)

@@ -15,13 +15,13 @@ from yarl import URL
 from anabranch.domain.errors import (
     AnabranchError,
     Conflict,
+    FailureKind,
     Forbidden,
     InvalidQuestion,
     NotFound,
     RateLimited,
     StreamFull,
     StreamUnavailable,
-    Trouble,
     Unauthorized,
     UpstreamError,
 )
@@ -242,7 +242,7 @@ class ServerConnection:
         if response.status != 200:
             raise await response_error(response)
         if response.content_type != "text/event-stream":
-            raise UpstreamError("The server did not answer with a stream.", Trouble.UNUSABLE)
+            raise UpstreamError("The server did not answer with a stream.", FailureKind.UNUSABLE)
         parser = FrameParser(MAX_EVENT_BYTES)
         async for chunk in response.content.iter_any():
             for frame in parser.feed(chunk):
@@ -263,7 +263,7 @@ class ServerConnection:
             ) as socket:
                 async for message in socket:
                     if message.type is not aiohttp.WSMsgType.TEXT:
-                        raise UpstreamError("The server sent a message that is not text.", Trouble.UNUSABLE)
+                        raise UpstreamError("The server sent a message that is not text.", FailureKind.UNUSABLE)
                     yield Frame(event="message", data=message.data)
                 code = socket.close_code
         except aiohttp.WSServerHandshakeError as error:
@@ -273,7 +273,7 @@ class ServerConnection:
         except NETWORK_ERRORS as error:
             raise ConnectionLost(_description(error)) from error
         if code in FATAL_CLOSE_CODES:
-            raise UpstreamError(f"The server closed the connection with {code}.", Trouble.UNUSABLE)
+            raise UpstreamError(f"The server closed the connection with {code}.", FailureKind.UNUSABLE)
         if code != 1000:
             raise ConnectionLost(f"the server closed the connection with {code}")
 
@@ -317,7 +317,7 @@ def status_error(status: int, body: bytes, headers: Mapping[str, str]) -> Except
         retry_after = headers.get("Retry-After", "")
         is_number = retry_after.isascii() and retry_after.isdigit()
         return ConnectionLost(message, min(float(retry_after), MAX_RETRY_AFTER_S) if is_number else 0.0)
-    return ERRORS[status](message) if status in ERRORS else UpstreamError(message, Trouble.UNUSABLE)
+    return ERRORS[status](message) if status in ERRORS else UpstreamError(message, FailureKind.UNUSABLE)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -325,7 +325,7 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for chunk in response.content.iter_any():
         content += chunk
         if len(content) > limit:
-            raise UpstreamError("The server's reply is too long.", Trouble.UNUSABLE)
+            raise UpstreamError("The server's reply is too long.", FailureKind.UNUSABLE)
     return bytes(content)
 
 

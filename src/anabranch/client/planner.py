@@ -9,7 +9,7 @@ from yarl import URL
 
 from anabranch.client.connection import Reconnect, StreamClient
 from anabranch.client.events import Begun, PlannerEvent, Pushed, Replay, Reset
-from anabranch.domain.errors import InvalidQuestion, NotFound, Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, InvalidQuestion, NotFound, UpstreamError
 from anabranch.domain.model import Value
 from anabranch.network.sse import Frame
 
@@ -168,4 +168,4 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise UpstreamError(f"The server's reply cannot be decoded: {error}", Trouble.UNUSABLE) from error
+        raise UpstreamError(f"The server's reply cannot be decoded: {error}", FailureKind.UNUSABLE) from error

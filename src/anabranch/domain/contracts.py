@@ -52,11 +52,11 @@ class Generator(Protocol):
 
 
 class Subagent(Protocol):
-    """One of a planner's helpers. `taken` puts what it pushed into its own form, or raises InvalidQuestion; `work` does
-    its part here and yields what becomes of it, the last one a `success`. A failure is an AnabranchError; one that is
-    Elsewhere says whether trying again can help."""
+    """An adapter for one kind of subagent. `convert` converts a pushed payload, or raises InvalidQuestion. `work` calls
+    the subagent and yields its results, the last one a `success`. A failure is an AnabranchError; an UpstreamFailure
+    says whether a retry can help."""
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
 
     def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]: ...
 

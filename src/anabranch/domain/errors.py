@@ -26,8 +26,8 @@ AnabranchError
 └── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
 
-GenerationFailed and UpstreamError also have a `Trouble` and the `Retry-After` of the upstream, for retries and circuit
-breakers; clients do not see them.
+GenerationFailed and UpstreamError also have a `FailureKind` and the `Retry-After` of the upstream, for retries and
+circuit breakers; clients do not see them.
 """
 
 from enum import Enum
@@ -42,7 +42,7 @@ class AnabranchError(Exception):
         self.details = details
 
 
-class Trouble(Enum):
+class FailureKind(Enum):
     """The kind of a failed upstream call: whose failure it was, and whether a retry can help."""
 
     REQUEST = "the request was refused or could not be sent; a retry cannot help"
@@ -53,21 +53,26 @@ class Trouble(Enum):
     @property
     def fault(self) -> bool:
         """The upstream failed, not the request."""
-        return self is Trouble.UNUSABLE or self is Trouble.DOWN
+        return self is FailureKind.UNUSABLE or self is FailureKind.DOWN
 
     @property
-    def may_pass(self) -> bool:
-        return self is Trouble.BUSY or self is Trouble.DOWN
+    def temporary(self) -> bool:
+        return self is FailureKind.BUSY or self is FailureKind.DOWN
 
 
-class Elsewhere(AnabranchError):
+class UpstreamFailure(AnabranchError):
     """The base of GenerationFailed and UpstreamError. By default the failure is not the upstream's fault."""
 
     def __init__(
-        self, message: str, trouble: Trouble = Trouble.REQUEST, wait_s: float | None = None, /, **details: str | int
+        self,
+        message: str,
+        failure_kind: FailureKind = FailureKind.REQUEST,
+        wait_s: float | None = None,
+        /,
+        **details: str | int,
     ) -> None:
         super().__init__(message, **details)
-        self.trouble = trouble
+        self.failure_kind = failure_kind
         self.wait_s = wait_s
 
 
@@ -123,7 +128,7 @@ class RetrievalTimedOut(AnabranchError):
     code = "retrieval_timeout"
 
 
-class GenerationFailed(Elsewhere):
+class GenerationFailed(UpstreamFailure):
     code = "generation_failed"
 
 
@@ -159,7 +164,7 @@ class InternalError(AnabranchError):
     code = "internal_error"
 
 
-class UpstreamError(Elsewhere):
+class UpstreamError(UpstreamFailure):
     code = "upstream_error"
 
 

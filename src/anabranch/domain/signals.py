@@ -9,18 +9,18 @@ CacheName = Literal["answer", "embedding"]
 BreakerState = Literal["closed", "half_open", "open"]
 
 
-class CacheLooked(Value, gc=False):
+class CacheLookup(Value, gc=False):
     """A cache lookup; an unreachable cache is a miss."""
 
     cache: CacheName
     hit: bool
 
 
-class Joined(Value, gc=False):
+class AnswerShared(Value, gc=False):
     """A question shares the answer of an identical one that is already running."""
 
 
-class Metered(Value, gc=False):
+class RateLimitChecked(Value, gc=False):
     """A rate limiter's decision about a caller: a user, or an address."""
 
     surface: str
@@ -42,7 +42,7 @@ class Load(Value, gc=False):
     waiting: int
 
 
-class BreakerMoved(Value, gc=False):
+class BreakerStateChanged(Value, gc=False):
     upstream: str
     state: BreakerState
 
@@ -53,7 +53,7 @@ class Retried(Value, gc=False):
     upstream: str
 
 
-class Spent(Value, gc=False):
+class TokensUsed(Value, gc=False):
     """Token usage of a call to a model, as the model reports it."""
 
     model: str
@@ -67,18 +67,18 @@ class Hedged(Value, gc=False):
     won: bool
 
 
-class RedisMoved(Value, gc=False):
+class RedisStateChanged(Value, gc=False):
     reachable: bool
     reason: str = ""
 
 
-class RedisSaidNo(Value, gc=False):
+class RedisCommandRefused(Value, gc=False):
     """Redis refused a command: it is read-only, full, or needs a password. `why` is the name of its error."""
 
     why: str
 
 
-class Compared(Value, gc=False):
+class ShadowCompared(Value, gc=False):
     """A step in shadow mode compared with the legacy answer: the paths that differ, without values."""
 
     session_id: str
@@ -87,14 +87,14 @@ class Compared(Value, gc=False):
     differences: tuple[str, ...] = ()
 
 
-class Stepped(Value, gc=False):
+class StepEnded(Value, gc=False):
     """A planner step has ended."""
 
     status: str
     latency_ms: int
 
 
-class Subagented(Value, gc=False):
+class SubagentEnded(Value, gc=False):
     """A subagent's part of a step has ended."""
 
     subagent: str
@@ -102,19 +102,19 @@ class Subagented(Value, gc=False):
     latency_ms: int
 
 
-class Ignored(Value, gc=False):
+class EventIgnored(Value, gc=False):
     """An event sent to a step was recorded and not delivered."""
 
     reason: str
 
 
-class Reading(Value, gc=False):
+class StreamClients(Value, gc=False):
     """The number of clients that read streams."""
 
     clients: int
 
 
-class ServerMoved(Value, gc=False):
+class McpServerStateChanged(Value, gc=False):
     """The new state of an MCP server. `reason` is our message; secrets are removed from what it quotes of the server,
     and from `last_words`, the last output of its process."""
 
@@ -124,29 +124,29 @@ class ServerMoved(Value, gc=False):
     last_words: str = ""
 
 
-class CrumbsLost(Value, gc=False):
+class BreadcrumbsDropped(Value, gc=False):
     """Breadcrumbs that a sink dropped."""
 
     count: int
 
 
 Signal = (
-    CacheLooked
-    | Joined
-    | Metered
+    CacheLookup
+    | AnswerShared
+    | RateLimitChecked
     | Rejected
     | Load
-    | BreakerMoved
+    | BreakerStateChanged
     | Retried
-    | Spent
+    | TokensUsed
     | Hedged
-    | RedisMoved
-    | RedisSaidNo
-    | Compared
-    | Stepped
-    | Subagented
-    | Ignored
-    | Reading
-    | CrumbsLost
-    | ServerMoved
+    | RedisStateChanged
+    | RedisCommandRefused
+    | ShadowCompared
+    | StepEnded
+    | SubagentEnded
+    | EventIgnored
+    | StreamClients
+    | BreadcrumbsDropped
+    | McpServerStateChanged
 )

@@ -9,7 +9,7 @@ import msgspec
 
 from anabranch.domain.contracts import EventLog, Telemetry, Watch
 from anabranch.domain.eventlog import Entry, Page, SequencedEntry
-from anabranch.domain.signals import Reading
+from anabranch.domain.signals import StreamClients
 
 BATCH = 100
 ALL = 2**31 - 1
@@ -28,7 +28,7 @@ class StreamReaders:
 
     def add(self, more: int) -> None:
         self._count += more
-        self._telemetry.noted(Reading(clients=self._count))
+        self._telemetry.noted(StreamClients(clients=self._count))
 
 
 class StreamReader:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import (
     EmbeddingFailed,
+    FailureKind,
     GenerationFailed,
     GenerationTimedOut,
-    Trouble,
     UpstreamError,
     UpstreamTimedOut,
 )
@@ -80,13 +80,13 @@ class ModelServer:
                 if 200 <= exchange.status < 300:
                     return await exchange.read()
                 _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
+                failure_kind, wait_s = (
+                    syft_wire.failure_kind(exchange.status),
                     resilience.retry_after_s(exchange.header("Retry-After")),
                 )
-                raise UpstreamError(sentence, trouble, wait_s, upstream_status=exchange.status)
+                raise UpstreamError(sentence, failure_kind, wait_s, upstream_status=exchange.status)
         except TimeoutError as error:
-            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", Trouble.DOWN) from error
+            raise UpstreamTimedOut(f"It did not answer within {self._timeout_s:g} s.", FailureKind.DOWN) from error
 
 
 def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> str:
@@ -99,7 +99,7 @@ def api_url(base: str, operation: str, versions: tuple[str, ...] = ("/v1",)) -> 
 
 def _wait_s(error: UpstreamError, attempt: int) -> float | None:
     """The server's Retry-After, else exponential backoff; None if a retry cannot help, or not soon enough."""
-    if not error.trouble.may_pass:
+    if not error.failure_kind.temporary:
         return None
     if error.wait_s is not None:
         return error.wait_s if error.wait_s <= MAX_RETRY_AFTER_S else None
@@ -117,11 +117,11 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
                 _, sentence = await syft_wire.refusal(exchange)
-                trouble, wait_s = (
-                    syft_wire.trouble(exchange.status),
+                failure_kind, wait_s = (
+                    syft_wire.failure_kind(exchange.status),
                     resilience.retry_after_s(exchange.header("Retry-After")),
                 )
-                raise GenerationFailed(sentence, trouble, wait_s, upstream_status=exchange.status)
+                raise GenerationFailed(sentence, failure_kind, wait_s, upstream_status=exchange.status)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)
                 return
@@ -132,9 +132,9 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
                     return
                 yield _piece(data)
     except UpstreamTimedOut as error:
-        raise GenerationTimedOut(error.message, error.trouble) from error
+        raise GenerationTimedOut(error.message, error.failure_kind) from error
     except UpstreamError as error:
-        raise GenerationFailed(error.message, error.trouble) from error
+        raise GenerationFailed(error.message, error.failure_kind) from error
 
 
 async def _drain(events: AsyncIterator[str]) -> None:
@@ -150,13 +150,13 @@ def _whole(body: bytes, content_type: str) -> Delta:
         reply = msgspec.json.decode(body)
     except UNDECODABLE as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
-        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", Trouble.UNUSABLE) from error
+        raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", FailureKind.UNUSABLE) from error
     text = _text(reply)
     if text is None:
         # An empty answer in a known format is not a fault of the model server; an unknown format is.
         known_format = _choice(reply) is not None or _field(reply, "summary") is not None
         raise GenerationFailed(
-            "The model's reply holds no answer.", Trouble.REQUEST if known_format else Trouble.UNUSABLE
+            "The model's reply holds no answer.", FailureKind.REQUEST if known_format else FailureKind.UNUSABLE
         )
     return Delta(text=text, usage=_usage(reply), finish_reason=_finish_reason(reply))
 
@@ -172,8 +172,8 @@ def _piece(data: str) -> Delta:
             why = syft_wire.reason(piece)
             reported = "The model reported an error in the middle of its answer"
             code = _field(piece["error"], "code")
-            trouble = syft_wire.trouble(code) if isinstance(code, int) else Trouble.REQUEST
-            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.", trouble)
+            failure_kind = syft_wire.failure_kind(code) if isinstance(code, int) else FailureKind.REQUEST
+            raise GenerationFailed(f"{reported}: {why}" if why else f"{reported}.", failure_kind)
         return Delta(text=_text(piece) or "", usage=_usage(piece), finish_reason=_finish_reason(piece))
     return Delta(text=piece if isinstance(piece, str) else data)
 

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
-from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.network.addresses import AddressGuard, parse
 
 ResolverFactory = Callable[[], AbstractResolver]
@@ -191,7 +191,7 @@ class AiohttpExchange:
             yield chunk
 
     def _too_large(self) -> UpstreamError:
-        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", Trouble.UNUSABLE)
+        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", FailureKind.UNUSABLE)
 
 
 def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
@@ -216,33 +216,33 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 def _translated(error: Exception) -> UpstreamError:
-    """The error without addresses and library messages, with its `Trouble` for the policies."""
+    """The error without addresses and library messages, with its `FailureKind` for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:
         case _ if isinstance(cause, AddressRefused):
             return UpstreamError(REFUSED)
         case aiohttp.ClientConnectorDNSError():
-            return UpstreamError("The host name could not be resolved.", Trouble.DOWN)
+            return UpstreamError("The host name could not be resolved.", FailureKind.DOWN)
         case aiohttp.ClientConnectorCertificateError():
             return UpstreamError(
-                f"The certificate could not be verified{_certificate_reason(cause)}.", Trouble.UNUSABLE
+                f"The certificate could not be verified{_certificate_reason(cause)}.", FailureKind.UNUSABLE
             )
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
-            return UpstreamError("A secure connection could not be made (TLS failed).", Trouble.UNUSABLE)
+            return UpstreamError("A secure connection could not be made (TLS failed).", FailureKind.UNUSABLE)
         case TimeoutError():
-            return UpstreamTimedOut("The connection timed out.", Trouble.DOWN)
+            return UpstreamTimedOut("The connection timed out.", FailureKind.DOWN)
         case aiohttp.ClientConnectorError() if error.os_error.errno in (errno.EMFILE, errno.ENFILE):
-            return UpstreamError("We have too many connections open at the moment.", Trouble.BUSY)
+            return UpstreamError("We have too many connections open at the moment.", FailureKind.BUSY)
         case aiohttp.ClientConnectorError():
-            return UpstreamError("No connection could be made.", Trouble.DOWN)
+            return UpstreamError("No connection could be made.", FailureKind.DOWN)
         case aiohttp.InvalidURL() | aiohttp.InvalidUrlClientError():
             return UpstreamError("The endpoint's URL is not usable.")
         case aiohttp.ContentTypeError() | aiohttp.ClientPayloadError() | zlib.error():
-            return UpstreamError("The reply broke off or could not be decompressed.", Trouble.DOWN)
+            return UpstreamError("The reply broke off or could not be decompressed.", FailureKind.DOWN)
         case aiohttp.ClientResponseError():
-            return UpstreamError("The reply was not valid HTTP.", Trouble.UNUSABLE)
+            return UpstreamError("The reply was not valid HTTP.", FailureKind.UNUSABLE)
         case aiohttp.ClientError() | OSError():
-            return UpstreamError("The connection was closed before the reply was complete.", Trouble.DOWN)
+            return UpstreamError("The connection was closed before the reply was complete.", FailureKind.DOWN)
         case _:
             return UpstreamError(
                 "The request could not be sent: the URL or a header holds characters that HTTP forbids."

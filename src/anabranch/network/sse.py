@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Value
 
 MAX_EVENT_BYTES = 1024 * 1024
@@ -78,7 +78,7 @@ class FrameParser:
 
     def _check_size(self) -> None:
         if self._size + len(self._pending) > self._max_bytes:
-            raise UpstreamError("The stream holds an event that is too long.", Trouble.UNUSABLE)
+            raise UpstreamError("The stream holds an event that is too long.", FailureKind.UNUSABLE)
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:

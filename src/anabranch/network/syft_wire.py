@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from anabranch.domain.contracts import Exchange, Outbound
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.model import Context, Endpoint, Status, Value
 from anabranch.network.redaction import MAX_QUOTED, quoted
 
@@ -115,12 +115,12 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
     return status, f"{sentence}: {why}" if why else f"{sentence}."
 
 
-def trouble(status: int) -> Trouble:
+def failure_kind(status: int) -> FailureKind:
     """What a status other than 200 says about the upstream. What a bad token, slug or question can cause is not its
     failure: otherwise one caller could open the circuit for all."""
     if status >= 500:
-        return Trouble.DOWN
-    return Trouble.BUSY if status == 429 else Trouble.REQUEST
+        return FailureKind.DOWN
+    return FailureKind.BUSY if status == 429 else FailureKind.REQUEST
 
 
 def reason(body: object, most: int = MAX_QUOTED) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from anabranch.domain.errors import AnabranchError, Conflict, NotFound, Overloaded, ShuttingDown
 from anabranch.domain.events import StepCompleted
 from anabranch.domain.model import Context
-from anabranch.domain.signals import Ignored
+from anabranch.domain.signals import EventIgnored
 from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt
 from anabranch.planner.encoder import ignored_after_end, stamp
 from anabranch.planner.services import PlannerServices
@@ -123,7 +123,7 @@ class Coordinator:
         self._services.crumbs.drop(
             ignored_after_end(session_id, plan_step_id, command, stamp(self._services.time.wall()))
         )
-        self._services.telemetry.noted(Ignored(reason="ended"))
+        self._services.telemetry.noted(EventIgnored(reason="ended"))
 
     async def drain(self, grace_s: float) -> None:
         """Accept no new steps, and end those that are still in progress after `grace_s` as worker_lost."""

@@ -12,7 +12,7 @@ import msgspec
 from anabranch.domain.contracts import Subagent
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Value
-from anabranch.domain.signals import Compared
+from anabranch.domain.signals import ShadowCompared
 from anabranch.planner.services import Alarm, PlannerServices
 
 MAX_DIFFERENCES = 50
@@ -131,7 +131,7 @@ class Shadows:
                 found += _fewest(key, legacy.get(key), results, shadow.subagents.get(key))
                 await asyncio.sleep(0)
         self._services.telemetry.noted(
-            Compared(
+            ShadowCompared(
                 session_id=shadow.session_id,
                 plan_step_id=shadow.plan_step_id,
                 equal=not found,
@@ -147,5 +147,5 @@ def _fewest(
     found = differences({} if old is None else {key: old}, results)
     if found and old is not None and subagent is not None:
         with suppress(AnabranchError):
-            found = min(found, differences({key: subagent.taken(bytes(old), "success").payload}, results), key=len)
+            found = min(found, differences({key: subagent.convert(bytes(old), "success").payload}, results), key=len)
     return found

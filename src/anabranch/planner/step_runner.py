@@ -33,7 +33,7 @@ from anabranch.domain.events import (
     SubagentTimedOut,
 )
 from anabranch.domain.model import Context, Value
-from anabranch.domain.signals import Ignored, Stepped
+from anabranch.domain.signals import EventIgnored, StepEnded
 from anabranch.domain.steps import (
     Breadcrumb,
     Cancel,
@@ -312,7 +312,7 @@ class StepWriter:
                 ignored=reason,
             )
         )
-        self._services.telemetry.noted(Ignored(reason=reason))
+        self._services.telemetry.noted(EventIgnored(reason=reason))
 
     def _check_epoch(self, sequences: Sequence[int]) -> None:
         """Tell readers that the log continues in another epoch."""
@@ -425,7 +425,7 @@ class StepRunner:
         task = self._named(push)
         fragment = Fragment(status=push.status)
         if task.subagent is not None:  # else it is switched off: there is no adapter for its payload
-            fragment = checked_fragment(task.subagent.taken(bytes(push.payload), push.status))
+            fragment = checked_fragment(task.subagent.convert(bytes(push.payload), push.status))
         metrics = {**fragment.metrics, **push.metrics}
         check_metrics(metrics)
         if push.trace is None:
@@ -510,7 +510,7 @@ class StepRunner:
                 task.cancel()
                 task.reopen(event.attempt)
             case StepCompleted() if self._running:
-                self._services.telemetry.noted(Stepped(status=event.status, latency_ms=self._since_ms()))
+                self._services.telemetry.noted(StepEnded(status=event.status, latency_ms=self._since_ms()))
                 self._leave()
             case _:
                 pass

@@ -13,18 +13,18 @@ from anabranch.domain.contracts import Span, Subagent
 from anabranch.domain.errors import (
     AnabranchError,
     DeadlineExceeded,
-    Elsewhere,
+    FailureKind,
     GenerationTimedOut,
     InternalError,
     InvalidQuestion,
     RetrievalTimedOut,
     StreamFull,
-    Trouble,
     UpstreamError,
+    UpstreamFailure,
     UpstreamTimedOut,
 )
 from anabranch.domain.model import Context
-from anabranch.domain.signals import Subagented
+from anabranch.domain.signals import SubagentEnded
 from anabranch.domain.steps import Directive, Expected, Fragment, Receipt, Trace
 from anabranch.planner import commands
 from anabranch.planner.commands import StepCommand, checked_fragment, plain
@@ -102,7 +102,7 @@ class SubagentTask:
         good = BREAKER_OUTCOMES.get(status)
         if self._turn:
             self._breaker.leave(self._turn, good)
-        self._services.telemetry.noted(Subagented(subagent=self.expected.key, status=status, latency_ms=latency_ms))
+        self._services.telemetry.noted(SubagentEnded(subagent=self.expected.key, status=status, latency_ms=latency_ms))
         self._span.set("status", status)
         if good is False:
             self._span.set("error.type", status)
@@ -162,7 +162,7 @@ class SubagentTask:
         except Exception as error:  # noqa: BLE001  the task's boundary: one subagent's bug costs only that subagent
             self._services.telemetry.crashed(error, context)
             return InternalError(FAILED_HERE)
-        return UpstreamError("It ended without a result.", Trouble.UNUSABLE)
+        return UpstreamError("It ended without a result.", FailureKind.UNUSABLE)
 
     async def _deliver(self, fragment: Fragment, execute: Execute, attempt: int) -> bool:
         """Whether the step wants more of this attempt."""
@@ -176,7 +176,11 @@ class SubagentTask:
 
     def _retry_in_s(self, error: AnabranchError, attempt: int, context: Context) -> float | None:
         """None if a retry cannot help or would be too late."""
-        if attempt > self._services.limits.retries or not isinstance(error, Elsewhere) or not error.trouble.may_pass:
+        if (
+            attempt > self._services.limits.retries
+            or not isinstance(error, UpstreamFailure)
+            or not error.failure_kind.temporary
+        ):
             return None
         backoff_s = self._services.timing.first_retry_s * 2.0 ** (attempt - 1) * (0.5 + random.random() / 2)  # noqa: S311
         wait_s = backoff_s if error.wait_s is None else error.wait_s
@@ -192,7 +196,7 @@ def _checked(fragment: object) -> Fragment:
     try:
         return checked_fragment(fragment)
     except InvalidQuestion as error:
-        raise UpstreamError("It sent a fragment that cannot be used.", Trouble.UNUSABLE) from error
+        raise UpstreamError("It sent a fragment that cannot be used.", FailureKind.UNUSABLE) from error
 
 
 def _upstream(expected: Expected, context: Context) -> str:

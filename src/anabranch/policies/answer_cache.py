@@ -13,7 +13,7 @@ from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
 from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until, Value
-from anabranch.domain.signals import CacheLooked, Joined
+from anabranch.domain.signals import AnswerShared, CacheLookup
 
 # The finish reasons of complete answers; one without a reason may have been cut off.
 COMPLETE = ("stop", "end_turn", "eos")
@@ -80,7 +80,7 @@ class CachedAnswerer:
             return await self._inner.answer(question, context, emit)
         run = None if question.fresh else self._running.get(identity.key)
         if run is not None and self._in_time(run, context):
-            self._telemetry.noted(Joined())
+            self._telemetry.noted(AnswerShared())
         else:
             run = self._start(identity, question, context)
         try:
@@ -162,7 +162,7 @@ class CachedAnswerer:
             known = None
         if known is not None and not _cacheable(known, seen):
             known = None
-        self._telemetry.noted(CacheLooked(cache="answer", hit=known is not None))
+        self._telemetry.noted(CacheLookup(cache="answer", hit=known is not None))
         return known
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.model import Endpoint, Value
-from anabranch.domain.signals import BreakerMoved, BreakerState
+from anabranch.domain.signals import BreakerState, BreakerStateChanged
 from anabranch.redis.client import Redis, RedisGone
 
 BUCKETS = 10
@@ -171,7 +171,7 @@ class Breaker:
         self._permit += 1
         self._trying = False
         self.state = state
-        self._telemetry.noted(BreakerMoved(upstream=self._name, state=state))
+        self._telemetry.noted(BreakerStateChanged(upstream=self._name, state=state))
 
 
 # Callers of the chat surface can name any URL. Only so many upstreams are kept; the least recently used go first.
@@ -336,7 +336,7 @@ class Upstreams:
     def _drop(self, known: "OrderedDict[UpstreamKey, Upstream]", key: UpstreamKey) -> None:
         upstream = known.pop(key)
         if upstream.breaker.state != "closed":
-            self._telemetry.noted(BreakerMoved(upstream=upstream.name, state="closed"))
+            self._telemetry.noted(BreakerStateChanged(upstream=upstream.name, state="closed"))
 
     def _all(self) -> Iterator[tuple[UpstreamKey, Upstream]]:
         return chain(self._configured.items(), self._requested.items())

@@ -13,7 +13,7 @@ import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
 from anabranch.domain.model import Embedding
-from anabranch.domain.signals import CacheLooked
+from anabranch.domain.signals import CacheLookup
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
@@ -209,5 +209,5 @@ class CachedEmbedder:
                 found = None
         if found is not None and not self._fits(found):
             found = None
-        self._telemetry.noted(CacheLooked(cache="embedding", hit=found is not None))
+        self._telemetry.noted(CacheLookup(cache="embedding", hit=found is not None))
         return found

@@ -14,7 +14,7 @@ import msgspec
 from anabranch.domain.contracts import Clock, Generator, Source, Telemetry
 from anabranch.domain.errors import GenerationFailed, UpstreamError
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
-from anabranch.domain.signals import Hedged, Retried, Spent
+from anabranch.domain.signals import Hedged, Retried, TokensUsed
 from anabranch.network import redaction
 from anabranch.policies.breaker import Breaker, Policy, Role, Upstream, UpstreamCall, Upstreams
 
@@ -168,7 +168,7 @@ class ResilientGenerator:
                                 usage = delta.usage or usage
                                 yield redaction.delta_of(delta, secrets) if secrets else delta
                 except GenerationFailed as error:
-                    call.good = False if error.trouble.fault else None
+                    call.good = False if error.failure_kind.fault else None
                     failure = error
                 except asyncio.CancelledError:
                     # A model that is still producing at the deadline was asked for too much; it is not broken.
@@ -179,7 +179,7 @@ class ResilientGenerator:
                     return
                 finally:
                     if usage is not None:
-                        self._telemetry.noted(Spent(model=upstream.name, usage=usage))
+                        self._telemetry.noted(TokensUsed(model=upstream.name, usage=usage))
             wait_s = None if started or attempt == self._retries else self._wait_s(failure, attempt, context)
             if wait_s is None:
                 raise failure
@@ -196,7 +196,7 @@ class ResilientGenerator:
 
     def _wait_s(self, error: GenerationFailed, attempt: int, context: Context) -> float | None:
         """Seconds until the retry; None if a retry cannot help, comes after the deadline or is over the budget."""
-        if not error.trouble.may_pass or self._upstream.breaker.blocked:
+        if not error.failure_kind.temporary or self._upstream.breaker.blocked:
             return None
         wait_s = error.wait_s if error.wait_s is not None else backoff_s(FIRST_WAIT_S, attempt, self._random)
         now = self._upstream.clock.monotonic()
@@ -224,7 +224,7 @@ class GuardedCalls:
                 with self._telemetry.span("upstream", NO_CONTEXT, **self._upstream.labels):
                     result = await call()
             except UpstreamError as error:
-                guarded.good = False if error.trouble.fault else None
+                guarded.good = False if error.failure_kind.fault else None
                 raise
             guarded.good = True
             return result

@@ -14,7 +14,7 @@ from hiredis import pack_command
 from anabranch.domain.contracts import Clock, Telemetry
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Value
-from anabranch.domain.signals import RedisMoved, RedisSaidNo
+from anabranch.domain.signals import RedisCommandRefused, RedisStateChanged
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -197,7 +197,7 @@ class Redis:
             try:
                 value = await connection.read_response(disable_decoding=True)
             except self._connections.refusal as error:
-                self._telemetry.noted(RedisSaidNo(why=_why(error)))
+                self._telemetry.noted(RedisCommandRefused(why=_why(error)))
                 _fail(reply, RedisRefused(f"Redis refused a command: {str(error)[:200]}"))
             else:
                 if not reply.done():
@@ -231,7 +231,7 @@ class Redis:
         for task in self._carrying - {asyncio.current_task()}:
             task.cancel()
         self._probing = asyncio.create_task(self._until_back())
-        self._telemetry.noted(RedisMoved(reachable=False, reason=reason))
+        self._telemetry.noted(RedisStateChanged(reachable=False, reason=reason))
 
     async def _until_back(self) -> None:
         loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class Redis:
             refused = isinstance(pong.exception(), RedisRefused)
             self._reachable = refused or (pong.exception() is None and pong.result() == b"PONG")
         if self._reachable:
-            self._telemetry.noted(RedisMoved(reachable=True))
+            self._telemetry.noted(RedisStateChanged(reachable=True))
 
 
 class ReplyTimeout:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.domain.model import Context, Endpoint, Passage, Query, SourceReply, Status, Value
 from anabranch.network import syft_wire
 
@@ -108,11 +108,11 @@ class SpaceSource:
         try:
             async with syft_wire.call(self._endpoint, payload, context, self._outbound) as exchange:
                 if not 200 <= exchange.status < 300:
-                    return self._failed(*await syft_wire.refusal(exchange), syft_wire.trouble(exchange.status))
+                    return self._failed(*await syft_wire.refusal(exchange), syft_wire.failure_kind(exchange.status))
                 body = await exchange.read()
         except UpstreamError as error:
             status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR
-            return self._failed(status, error.message, error.trouble)
+            return self._failed(status, error.message, error.failure_kind)
         try:
             reply = decode(body)
         except msgspec.ValidationError as error:
@@ -146,11 +146,11 @@ class SpaceSource:
             passages.insert(0, Passage(source=path, title=title, text=summary, score=best))
         return tuple(passages)
 
-    def _failed(self, status: Status, error: str, trouble: Trouble) -> SourceReply:
-        return SourceReply(path=self._endpoint.path, status=status, error=error, fault=trouble.fault)
+    def _failed(self, status: Status, error: str, failure_kind: FailureKind) -> SourceReply:
+        return SourceReply(path=self._endpoint.path, status=status, error=error, fault=failure_kind.fault)
 
     def _unusable(self, error: str) -> SourceReply:
-        return self._failed(Status.ERROR, error, Trouble.UNUSABLE)
+        return self._failed(Status.ERROR, error, FailureKind.UNUSABLE)
 
 
 def _title(document: SpaceDocument, number: int) -> str:

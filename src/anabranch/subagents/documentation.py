@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from anabranch.domain.contracts import Answerer, Clock
-from anabranch.domain.errors import DeadlineExceeded, InvalidQuestion, Trouble, UpstreamError
+from anabranch.domain.errors import DeadlineExceeded, FailureKind, InvalidQuestion, UpstreamError
 from anabranch.domain.events import (
     AnswerEvent,
     RetrievalFinished,
@@ -151,7 +151,7 @@ class DocumentationSubagent:
         self._max_top_k = max_top_k
         self._chosen = chosen
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
         made = fragment(payload, status, final_answer if status == "success" else partial_answer, ("citations",))
         count = msgspec.json.decode(made.payload).get("retrieval_count")
         metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MAX_COUNT else {}
@@ -226,7 +226,7 @@ def finished(answer: Answer) -> Fragment:
     """The final result. UpstreamError if every source failed; that may pass."""
     if answer.ground is Ground.ALL_FAILED:
         why = next((reply.error for reply in answer.replies if reply.error), "The search failed.")
-        raise UpstreamError(why, Trouble.DOWN)
+        raise UpstreamError(why, FailureKind.DOWN)
     found = sum(len(reply.passages) for reply in answer.replies)
     payload = {
         "answer": answer.text,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from anabranch.domain.contracts import Clock, Exchange, Outbound, Subagent
-from anabranch.domain.errors import InvalidQuestion, Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, InvalidQuestion, UpstreamError, UpstreamTimedOut
 from anabranch.domain.events import SubagentStatus
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import EMPTY, Directive, Expected, Fragment
@@ -53,8 +53,8 @@ class HttpSubagent:
         self._clock = clock
         self._max_fragments = max_fragments
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        return self._inner.taken(payload, status)
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
+        return self._inner.convert(payload, status)
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
         call = self._outbound.request(
@@ -66,39 +66,39 @@ class HttpSubagent:
                 _, sentence = await self._in_time(syft_wire.refusal(exchange), context)
                 wait_s = resilience.retry_after_s(exchange.header("Retry-After"))
                 raise UpstreamError(
-                    sentence, syft_wire.trouble(exchange.status), wait_s, upstream_status=exchange.status
+                    sentence, syft_wire.failure_kind(exchange.status), wait_s, upstream_status=exchange.status
                 )
             outputs = await stack.enter_async_context(aclosing(_outputs(exchange)))
             for _ in range(self._max_fragments):
                 output = await self._in_time(anext(outputs, None), context)
                 if output is None:
-                    raise UpstreamError("It ended without a result.", Trouble.DOWN)
+                    raise UpstreamError("It ended without a result.", FailureKind.DOWN)
                 fragment = self._fragment(output)
                 yield fragment
                 if fragment.status in ("success", "error"):
                     return
-            raise UpstreamError(f"It sent more than {self._max_fragments:,} parts.", Trouble.UNUSABLE)
+            raise UpstreamError(f"It sent more than {self._max_fragments:,} parts.", FailureKind.UNUSABLE)
 
     async def _in_time(self, waited_for: Awaitable[T], context: Context) -> T:
         """Wait for one step of a call: a generator must not yield inside a time-out."""
-        late = UpstreamTimedOut("It did not answer in time.", Trouble.DOWN)
+        late = UpstreamTimedOut("It did not answer in time.", FailureKind.DOWN)
         return await within(waited_for, context.deadline - self._clock.monotonic(), late)
 
     def _fragment(self, output: bytes) -> Fragment:
         """One output in its adapter's form. Output that cannot be used is the subagent's failure, not the planner's."""
         if len(output) > MAX_BYTES:
-            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
+            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", FailureKind.UNUSABLE)
         output = content_of(output.decode(errors="surrogateescape")).encode(errors="surrogateescape")
         try:
             given = msgspec.json.decode(output, type=dict[str, msgspec.Raw])
         except UNDECODABLE as error:
-            raise UpstreamError("It replied with something else than a JSON object.", Trouble.UNUSABLE) from error
+            raise UpstreamError("It replied with something else than a JSON object.", FailureKind.UNUSABLE) from error
         try:
             if not _is_output(given):
-                return self._inner.taken(output, "success")
-            fragment = self._inner.taken(_payload(given), _status(given.get("status")))
+                return self._inner.convert(output, "success")
+            fragment = self._inner.convert(_payload(given), _status(given.get("status")))
         except InvalidQuestion as error:
-            raise UpstreamError(f"Its reply cannot be used: {error.message}", Trouble.UNUSABLE) from error
+            raise UpstreamError(f"Its reply cannot be used: {error.message}", FailureKind.UNUSABLE) from error
         return msgspec.structs.replace(fragment, metrics={**fragment.metrics, **_metrics(given.get("telemetry"))})
 
 
@@ -130,7 +130,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield line
         pending += rest
         if len(pending) > MAX_BYTES:
-            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", Trouble.UNUSABLE)
+            raise UpstreamError(f"It sent a part of more than {MAX_BYTES:,} bytes.", FailureKind.UNUSABLE)
     if last := bytes(pending).strip():
         yield last
 

@@ -100,7 +100,7 @@ class SafetySubagent(CardSubagent):
     """A Subagent that pushes its decision, is called at its URL, or has it in the envelope's `input`. Anything but
     allow and warn counts as block, also a missing decision. In an unfinished result only a block counts."""
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
         given = decode(payload)
         said = next((given[name] for name in DECISIONS if given.get(name) is not None), None)
         verdict, doubt = _verdict(said)

@@ -34,12 +34,12 @@ class CardSubagent:
         self.card = card
         self._unchecked = unchecked
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
         return fragment(payload, status, self.card, self._unchecked)
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
         """The envelope's `input` is the result."""
-        yield self.taken(input_of(expected), "success")
+        yield self.convert(input_of(expected), "success")
 
 
 def fragment(

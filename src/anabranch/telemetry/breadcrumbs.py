@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch.domain.contracts import Breadcrumbs, Telemetry
 from anabranch.domain.model import Value
-from anabranch.domain.signals import CrumbsLost
+from anabranch.domain.signals import BreadcrumbsDropped
 from anabranch.domain.steps import Breadcrumb
 from anabranch.telemetry.log import batches
 
@@ -70,7 +70,7 @@ class LostBreadcrumbs:
             self._timer.cancel()
             self._timer = None
         if self._unreported:
-            self._telemetry.noted(CrumbsLost(count=self._unreported))
+            self._telemetry.noted(BreadcrumbsDropped(count=self._unreported))
             self._unreported = 0
 
     def _report(self) -> None:

@@ -35,14 +35,14 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Answer, Context, Question, Status
 from anabranch.domain.signals import (
-    BreakerMoved,
-    Compared,
-    CrumbsLost,
-    Metered,
-    RedisMoved,
-    RedisSaidNo,
+    BreadcrumbsDropped,
+    BreakerStateChanged,
+    McpServerStateChanged,
+    RateLimitChecked,
+    RedisCommandRefused,
+    RedisStateChanged,
     Rejected,
-    ServerMoved,
+    ShadowCompared,
     Signal,
 )
 from anabranch.network import redaction
@@ -371,37 +371,37 @@ class LoggedEvents(SilentTelemetry):
 
     def noted(self, signal: Signal) -> None:
         match signal:
-            case RedisMoved(reachable=False) if not self._redis_unreachable:
+            case RedisStateChanged(reachable=False) if not self._redis_unreachable:
                 self._redis_unreachable = True
                 self._log.warning("redis_gone", reason=signal.reason)
-            case RedisMoved(reachable=True) if self._redis_unreachable:
+            case RedisStateChanged(reachable=True) if self._redis_unreachable:
                 self._redis_unreachable = False
                 self._log.info("redis_back")
-            case BreakerMoved(state="open"):
+            case BreakerStateChanged(state="open"):
                 self._log.warning("breaker_opened", upstream=label(signal.upstream))
-            case BreakerMoved():
+            case BreakerStateChanged():
                 self._log.info(f"breaker_{signal.state}", upstream=label(signal.upstream))
-            case Metered(admitted=False):
+            case RateLimitChecked(admitted=False):
                 self._rate_limited(self._log.info, "rate_limited", surface=signal.surface, caller=label(signal.caller))
             case Rejected(code=Overloaded.code):
                 self._rate_limited(self._log.warning, "overloaded", surface=signal.surface)
-            case RedisSaidNo():
+            case RedisCommandRefused():
                 self._rate_limited(self._log.warning, "redis_refused", reason=signal.why)
-            case Compared():
+            case ShadowCompared():
                 session, step = label(signal.session_id), label(signal.plan_step_id)
                 write = self._log.info if signal.equal else self._log.warning
                 differences = list(signal.differences)
                 write(
                     "planner_shadow", session_id=session, plan_step_id=step, equal=signal.equal, differences=differences
                 )
-            case CrumbsLost():
+            case BreadcrumbsDropped():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
-            case ServerMoved():
+            case McpServerStateChanged():
                 self._server_moved(signal)
             case _:
                 pass
 
-    def _server_moved(self, signal: ServerMoved) -> None:
+    def _server_moved(self, signal: McpServerStateChanged) -> None:
         server, reason = label(signal.server), sentence(signal.reason)
         words = {"last_words": sentence(signal.last_words)} if signal.last_words else {}
         if signal.state == "ready":

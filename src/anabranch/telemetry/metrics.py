@@ -25,25 +25,25 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Answer, Ground, Status
 from anabranch.domain.signals import (
-    BreakerMoved,
-    CacheLooked,
-    Compared,
-    CrumbsLost,
+    AnswerShared,
+    BreadcrumbsDropped,
+    BreakerStateChanged,
+    CacheLookup,
+    EventIgnored,
     Hedged,
-    Ignored,
-    Joined,
     Load,
-    Metered,
-    Reading,
-    RedisMoved,
-    RedisSaidNo,
+    McpServerStateChanged,
+    RateLimitChecked,
+    RedisCommandRefused,
+    RedisStateChanged,
     Rejected,
     Retried,
-    ServerMoved,
+    ShadowCompared,
     Signal,
-    Spent,
-    Stepped,
-    Subagented,
+    StepEnded,
+    StreamClients,
+    SubagentEnded,
+    TokensUsed,
 )
 from anabranch.domain.steps import Ignored as Reason
 from anabranch.telemetry.log import label
@@ -299,21 +299,21 @@ class Metrics:
             case Load():
                 self._running(signal.running)
                 self._waiting(signal.waiting)
-            case Spent():
+            case TokensUsed():
                 sent, written = self._tokens[signal.model]
                 sent(signal.usage.prompt_tokens)
                 written(signal.usage.completion_tokens)
-            case RedisSaidNo():
+            case RedisCommandRefused():
                 self._redis_refused()
-            case CacheLooked():
+            case CacheLookup():
                 self._looked[signal.cache][signal.hit](1)
-            case Joined():
+            case AnswerShared():
                 self._joined()
-            case Metered():
+            case RateLimitChecked():
                 self._metered[signal.surface][signal.admitted](1)
             case Rejected():
                 self._request_rejected(signal)
-            case BreakerMoved():
+            case BreakerStateChanged():
                 move, opened = self._breakers[signal.upstream]
                 move(BREAKER[signal.state])
                 opened(1 if signal.state == "open" else 0)
@@ -321,33 +321,40 @@ class Metrics:
                 self._retries[signal.upstream](1)
             case Hedged():
                 self._hedges[signal.upstream][signal.won](1)
-            case RedisMoved():
+            case RedisStateChanged():
                 self._redis(signal.reachable)
             case _:
                 self._noted_of_streams_and_servers(signal)
 
     def _noted_of_streams_and_servers(
-        self, signal: Stepped | Subagented | Ignored | Compared | Reading | CrumbsLost | ServerMoved
+        self,
+        signal: StepEnded
+        | SubagentEnded
+        | EventIgnored
+        | ShadowCompared
+        | StreamClients
+        | BreadcrumbsDropped
+        | McpServerStateChanged,
     ) -> None:
         match signal:
-            case ServerMoved():
+            case McpServerStateChanged():
                 # NaN for a server that is not used any more: 0 would raise an alert.
                 wanted = signal.state not in ("idle", "disabled")
                 self._servers[signal.server](signal.state == "ready" if wanted else float("nan"))
-            case Stepped():
+            case StepEnded():
                 self._steps[signal.status](1)
                 self._step_ms(signal.latency_ms)
-            case Subagented():
+            case SubagentEnded():
                 count, observe = self._parts[signal.subagent]
                 count[signal.status](1)
                 observe(signal.latency_ms)
-            case Ignored():
+            case EventIgnored():
                 self._ignored[signal.reason](1)
-            case Compared():
+            case ShadowCompared():
                 self._compared[signal.equal](1)
-            case Reading():
+            case StreamClients():
                 self._reading(signal.clients)
-            case CrumbsLost():
+            case BreadcrumbsDropped():
                 self._crumbs_lost(signal.count)
             case _:
                 assert_never(signal)

@@ -192,7 +192,7 @@ class FakeSubagent:
         self._judges = judges
         self._stubborn = stubborn
 
-    def taken(self, payload: bytes, status: SubagentStatus) -> Fragment:
+    def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
         fragment = Fragment(status=status, payload=msgspec.Raw(payload))
         if not self._judges:
             return fragment

@@ -12,7 +12,7 @@ from anabranch.domain.contracts import Generator, Source, SystemClock
 from anabranch.domain.errors import GenerationFailed
 from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Question, Status
-from anabranch.domain.signals import BreakerMoved, Retried, Spent
+from anabranch.domain.signals import BreakerStateChanged, Retried, TokensUsed
 from anabranch.models.remote import OpenAIModel
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.pipeline.answer import Limits, Pipeline
@@ -103,7 +103,7 @@ async def test_a_model_that_fails_twice_and_then_answers_gives_one_good_answer(s
     assert [request.slug for request in service.space.requests].count("writer") == 3
     retried, spent = service.telemetry.signals[:2], service.telemetry.signals[2:]
     assert retried == [Retried(upstream="writer")] * 2
-    assert [type(signal) for signal in spent] == [Spent]
+    assert [type(signal) for signal in spent] == [TokensUsed]
 
 
 @pytest.mark.parametrize("failure", [Failure.STREAM_BREAK, Failure.STREAM_ERROR])
@@ -124,8 +124,8 @@ async def test_a_source_that_keeps_failing_is_skipped_and_the_others_are_not(ser
     assert [reply.status for reply in asked.answer.replies] == [Status.SUCCESS, Status.SKIPPED, Status.ERROR]
     assert "circuit is open for" in (asked.answer.replies[1].error or "")
     assert [request.slug for request in service.space.requests].count("status-500") == 10
-    moves = [signal for signal in service.telemetry.signals if isinstance(signal, BreakerMoved)]
-    assert moves == [BreakerMoved(upstream="status-500", state="open")]
+    moves = [signal for signal in service.telemetry.signals if isinstance(signal, BreakerStateChanged)]
+    assert moves == [BreakerStateChanged(upstream="status-500", state="open")]
 
 
 async def test_a_source_that_does_not_answer_in_time_is_skipped_after_a_while(space: Space) -> None:

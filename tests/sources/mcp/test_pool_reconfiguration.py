@@ -13,7 +13,7 @@ import uvicorn
 
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Status
-from anabranch.domain.signals import ServerMoved
+from anabranch.domain.signals import McpServerStateChanged
 from anabranch.testing import Recorder
 from anabranch.testing.mcp import Scenario, ScenarioServer
 from conftest import EndsAtOnce
@@ -56,7 +56,7 @@ async def test_a_new_configuration_keeps_unchanged_connections() -> None:
         assert after["kept"] == before["kept"]
         assert after["changed"] != before["changed"]
         assert health(pool, "kept").reconnects == 0
-    moves = [(one.server, one.state) for one in telemetry.signals if isinstance(one, ServerMoved)]
+    moves = [(one.server, one.state) for one in telemetry.signals if isinstance(one, McpServerStateChanged)]
     assert [state for name, state in moves if name == "kept"] == ["connecting", "ready"]
     assert [state for name, state in moves if name == "dropped"] == ["connecting", "ready", "idle"]
 

@@ -13,7 +13,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest
 
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp.framing import BURST
 from anabranch.sources.mcp.services import McpTiming
@@ -56,7 +56,7 @@ async def test_an_endless_stdio_line_ends_the_connection() -> None:
     async with child("print('x' * 50_000_000)\n" + READS_ON) as started:
         error = await ended(started)
         assert error.message == "The server sent a message of more than 1,000,000 bytes."
-        assert error.trouble is Trouble.UNUSABLE
+        assert error.failure_kind is FailureKind.UNUSABLE
 
 
 def notice(size: int) -> str:

@@ -14,7 +14,7 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, TextContent
 
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 from support.mcp_children import ENV, MINI, TELLS_PID, child, lives, scripted, until
@@ -78,7 +78,7 @@ def test_stdio_server_that_dies_during_a_call(loop: Loop) -> None:
             assert failed.value.code == CONNECTION_CLOSED
             await until(lambda: told)
             assert str(told[0]) == "The server's process ended with status 3."
-            assert told[0].trouble is Trouble.DOWN
+            assert told[0].failure_kind is FailureKind.DOWN
 
     run(loop, test())
 
@@ -135,7 +135,7 @@ async def test_commands_that_cannot_be_started_are_explained(server: McpServer, 
         async with connected(server):
             pass
     assert "s3cret" not in str(failed.value)
-    assert failed.value.trouble is Trouble.UNUSABLE
+    assert failed.value.failure_kind is FailureKind.UNUSABLE
 
 
 async def test_stdio_server_runs_in_its_working_directory(tmp_path: Any) -> None:

@@ -23,7 +23,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from anabranch.domain.contracts import Outbound
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import HOPS, McpServer
 from anabranch.domain.model import Context, Query
 from anabranch.sources.mcp.framing import RawReply, TappedTransport
@@ -170,7 +170,7 @@ async def connected(
                 await cancel_until_done(subscription)
     except Exception as error:
         if connection.reason:
-            raise UpstreamError(connection.reason, Trouble.DOWN) from error
+            raise UpstreamError(connection.reason, FailureKind.DOWN) from error
         raise
 
 

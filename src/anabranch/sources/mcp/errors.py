@@ -17,7 +17,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from anabranch.domain.errors import AnabranchError, Elsewhere
+from anabranch.domain.errors import AnabranchError, UpstreamFailure
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import SourceReply, Status
 from anabranch.network.redaction import Secrets, of_server, quoted
@@ -78,8 +78,8 @@ def call_error(error: BaseException, server: McpServer, lost: str) -> SourceRepl
             return failed(server, message, fault=theirs.code not in REQUEST_ERRORS)
         case ValidationError():
             return failed(server, "The server's reply does not follow the MCP specification.", fault=True)
-        case Elsewhere() as ours:
-            return failed(server, ours.message, fault=ours.trouble.fault)
+        case UpstreamFailure() as ours:
+            return failed(server, ours.message, fault=ours.failure_kind.fault)
         case AnabranchError() as ours:
             return failed(server, ours.message, fault=True)
         case other:

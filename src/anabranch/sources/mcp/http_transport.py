@@ -12,7 +12,7 @@ from mcp.shared.inbound import MCP_METHOD_HEADER
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, METHOD_NOT_FOUND, REQUEST_TIMEOUT
 
 from anabranch.domain.contracts import Exchange, Outbound
-from anabranch.domain.errors import Trouble, UpstreamError, UpstreamTimedOut
+from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.domain.mcp import McpServer
 from anabranch.network import syft_wire
 from anabranch.network.redaction import MAX_QUOTED
@@ -176,7 +176,7 @@ class _Body(httpx2.AsyncByteStream):
                 return
             if not self._is_sse:
                 raise httpx2.StreamError(error.message) from error
-            if error.trouble is Trouble.UNUSABLE:
+            if error.failure_kind is FailureKind.UNUSABLE:
                 raise httpx2.SSEError(error.message) from error
             raise httpx2.ReadError(error.message) from error
 

@@ -11,7 +11,7 @@ import msgspec
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth, ServerState
 from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
-from anabranch.domain.signals import ServerMoved
+from anabranch.domain.signals import McpServerStateChanged
 from anabranch.sources.mcp.services import BoundedTasks, McpTiming, PoolServices, cancel_until_done
 from anabranch.text.support import MAX_READ, Wording, share
 
@@ -295,7 +295,7 @@ class ServerKeeper:
         if state in ("ready", "failed"):
             self.settled.set()
         if not self._is_retired:
-            moved = ServerMoved(server=self.server.name, state=state, reason=reason, last_words=last_output)
+            moved = McpServerStateChanged(server=self.server.name, state=state, reason=reason, last_words=last_output)
             self._services.telemetry.noted(moved)
 
     def retire(self) -> None:
@@ -403,7 +403,7 @@ class Pool:
             else:
                 keeper.retire()
             if name not in servers or not servers[name].enabled:
-                self._services.telemetry.noted(ServerMoved(server=name, state="idle"))
+                self._services.telemetry.noted(McpServerStateChanged(server=name, state="idle"))
             closing = asyncio.create_task(self._close_removed(name, keeper))
             self._closing[closing] = keeper
             closing.add_done_callback(self._closing.pop)

@@ -24,7 +24,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from anabranch.domain.errors import Trouble, UpstreamError
+from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp import process_guard
 from anabranch.sources.mcp.framing import (
@@ -111,14 +111,14 @@ async def _spawn(
 
 def _check_cwd(server: McpServer) -> None:
     if server.cwd is not None and not Path(server.cwd).is_dir():
-        raise UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", Trouble.UNUSABLE)
+        raise UpstreamError(f"The server's working directory, {server.cwd}, does not exist.", FailureKind.UNUSABLE)
 
 
 async def _wait_started(server: McpServer, guard: socket.socket) -> int:
     """The guard reports 0 or an errno, and the child's process id."""
-    trouble, _, child = (await asyncio.get_running_loop().sock_recv(guard, 40)).partition(b" ")
-    if trouble != b"0":
-        raise _start_error(server, int(trouble) if trouble.isdigit() else None)
+    failure_kind, _, child = (await asyncio.get_running_loop().sock_recv(guard, 40)).partition(b" ")
+    if failure_kind != b"0":
+        raise _start_error(server, int(failure_kind) if failure_kind.isdigit() else None)
     return int(child)
 
 
@@ -133,7 +133,7 @@ def _start_error(server: McpServer, number: int | None) -> UpstreamError:
             why = "it was ended before it started"
         case _:
             why = os.strerror(number)
-    return UpstreamError(f"The command {server.command} could not be run: {why}.", Trouble.UNUSABLE)
+    return UpstreamError(f"The command {server.command} could not be run: {why}.", FailureKind.UNUSABLE)
 
 
 class _Child:
@@ -163,9 +163,9 @@ class _Child:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_S):
                     await self._process.wait()
-            await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
+            await self._end(_exit_message(self._process.returncode), FailureKind.DOWN)
         except UpstreamError as error:
-            await self._end(error.message, error.trouble)
+            await self._end(error.message, error.failure_kind)
             while await self._process.stdout.read(CHUNK):
                 pass
 
@@ -190,14 +190,14 @@ class _Child:
         if isinstance(message, JSONRPCResponse | JSONRPCError) and self._pending_requests:
             self._pending_requests -= 1
         elif self._unsolicited.is_exceeded_by(len(line)):
-            raise UpstreamError("The server sends too much unsolicited data.", Trouble.UNUSABLE)
+            raise UpstreamError("The server sends too much unsolicited data.", FailureKind.UNUSABLE)
         if message is None:
             return
         with suppress(*CLOSED):
             await self._incoming.send(SessionMessage(message))
 
     def _too_long(self) -> UpstreamError:
-        return UpstreamError(f"The server sent a message of more than {self._max_line:,} bytes.", Trouble.UNUSABLE)
+        return UpstreamError(f"The server sent a message of more than {self._max_line:,} bytes.", FailureKind.UNUSABLE)
 
     async def write(self, outgoing: Outgoing) -> None:
         async with outgoing:
@@ -211,7 +211,7 @@ class _Child:
                 try:
                     await self._send(line + b"\n")
                 except UpstreamError as error:
-                    await self._end(error.message, error.trouble)
+                    await self._end(error.message, error.failure_kind)
                     return
 
     async def _send(self, line: bytes) -> None:
@@ -221,11 +221,11 @@ class _Child:
                 self._process.stdin.write(line)
                 await self._process.stdin.drain()
         except TimeoutError:
-            raise UpstreamError("The server does not read its input.", Trouble.DOWN) from None
+            raise UpstreamError("The server does not read its input.", FailureKind.DOWN) from None
         except (OSError, RuntimeError):  # uvloop raises RuntimeError on a closed pipe
             # If the process has ended, `read` reports a better reason first.
             await asyncio.sleep(2 * EXIT_S)
-            raise UpstreamError("The server closed its input.", Trouble.DOWN) from None
+            raise UpstreamError("The server closed its input.", FailureKind.DOWN) from None
 
     async def _reject(self, one: SessionMessage) -> None:
         """A lone surrogate cannot be encoded."""
@@ -251,11 +251,11 @@ class _Child:
         with suppress(OSError):
             await asyncio.get_running_loop().sock_recv(guard, 1)
         await asyncio.sleep(2 * EXIT_S)
-        await self._end(_exit_message(self._process.returncode), Trouble.DOWN)
+        await self._end(_exit_message(self._process.returncode), FailureKind.DOWN)
 
-    async def _end(self, why: str, trouble: Trouble) -> None:
+    async def _end(self, why: str, failure_kind: FailureKind) -> None:
         with suppress(*CLOSED), anyio.move_on_after(REPORT_S):
-            await self._incoming.send(UpstreamError(why, trouble))
+            await self._incoming.send(UpstreamError(why, failure_kind))
         self._incoming.close()
 
 

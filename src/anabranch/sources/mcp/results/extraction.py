@@ -22,7 +22,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from anabranch.domain.errors import AnabranchError, Trouble, UpstreamError
+from anabranch.domain.errors import AnabranchError, FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
 from anabranch.sources.mcp.results.fields import (
@@ -336,9 +336,9 @@ BLOCKS: Mapping[str, type[ContentBlock]] = {
 def tool_result(reply: Mapping[str, Any]) -> CallToolResult:
     """A tool's reply, decoded block by block: malformed blocks are skipped."""
     if reply.get("resultType") == "input_required":
-        raise UpstreamError("The server asks for more input, which a search cannot provide.", Trouble.REQUEST)
+        raise UpstreamError("The server asks for more input, which a search cannot provide.", FailureKind.REQUEST)
     if reply.keys().isdisjoint(("content", "structuredContent", "isError")):
-        raise UpstreamError("The server's reply does not follow the MCP specification.", Trouble.UNUSABLE)
+        raise UpstreamError("The server's reply does not follow the MCP specification.", FailureKind.UNUSABLE)
     content = reply.get("content")
     blocks = content[:MAX_BLOCKS] if isinstance(content, list) else ()
     return CallToolResult(
