@@ -191,6 +191,6 @@ class Streams(Generic[S]):
         ]
         return [stream for stream in gone if self.drop(stream)]
 
-    def silent(self, now: float) -> list[S]:
+    def abandoned(self, now: float) -> list[S]:
         """Streams whose lease has expired."""
         return list(takewhile(lambda stream: stream.due <= now, self._live.values()))

@@ -420,8 +420,8 @@ class RedisLog:
             self._writer.detached.clear()
             with suppress(RedisGone):
                 interrupted_at = self._replicas.interrupted_at
-                silent = self.streams.silent(self._clock.monotonic())
-                await _each(list(self.streams) if interrupted_at > checked_at else silent, self._check)
+                abandoned = self.streams.abandoned(self._clock.monotonic())
+                await _each(list(self.streams) if interrupted_at > checked_at else abandoned, self._check)
                 checked_at = interrupted_at
                 await _each([stream for stream in self.streams if not stream.shared], self._writer.restore)
                 for stream, token in list(self._to_undo.items()):
