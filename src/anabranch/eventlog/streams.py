@@ -9,8 +9,6 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, Self, TypeVar
 
-import msgspec
-
 from anabranch.domain.errors import StreamFull, StreamsFull
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry
 from anabranch.domain.model import Value
@@ -135,18 +133,20 @@ class StreamEntries:
             stop = self._index(self.floor) + 1
         return tuple(self._entries[start:stop]), reset, stop < len(self._entries)
 
-    def page(self, after: int, limit: int, facts: Page) -> Page:
-        """A read as a Page; `facts` has the identity, the owner and whether its lease has expired."""
+    def page(self, after: int, limit: int, *, identity: str, about: bytes, keeper: str, abandoned: bool) -> Page:
+        """A read as a Page; `abandoned` says that the owner's lease has expired."""
         entries, reset, more = self.read(after, limit)
-        return msgspec.structs.replace(
-            facts,
+        return Page(
             entries=entries,
             head=self.head,
-            floor=self.floor,
             reset=reset,
             more=more,
             ended=self.ended,
-            abandoned=facts.abandoned and not self.ended,
+            identity=identity,
+            about=about,
+            keeper=keeper,
+            abandoned=abandoned and not self.ended,
+            floor=self.floor,
         )
 
     def renumbered(self, epoch: int) -> "StreamEntries":
@@ -278,15 +278,10 @@ class Stream:
         self.size = owner.size + tape.size
 
     def page(self, after: int, limit: int, *, keeper: str, now: float) -> Page:
-        facts = Page(
-            entries=(),
-            head=0,
-            identity=self.owner.identity,
-            about=self.owner.about,
-            keeper=keeper,
-            abandoned=self.abandoned(now),
+        owner = self.owner
+        return self.tape.page(
+            after, limit, identity=owner.identity, about=owner.about, keeper=keeper, abandoned=self.due <= now
         )
-        return self.tape.page(after, limit, facts)
 
     def abandoned(self, now: float) -> bool:
         return not self.tape.ended and self.due <= now

@@ -105,7 +105,10 @@ class Replicas:
             raise replica.error.__class__(replica.error.message)
         if replica.tape is None or replica.facts is None:
             return None  # This worker owns the stream now, or nobody watches it any more.
-        return replica.tape.page(after, limit, replica.facts)
+        facts = replica.facts
+        return replica.tape.page(
+            after, limit, identity=facts.identity, about=facts.about, keeper=facts.keeper, abandoned=facts.abandoned
+        )
 
     async def close(self) -> None:
         for replica in self._replicas.values():
