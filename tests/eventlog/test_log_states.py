@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from test_log_contract import memory_log
 
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
-from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, SequencedEntry
-from anabranch.eventlog.entries_and_cursors import ENTRY_BYTES, StreamEntries, weight
+from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
+from anabranch.eventlog.streams import ENTRY_BYTES, StreamEntries, weight
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 
@@ -103,7 +103,7 @@ class TapeStates(RuleBasedStateMachine):
 
     def copied(self) -> StreamEntries:
         kept = through(self.tape, 0, EVERYTHING)[0]
-        page = self.tape.page(0, 0, Page(entries=(), head=0))
+        page = self.tape.page(0, 0, identity="", about=b"", keeper="", abandoned=False)
         return StreamEntries.of(kept, page, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
 
     @rule(given=st.lists(steps_up, min_size=3, max_size=8))

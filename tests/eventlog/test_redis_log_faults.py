@@ -290,17 +290,24 @@ def evals(server: Valkey) -> int:
 RESTORES = b"unstaged"  # stands in that script only
 
 
-async def test_a_restore_without_a_reply_is_followed_by_a_new_epoch(shared: Valkey) -> None:
-    ledger = Ledger()
+@asynccontextmanager
+async def disconnected_owner(server: Valkey, lease_s: float) -> AsyncIterator[tuple[Wire, Worker, Worker, str]]:
+    """Worker `a` has written 1, lost its connection and written 2. The next fault on its wire affects restores only."""
     async with AsyncExitStack() as stack:
-        wire = await stack.enter_async_context(Wire(shared.port))
-        a = await stack.enter_async_context(worker(wire.url, name="a", lease_s=LONG_LEASE_S))
-        b = await stack.enter_async_context(worker(shared.url, name="b", lease_s=LONG_LEASE_S))
+        wire = await stack.enter_async_context(Wire(server.port))
+        a = await stack.enter_async_context(worker(wire.url, name="a", lease_s=lease_s))
+        b = await stack.enter_async_context(worker(server.url, name="b", lease_s=lease_s))
         token = await a.log.open("s", identity="")
         await put(a, token, 1)
         wire.become("cut")
         await put(a, token, 2)
         wire.victim = RESTORES
+        yield wire, a, b, token
+
+
+async def test_a_restore_without_a_reply_is_followed_by_a_new_epoch(shared: Valkey) -> None:
+    ledger = Ledger()
+    async with disconnected_owner(shared, LONG_LEASE_S) as (wire, a, b, token):
         wire.become("deaf")
         page = await seen(b, numbered(1, 2), ledger)
         assert (epoch(page.head), wire.swallowed > 0) == (1, True)
@@ -313,15 +320,7 @@ async def test_a_restore_without_a_reply_is_followed_by_a_new_epoch(shared: Valk
 
 async def test_a_late_restore_changes_nothing(shared: Valkey) -> None:
     ledger = Ledger()
-    async with AsyncExitStack() as stack:
-        wire = await stack.enter_async_context(Wire(shared.port))
-        a = await stack.enter_async_context(worker(wire.url, name="a", lease_s=LEASE_S))
-        b = await stack.enter_async_context(worker(shared.url, name="b", lease_s=LEASE_S))
-        token = await a.log.open("s", identity="")
-        await put(a, token, 1)
-        wire.become("cut")
-        await put(a, token, 2)
-        wire.victim = RESTORES
+    async with disconnected_owner(shared, LEASE_S) as (wire, a, b, token):
         wire.become("late")
         await until(lambda: wire.held > 0)
         wire.become("open")  # The next one gets through, before the one that is held.

@@ -44,7 +44,7 @@ ADAPTERS: dict[str, Subagent] = {
 
 
 def taken(kind: str, payload: Any, status: SubagentStatus = "success") -> Fragment:
-    return ADAPTERS[kind].taken(json.dumps(payload).encode(), status)
+    return ADAPTERS[kind].convert(json.dumps(payload).encode(), status)
 
 
 def card(kind: str, payload: Any, status: SubagentStatus = "success") -> Any:
@@ -309,14 +309,14 @@ async def test_the_input_in_the_envelope_is_the_result(kind: str) -> None:
 def test_an_invalid_payload_is_refused_with_every_status(kind: str, payload: bytes) -> None:
     for status in STATUSES:
         with pytest.raises(InvalidQuestion):
-            ADAPTERS[kind].taken(payload, status)
+            ADAPTERS[kind].convert(payload, status)
 
 
 def test_a_payload_that_exceeds_the_limit_when_encoded_is_refused() -> None:
     with pytest.raises(InvalidQuestion, match="larger"):
         taken("other", {"a": "\u2028" * (payloads.MAX_BYTES // 3 - 100)})
     with pytest.raises(InvalidQuestion, match="larger"):
-        ADAPTERS["other"].taken(b'{"a":"%b"}' % ("\u2028".encode() * (payloads.MAX_BYTES // 3 - 100)), "success")
+        ADAPTERS["other"].convert(b'{"a":"%b"}' % ("\u2028".encode() * (payloads.MAX_BYTES // 3 - 100)), "success")
 
 
 FIELDS = sorted(
@@ -349,7 +349,7 @@ values = st.recursive(
 def test_any_payload_becomes_an_object_on_one_line_or_is_refused(kind: str, status: SubagentStatus, value: Any) -> None:
     payload = json.dumps(value, ensure_ascii=False, indent=1).encode()
     try:
-        fragment = ADAPTERS[kind].taken(payload, status)
+        fragment = ADAPTERS[kind].convert(payload, status)
     except InvalidQuestion:
         return
     assert fragment.status == status
@@ -359,4 +359,4 @@ def test_any_payload_becomes_an_object_on_one_line_or_is_refused(kind: str, stat
     assert isinstance(json.loads(written), dict)
     assert msgspec.json.encode({"payload": fragment.payload})
     assert all(isinstance(metric, float) for metric in fragment.metrics.values())
-    assert ADAPTERS[kind].taken(payload, status) == fragment
+    assert ADAPTERS[kind].convert(payload, status) == fragment

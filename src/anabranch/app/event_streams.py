@@ -45,12 +45,11 @@ if TYPE_CHECKING:  # most have no Redis and no collector
     from anabranch.telemetry.otlp import OtlpBreadcrumbs
 
 
-class EventStreams:
+class EventStreams(Value):
     """What outlives a request. Both are None where no worker could find another's streams."""
 
-    def __init__(self, planner: Planner | None = None, recordings: ResumableAnswers | None = None) -> None:
-        self.planner = planner
-        self.recordings = recordings
+    planner: Planner | None = None
+    recordings: ResumableAnswers | None = None
 
     async def drain(self, grace_s: float) -> None:
         """Wait for steps in progress for `grace_s`, then end them."""
@@ -125,7 +124,7 @@ async def event_streams(
             readers=readers,
         )
         async with _tended(tend, planner, timing.tend_every_s):
-            yield EventStreams(planner, recordings)
+            yield EventStreams(planner=planner, recordings=recordings)
 
 
 def _services(

@@ -51,9 +51,9 @@ class Generator(Protocol):
 
 
 class Subagent(Protocol):
-    """A subagent of the planner. `taken` parses a result that it pushed, or raises InvalidQuestion; `work` runs it here
-    and yields its results, the last one a `success`. A failure is an AnabranchError; Elsewhere also says whether a
-    retry can help."""
+    """An adapter for one kind of subagent. `convert` converts a pushed payload, or raises InvalidQuestion. `work` calls
+    the subagent and yields its results, the last one a `success`. A failure is an AnabranchError; an UpstreamFailure
+    says whether a retry can help."""
 
     def convert(self, payload: bytes, status: SubagentStatus) -> Fragment: ...
 

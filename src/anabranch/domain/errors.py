@@ -26,7 +26,7 @@ AnabranchError
 └── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
 
-GenerationFailed and UpstreamError also have a `Trouble` and the `Retry-After` of the upstream, for retries and
+GenerationFailed and UpstreamError also have a `FailureKind` and the `Retry-After` of the upstream, for retries and
 circuit breakers; clients do not see them.
 """
 

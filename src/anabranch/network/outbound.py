@@ -210,7 +210,7 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
 
 
 def _translated(error: Exception) -> UpstreamError:
-    """The error without addresses and library messages, with its `Trouble` for the policies."""
+    """The error without addresses and library messages, with its `FailureKind` for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:
         case _ if isinstance(cause, AddressRefused):

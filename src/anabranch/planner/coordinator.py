@@ -92,7 +92,7 @@ class Coordinator:
             raise Conflict("The step is in progress already.")
         self._reserved.discard(stream)
         opened = OpenedStep(stream=stream, token=token, directive=directive, context=context)
-        runner = StepRunner(opened, self._services, over=self._over, spawned=self._spawned)
+        runner = StepRunner(opened, self._services, on_end=self._step_ended, on_task=self._track)
         self._steps[stream] = runner
         self._idle.clear()
         self._spawn(runner.store_traces())
@@ -130,7 +130,7 @@ class Coordinator:
         self._draining = True
         await self._wait_idle(grace_s)
         for runner in list(self._steps.values()):
-            runner.lose("The worker was shut down before the step had ended.")
+            runner.end_as_lost("The worker was shut down before the step had ended.")
         await self._wait_idle(self._services.timing.last_events_s)
         for runner in list(self._steps.values()):
             runner.stop()
@@ -149,7 +149,7 @@ class Coordinator:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._services.timing.cleanup_s)
 
-    def _over(self, runner: StepRunner) -> None:
+    def _step_ended(self, runner: StepRunner) -> None:
         self._steps.pop(runner.stream, None)
         if not self._steps:
             self._idle.set()
@@ -170,8 +170,8 @@ class Coordinator:
                 self._shadows.keep(runner.stream, shadow)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        self._spawned(asyncio.get_running_loop().create_task(work))
+        self._track(asyncio.get_running_loop().create_task(work))
 
-    def _spawned(self, task: asyncio.Task[None]) -> None:
+    def _track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

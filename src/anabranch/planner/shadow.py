@@ -147,5 +147,5 @@ def _fewest(
     found = differences({} if old is None else {key: old}, results)
     if found and old is not None and subagent is not None:
         with suppress(AnabranchError):
-            found = min(found, differences({key: subagent.taken(bytes(old), "success").payload}, results), key=len)
+            found = min(found, differences({key: subagent.convert(bytes(old), "success").payload}, results), key=len)
     return found

@@ -110,7 +110,7 @@ class StepState(Value):
 
 class Step:
     """Every command takes what happened and when (monotonic, never running backwards). A time-out counts from its
-    deadline, whether or not anybody noticed: later commands find it done. To undo commands, assign an earlier
+    deadline, even if no command noticed it: later commands find it done. To undo commands, assign an earlier
     `state`."""
 
     __slots__ = ("_directive", "_events", "_started_at", "state")
@@ -277,7 +277,7 @@ class Step:
             self._change(part, state="timeout", latency_ms=part.deadline_ms)
             key, result_key = part.expected.key, part.expected.result_key
             self._events.append(SubagentTimedOut(subagent=key, result_key=result_key, deadline_ms=part.deadline_ms))
-        self._end_if_complete()
+            self._end_if_complete()
         return self.end is not None
 
     def _part_at(self, now: float, result_key: str) -> SubagentState:

@@ -82,8 +82,8 @@ class WriteBatch(Value):
 
 class StepWriter:
     """The only one to change the step, and only while no write is in progress, so that what could not be written can be
-    undone. `trace_of` returns the trace of a result key, or else of the step. `settled` is called with what has taken
-    effect, `lost` when this worker no longer owns the stream; after that nothing is written."""
+    undone. `trace_of` returns the trace of a result key, or else of the step. `on_applied` is called with commands that
+    took effect, `on_lost` when this worker no longer owns the stream; after that nothing is written."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class StepWriter:
         services: PlannerServices,
         *,
         trace_of: Callable[[str | None], Trace],
-        spawned: Callable[[asyncio.Task[None]], None],
-        settled: Callable[[StepCommand, Applied], None],
-        lost: Callable[[], None],
+        on_task: Callable[[asyncio.Task[None]], None],
+        on_applied: Callable[[StepCommand, Applied], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._opened = opened
         self._step = step
         self._services = services
         self._trace_of = trace_of
-        self._spawned = spawned
-        self._settled = settled
-        self._lost = lost
+        self._on_task = on_task
+        self._on_applied = on_applied
+        self._on_lost = on_lost
         self._variables = copy_context()
         self._inbox: deque[StepCommand] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class StepWriter:
         if self._task is None and self._inbox and not self._closed:
             self._cancel_alarm()
             self._task = asyncio.get_running_loop().create_task(self._run(), context=self._variables)
-            self._spawned(self._task)
+            self._on_task(self._task)
 
     async def _run(self) -> None:
         try:
@@ -270,7 +270,7 @@ class StepWriter:
                 self._record(each, command, 0, StreamFull.code)
         if ignored is not None:
             self._ignore(command, ignored)
-        self._settled(command, batch.applied)
+        self._on_applied(command, batch.applied)
         command.resolve(Receipt(sequence=0 if ignored else place, ignored=ignored, status=self._step.status))
 
     def _record(self, encoded: EncodedEvent, command: StepCommand, sequence: int, ignored: str | None) -> None:
@@ -325,19 +325,19 @@ class StepWriter:
 
     def _give_up(self) -> None:
         self.close()
-        self._lost()
+        self._on_lost()
 
 
 class StepRunner:
-    """`over` is called once, when the step has ended or this worker no longer owns it; `spawned` with every task."""
+    """`on_end` is called once, when the step has ended or this worker no longer owns it; `on_task` with every task."""
 
     def __init__(
         self,
         opened: OpenedStep,
         services: PlannerServices,
         *,
-        over: Callable[["StepRunner"], None],
-        spawned: Callable[[asyncio.Task[None]], None],
+        on_end: Callable[["StepRunner"], None],
+        on_task: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self.stream = opened.stream
         self.directive = directive = opened.directive
@@ -345,8 +345,8 @@ class StepRunner:
         self.legacy = directive.legacy
         self.results: dict[str, msgspec.Raw] = {}
         self._services = services
-        self._over = over
-        self._spawned = spawned
+        self._on_end = on_end
+        self._on_task = on_task
         self._running = True
         self._started: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         self._started_at = services.time.now()
@@ -363,9 +363,9 @@ class StepRunner:
             self.step,
             services,
             trace_of=self._trace_of,
-            spawned=spawned,
-            settled=self._settled,
-            lost=self.stop,
+            on_task=on_task,
+            on_applied=self._on_applied,
+            on_lost=self.stop,
         )
 
     @property
@@ -413,19 +413,19 @@ class StepRunner:
             case _:
                 assert_never(command)
 
-    def lose(self, reason: str) -> None:
+    def end_as_lost(self, reason: str) -> None:
         self._writer.put(commands.end("worker_lost", reason, self._now()))
 
     def stop(self) -> None:
         """Stop without writing anything."""
         self._writer.close()
-        self._leave()
+        self._end()
 
     async def _push(self, push: Push) -> Receipt:
-        task = self._named(push)
+        task = self._find_task(push)
         fragment = Fragment(status=push.status)
         if task.subagent is not None:  # else it is switched off: there is no adapter for its payload
-            fragment = checked_fragment(task.subagent.taken(bytes(push.payload), push.status))
+            fragment = checked_fragment(task.subagent.convert(bytes(push.payload), push.status))
         metrics = {**fragment.metrics, **push.metrics}
         check_metrics(metrics)
         if push.trace is None:
@@ -445,7 +445,7 @@ class StepRunner:
                     task.close("cancelled", 0)
                 raise
 
-    def _named(self, push: Push) -> SubagentTask:
+    def _find_task(self, push: Push) -> SubagentTask:
         tasks = [task for task in self._tasks.values() if task.expected.key == push.name]
         tasks = tasks or [task for task in self._tasks.values() if task.expected.result_key == push.name]
         if not tasks:
@@ -483,19 +483,19 @@ class StepRunner:
             reason = error.message if isinstance(error, AnabranchError) else InternalError.code
             self._writer.put(commands.end("failed", reason, self._now()))
 
-    def _settled(self, command: StepCommand, applied: Applied) -> None:
+    def _on_applied(self, command: StepCommand, applied: Applied) -> None:
         if applied.ignored is None and command.trace is not None and command.result_key is not None:
             self._traces[command.result_key] = command.trace
         for event in applied.events:
-            self._happened(event, command)
-        self._arm(self._now())
+            self._on_event(event, command)
+        self._set_alarm(self._now())
 
-    def _happened(self, event: StepEvent, command: StepCommand) -> None:
+    def _on_event(self, event: StepEvent, command: StepCommand) -> None:
         match event:
             case SubagentStarted():
                 task = self._tasks[event.result_key]
                 if task.called_here and not command.result_key:
-                    self._spawned(task.start(self.directive, self.execute, partial(self._fail_task, task)))
+                    self._on_task(task.start(self.directive, self.execute, partial(self._fail_task, task)))
             case SubagentResult():
                 if self.shadow and event.status in ("success", "partial"):
                     self.results[event.result_key] = event.payload
@@ -511,7 +511,7 @@ class StepRunner:
                 task.reopen(event.attempt)
             case StepCompleted() if self._running:
                 self._services.telemetry.noted(StepEnded(status=event.status, latency_ms=self._since_ms()))
-                self._leave()
+                self._end()
             case _:
                 pass
 
@@ -527,7 +527,7 @@ class StepRunner:
         if cancel:  # else the task has reported its end itself, and is about to return
             task.cancel()
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         if not self._running:
             return
         self._running = False
@@ -536,9 +536,9 @@ class StepRunner:
         for task in self._tasks.values():
             task.close("cancelled", self._since_ms())
             task.cancel()
-        self._over(self)
+        self._on_end(self)
 
-    def _arm(self, now: float, earliest: float = 0.0) -> None:
+    def _set_alarm(self, now: float, earliest: float = 0.0) -> None:
         """Set the alarm to the next deadline, or to the next renewal of the lease."""
         at = max(earliest, min(self.step.due(), self._writer.written_at + self._services.limits.lease_s / 3))
         if not self._running or (self._alarm is not None and self._alarm_at <= at):
@@ -558,7 +558,7 @@ class StepRunner:
             self._writer.put(commands.renew())
         else:
             wait_s = 0.001
-        self._arm(now, now + wait_s)
+        self._set_alarm(now, now + wait_s)
 
     def _now(self) -> float:
         return self._services.time.now()

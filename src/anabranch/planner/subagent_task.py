@@ -126,7 +126,7 @@ class SubagentTask:
         return self._services.telemetry.span("aggregation.retry", context, subagent=key, attempt=attempt)
 
     async def _run(self, directive: Directive, context: Context, execute: Execute) -> None:
-        """Call the subagent, and again after an error that may pass."""
+        """Call the subagent; retry after a temporary failure."""
         time, attempt = self._services.time, 1
         while (error := await self._call(directive, context, execute, attempt)) is not None:
             reason = plain(error.message)

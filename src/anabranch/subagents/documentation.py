@@ -152,10 +152,10 @@ class DocumentationSubagent:
         self._chosen = chosen
 
     def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        made = fragment(payload, status, final_answer if status == "success" else partial_answer, ("citations",))
-        count = msgspec.json.decode(made.payload).get("retrieval_count")
+        converted = fragment(payload, status, final_answer if status == "success" else partial_answer, ("citations",))
+        count = msgspec.json.decode(converted.payload).get("retrieval_count")
         metrics = {"retrieval_count": float(count)} if isinstance(count, int) and 0 <= count < MAX_COUNT else {}
-        return msgspec.structs.replace(made, metrics=metrics)
+        return msgspec.structs.replace(converted, metrics=metrics)
 
     async def work(
         self,
@@ -186,22 +186,22 @@ class DocumentationSubagent:
                 answering.exception()  # avoids the warning about an exception never retrieved
 
     async def _question(self, given: Object, context: Context) -> Question:
-        asked, _ = convert(given, DocumentationInput, INPUT_ALIASES)
-        if asked.question is None:
+        options, _ = convert(given, DocumentationInput, INPUT_ALIASES)
+        if options.question is None:
             raise missing("question", INPUT_ALIASES)
-        if not asked.question.strip() or len(asked.question) > MAX_QUESTION:
+        if not options.question.strip() or len(options.question) > MAX_QUESTION:
             raise InvalidQuestion(f"question must have 1 to {MAX_QUESTION:,} characters.")
-        top_k = min(self._template.top_k, self._max_top_k) if asked.top_k is None else asked.top_k
+        top_k = min(self._template.top_k, self._max_top_k) if options.top_k is None else options.top_k
         if not 1 <= top_k <= self._max_top_k:
             raise InvalidQuestion(f"top_k is {top_k}; it must be from 1 to {self._max_top_k}.")
-        language = known(asked.language)
-        if asked.language is not None and language is None:
+        language = known(options.language)
+        if options.language is not None and language is None:
             raise InvalidQuestion(f"language must be one of {', '.join(LANGUAGES)}.")
         filters = self._template.filters
-        if asked.collections:
-            filters = Filters(collections=await self._chosen(asked.collections, context))
+        if options.collections:
+            filters = Filters(collections=await self._chosen(options.collections, context))
         return msgspec.structs.replace(
-            self._template, text=asked.question, top_k=top_k, filters=filters, language=language, answer_in=language
+            self._template, text=options.question, top_k=top_k, filters=filters, language=language, answer_in=language
         )
 
 

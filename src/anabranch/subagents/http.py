@@ -54,7 +54,7 @@ class HttpSubagent:
         self._max_fragments = max_fragments
 
     def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
-        return self._inner.taken(payload, status)
+        return self._inner.convert(payload, status)
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:
         call = self._outbound.request(
@@ -91,8 +91,8 @@ class HttpSubagent:
             raise UpstreamError("It replied with something else than a JSON object.", FailureKind.UNUSABLE) from error
         try:
             if not _is_output(given):
-                return self._inner.taken(output, "success")
-            fragment = self._inner.taken(_payload(given), _status(given.get("status")))
+                return self._inner.convert(output, "success")
+            fragment = self._inner.convert(_payload(given), _status(given.get("status")))
         except InvalidQuestion as error:
             raise UpstreamError(f"Its reply cannot be used: {error.message}", FailureKind.UNUSABLE) from error
         return msgspec.structs.replace(fragment, metrics={**fragment.metrics, **_metrics(given.get("telemetry"))})

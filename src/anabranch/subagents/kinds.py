@@ -102,10 +102,10 @@ class SafetySubagent(CardSubagent):
 
     def convert(self, payload: bytes, status: SubagentStatus) -> Fragment:
         given = decode(payload)
-        said = next((given[name] for name in DECISIONS if given.get(name) is not None), None)
-        verdict, doubt = _verdict(said)
-        reason = cut(" ".join(filter(None, (doubt, _reason(given)))), MAX_REASON)
-        if status != "success" and (doubt or verdict != "block"):
+        decision = next((given[name] for name in DECISIONS if given.get(name) is not None), None)
+        verdict, unknown = _verdict(decision)
+        reason = cut(" ".join(filter(None, (unknown, _reason(given)))), MAX_REASON)
+        if status != "success" and (unknown or verdict != "block"):
             return Fragment(status=status, payload=encode(given), reason=_reason(given))
         others = {name: value for name, value in given.items() if name not in DECISIONS}
         card: Object = {
@@ -117,13 +117,13 @@ class SafetySubagent(CardSubagent):
         return Fragment(status=status, payload=encode(merge(card, others)), verdict=verdict, reason=reason)
 
 
-def _verdict(said: Any) -> tuple[SafetyVerdict, str]:
+def _verdict(decision: Any) -> tuple[SafetyVerdict, str]:
     """The decision, and why it counts as block if it is unknown."""
-    if said is None:
+    if decision is None:
         return "block", "No decision was given, which counts as block."
-    if isinstance(said, str) and said.strip().lower() in get_args(SafetyVerdict):
-        return verdict_of(said), ""
-    quoted = cut(said if isinstance(said, str) else msgspec.json.encode(said).decode(), MAX_CATEGORY)
+    if isinstance(decision, str) and decision.strip().lower() in get_args(SafetyVerdict):
+        return verdict_of(decision), ""
+    quoted = cut(decision if isinstance(decision, str) else msgspec.json.encode(decision).decode(), MAX_CATEGORY)
     return "block", f"The decision {quoted!r} is not known, which counts as block."
 
 
@@ -263,17 +263,17 @@ def preview(given: Object) -> Object:
     if table.rows is None:
         raise missing("rows", SELECTION_ALIASES)
     columns = _columns(table)
-    shown = columns[:MAX_COLUMNS]
-    keys = [column.key or "" for column in shown]
+    visible = columns[:MAX_COLUMNS]
+    keys = [column.key or "" for column in visible]
     rows = [_row(row, keys) for row in table.rows[:MAX_ROWS]]
     row_count = max(table.row_count or 0, len(table.rows))
     card = {
         "card": "table_preview",
         "title": cut(table.title, MAX_LABEL) if table.title else "Selected rows",
-        "columns": [_described(column, [row[at] for row in rows]) for at, column in enumerate(shown)],
+        "columns": [_described(column, [row[at] for row in rows]) for at, column in enumerate(visible)],
         "rows": rows,
         "row_count": row_count,
-        "truncated": bool(table.truncated) or row_count > len(rows) or len(columns) > len(shown),
+        "truncated": bool(table.truncated) or row_count > len(rows) or len(columns) > len(visible),
         "selected": [_cell(one) for one in (table.selected or [])[:MAX_SELECTED]],
     }
     return merge(card, others)

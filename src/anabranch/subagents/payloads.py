@@ -39,7 +39,7 @@ class CardSubagent:
 
     async def work(self, expected: Expected, directive: Directive, context: Context) -> AsyncGenerator[Fragment, None]:  # noqa: ARG002
         """The envelope's `input` is the result."""
-        yield self.taken(input_of(expected), "success")
+        yield self.convert(input_of(expected), "success")
 
 
 def fragment(
@@ -49,12 +49,12 @@ def fragment(
     fields that a page would trust and that could not be checked."""
     given = decode(payload)
     try:
-        made = card(given)
+        converted = card(given)
     except InvalidQuestion:
         if status == "success":
             raise
-        made = {name: value for name, value in given.items() if name != "card" and name not in unchecked}
-    return Fragment(status=status, payload=encode(made), reason=reason(given) if status == "error" else "")
+        converted = {name: value for name, value in given.items() if name != "card" and name not in unchecked}
+    return Fragment(status=status, payload=encode(converted), reason=reason(given) if status == "error" else "")
 
 
 def input_of(expected: Expected) -> bytes:

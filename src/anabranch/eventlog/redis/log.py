@@ -11,10 +11,9 @@ import msgspec
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import AnabranchError, Conflict, LeaseLost, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
-from anabranch.eventlog.entries_and_cursors import StreamEntries
 from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, Verdict, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
-from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams, Watchers
+from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamEntries, StreamOwner, Streams, Watchers
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
 
@@ -106,7 +105,10 @@ class Replicas:
             raise replica.error.__class__(replica.error.message)
         if replica.tape is None or replica.facts is None:
             return None  # This worker owns the stream now, or nobody watches it any more.
-        return replica.tape.page(after, limit, replica.facts)
+        facts = replica.facts
+        return replica.tape.page(
+            after, limit, identity=facts.identity, about=facts.about, keeper=facts.keeper, abandoned=facts.abandoned
+        )
 
     async def close(self) -> None:
         for replica in self._replicas.values():
@@ -420,8 +422,8 @@ class RedisLog:
             self._writer.detached.clear()
             with suppress(RedisGone):
                 interrupted_at = self._replicas.interrupted_at
-                silent = self.streams.silent(self._clock.monotonic())
-                await _each(list(self.streams) if interrupted_at > checked_at else silent, self._check)
+                abandoned = self.streams.abandoned(self._clock.monotonic())
+                await _each(list(self.streams) if interrupted_at > checked_at else abandoned, self._check)
                 checked_at = interrupted_at
                 await _each([stream for stream in self.streams if not stream.shared], self._writer.restore)
                 for stream, token in list(self._to_undo.items()):
