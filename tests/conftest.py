@@ -50,6 +50,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | Non
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+@pytest.fixture
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No anabranch.yaml and no collections of the user who runs the tests are read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 class SseEvent(NamedTuple):
     name: str
     data: dict[str, Any]

@@ -31,16 +31,9 @@ from support.settings_collections import TEXTS, embedding, kept, notes, ready, t
 
 __all__ = ["kept", "notes"]  # fixtures
 
-pytestmark = pytest.mark.xdist_group("room-settings")
+pytestmark = [pytest.mark.xdist_group("knowledge-settings"), pytest.mark.usefixtures("isolated_home")]
 
 OPERATOR = Caller(operator=True)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

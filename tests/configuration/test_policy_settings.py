@@ -19,16 +19,9 @@ from support.valkey_server import Valkey, running_valkey
 
 __all__ = ["kept", "notes"]  # fixtures
 
-pytestmark = pytest.mark.xdist_group("policy-settings")
+pytestmark = [pytest.mark.xdist_group("policy-settings"), pytest.mark.usefixtures("isolated_home")]
 
 QUESTION = "Where does the river carry the sand?"
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

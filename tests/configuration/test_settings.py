@@ -17,6 +17,8 @@ from anabranch.testing import Document, Hub, Space
 from conftest import parse_sse, ref
 from support.environment import LOCAL, loaded, opened, served
 
+pytestmark = pytest.mark.usefixtures("isolated_home")
+
 PROMPT = "What is an anabranch?"
 TESTS = Path(__file__).parents[1]
 
@@ -326,13 +328,6 @@ WRONG = {
 }
 
 Config = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -19,15 +19,10 @@ from conftest import Server
 from support.environment import LOCAL, loaded, served
 from support.otlp_collector import Collector
 
+pytestmark = pytest.mark.usefixtures("isolated_home")
+
 STEPS = "/planner/sessions/s/steps"
 Said = tuple[int, dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 async def post(server: Server, path: str, body: object) -> Said:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,9 @@ from conftest import ref
 from support.environment import served
 from support.otlp_collector import Collector
 
+pytestmark = pytest.mark.usefixtures("isolated_home")
+
 LONG = "Where does the heron sleep? " * 10
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an anabranch.yaml of the person who runs the tests nor their collections have a say in them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

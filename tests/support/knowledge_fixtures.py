@@ -1,4 +1,4 @@
-"""A knowledge room in this process, with the indexer driven by hand."""
+"""Knowledge in this process with an indexer that tests run step by step, and sample records."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Parsed, Permissions
 from anabranch.knowledge.parse import ParseLimits, parse
 from anabranch.knowledge.records.database import Database
+from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.knowledge.search import Searcher
 from anabranch.testing import FakeEmbedder
 
@@ -21,6 +22,26 @@ OPERATOR = Caller(operator=True)
 ALICE = Caller(user="alice", groups=("staff",))
 BOB = Caller(user="bob")
 GUEST = Caller()
+
+
+def query_record(identifier: str, user: str) -> QueryRecord:
+    """An answered question in the query log."""
+    return QueryRecord(
+        id=identifier,
+        user=user,
+        original="What?",
+        answer="That.",
+        refused=False,
+        model=None,
+        found=(),
+        quotes=(),
+        collections=(),
+        top_k=5,
+        input_tokens=0,
+        output_tokens=0,
+        retrieval_ms=1,
+        latency_ms=1,
+    )
 
 
 class Workshop:

@@ -48,7 +48,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def notes(kept: Path, elsewhere: None) -> Iterator[Path]:
+def notes(kept: Path, isolated_home: None) -> Iterator[Path]:
     """A copy of it, where the settings look. Its lock is taken: nobody starts an indexer, which nobody needs."""
     folder = Path(loaded().data_dir).expanduser()
     shutil.copytree(kept, folder)

@@ -26,6 +26,7 @@ from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.testing.fakes import FakeEmbedder
 from support.cli_runner import Run, here, process
+from support.knowledge_fixtures import query_record
 
 pytestmark = pytest.mark.xdist_group("operator-commands")
 
@@ -283,26 +284,7 @@ def test_backup_to_an_unwritable_file_is_an_error(run: Run, data: Path, file: st
     assert run("search", "refunds").code == 0
 
 
-# --- forgetting
-
-
-def asked(user: str, number: int) -> QueryRecord:
-    return QueryRecord(
-        id=f"{user}-{number}",
-        user=user,
-        original="What?",
-        answer="That.",
-        refused=False,
-        model=None,
-        found=(),
-        quotes=(),
-        collections=(),
-        top_k=5,
-        input_tokens=0,
-        output_tokens=0,
-        retrieval_ms=1,
-        latency_ms=1,
-    )
+# --- the query log
 
 
 def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
@@ -325,7 +307,7 @@ def test_queries_forget_deletes_questions(run: Run, data: Path, options: list[st
     with closing(Database.open(data)) as database:
         for user in ("alice", "bob"):
             for days in (0, 40):
-                database.writing(partial(logged, question=asked(user, days), days=days))
+                database.writing(partial(logged, question=query_record(f"{user}-{days}", user), days=days))
     ran = run("queries", "forget", *options, "--json")
     assert json.loads(ran.out) == {"forgotten": 4 - len(left)}
     with closing(Database.open(data)) as database:

@@ -12,6 +12,7 @@ from starlette.types import Message
 from anabranch.knowledge.records import queries
 from anabranch.knowledge.records.database import Database, made_at, new_id
 from support.collection_server import PATIENCE_S, Library, library
+from support.knowledge_fixtures import query_record
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-1")]
 
@@ -68,22 +69,7 @@ async def test_the_wait_for_a_question_ends_when_the_client_goes(shelf: Library)
 
 async def test_a_question_that_another_process_records_a_moment_later_is_rated(shelf: Library) -> None:
     query = new_id()
-    asked = queries.QueryRecord(
-        id=query,
-        user="alice",
-        original="What?",
-        answer="That.",
-        refused=False,
-        model=None,
-        found=(),
-        quotes=(),
-        collections=(),
-        top_k=10,
-        input_tokens=0,
-        output_tokens=0,
-        retrieval_ms=0,
-        latency_ms=0,
-    )
+    asked = query_record(query, "alice")
     other = Database.open(shelf.folder)
 
     async def recorded() -> Message:

@@ -163,9 +163,8 @@ class EventLogContract:
         assert {each.key: each.revision for each in kept} == {"first": 1, "second": 1, "k0": 39, "k1": 40, "k2": 38}
         for cursor in range(1, 42):
             read, resets = await read_through(case.reader, "s", cursor, PLENTY)
-            assert read == list(kept) if resets else [each.sequence for each in read] == [*range(cursor + 1, 43)], (
-                cursor
-            )
+            assert read == [each for each in kept if resets or each.sequence > cursor], cursor
+            assert resets or len(read) == 42 - cursor, cursor
         assert (await read_through(case.reader, "s", 3, PLENTY))[1] == 1
         assert (await read_through(case.reader, "s", 41, PLENTY))[1] == 0
 
