@@ -470,7 +470,7 @@ def _update_index(settings: Settings) -> None:
     embedder = settings.embedding_model or LocalEmbedder.name
     with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
         writer = IndexWriter(database, index_of(settings), embedder)
-        if writer.behind()[0]:
+        if writer.unindexed()[0]:
             with progress("Updating the index"):
                 writer.fold()
 
