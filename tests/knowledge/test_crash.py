@@ -99,7 +99,7 @@ async def test_another_server_takes_over_the_indexer_lock(tmp_path: Path, models
             await ended(orphans)
             [after] = await caller.finished(job)
             assert after["status"] == "completed"
-            assert len(indexers_of(second)) == 1
+            await holds(lambda: len(indexers_of(second)) == 1)
             assert {one["title"] for one in await caller.holding("fish")} == {"before", "after"}
 
 

@@ -159,7 +159,7 @@ async def test_diversity_respects_the_similarity_threshold(shop: Workshop) -> No
 async def test_diversity_respects_permissions(shop: Workshop) -> None:
     private = Permissions(visibility="private")
     await shop.room.ingest(OPERATOR, "notes", [text("Secret nests of pike are in the reeds.", private)])
-    await shop.take_in()
+    await shop.ingest_pending()
     assert len(await shop.room.search(asking(6, 0.0), OPERATOR)) == 6
     seen = await shop.room.search(asking(6, 0.0), ALICE)
     assert len(seen) == 5

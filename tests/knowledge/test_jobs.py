@@ -73,7 +73,7 @@ async def test_two_versions_of_a_document_in_one_job_are_applied_in_order(shop: 
 async def test_the_same_content_twice_in_one_job_is_one_document(shop: Workshop) -> None:
     twins = [NewDocument(source="text", data=b"Herons eat fish.", identity=name) for name in ("one", "another")]
     job = await shop.room.ingest(OPERATOR, "notes", twins)
-    await shop.take_in()
+    await shop.ingest_pending()
     assert [item.outcome for item in await items(shop, job)] == ["added", "unchanged"]
     assert len(await shop.find("herons")) == 1
 
@@ -87,7 +87,7 @@ async def test_a_document_that_crashes_the_indexer_fails_alone(shop: Workshop) -
         if any(claim.arrived.identity == "Poison" for claim in claims):
             await shop.database.write(jobs.recover)
         else:
-            await shop.indexer._take(claims)
+            await shop.indexer._process(claims)
     outcomes = [(item.status, item.name) for item in await items(shop, job)]
     assert [name for status, name in outcomes if status == "failed"] == ["Poison"]
     assert sum(status == "completed" for status, _ in outcomes) == 19

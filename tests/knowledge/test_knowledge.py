@@ -58,7 +58,7 @@ async def test_ingesting_the_same_document_again_changes_nothing(shop: Workshop)
     assert len(await shop.find("herons")) == 1
     twin = NewDocument(source="text", data=b"Herons eat fish.", identity="another name")
     job = await shop.room.ingest(OPERATOR, "notes", [twin])
-    await shop.take_in()
+    await shop.ingest_pending()
     assert [item.outcome for item in (await shop.room.job(OPERATOR, job)).items] == ["unchanged"]
     assert len(await shop.find("herons")) == 1
 
@@ -67,7 +67,7 @@ async def test_the_same_text_with_other_permissions_is_another_document(shop: Wo
     await shop.put("Herons eat fish.")
     other = NewDocument(source="text", data=b"Herons eat fish.", identity="secret", permissions=PRIVATE)
     await shop.room.ingest(OPERATOR, "notes", [other])
-    await shop.take_in()
+    await shop.ingest_pending()
     assert len(await shop.find("herons", OPERATOR)) == 2
     assert len(await shop.find("herons", BOB)) == 1
 
@@ -200,7 +200,7 @@ async def test_permissions_that_change_while_a_document_is_ingested_again_stay_c
         await opened.put("Herons eat fish.", "Otters eat fish.")
         again = [text("Herons eat frogs."), text("Otters eat fish.", metadata={"tags": ["river"]})]
         job = await opened.room.ingest(OPERATOR, "notes", again)
-        await opened.take_in()
+        await opened.ingest_pending()
         assert [item.outcome for item in (await opened.room.job(OPERATOR, job)).items] == ["replaced", "updated"]
         kept, _ = await opened.room.documents(OPERATOR, None, 0, 3)
         assert [one.permissions for one in kept] == [PRIVATE, PRIVATE]
@@ -270,7 +270,7 @@ async def test_another_embedding_model_is_refused(shop: Workshop) -> None:
 async def test_one_bad_document_does_not_fail_the_job(shop: Workshop) -> None:
     bad = NewDocument(source="file", data=b"%PDF-1.7 nothing of a PDF", filename="bad.pdf")
     job = await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish."), bad, text("Otters eat fish.")])
-    await shop.take_in()
+    await shop.ingest_pending()
     seen = await shop.room.job(OPERATOR, job)
     assert [item.status for item in seen.items] == ["completed", "failed", "completed"]
     assert (seen.status, seen.processed, seen.failed) == ("completed", 3, 1)
@@ -286,7 +286,7 @@ async def test_a_cancelled_job_keeps_stored_documents_and_drops_pending_ones(sho
     assert seen.status == "cancelled"
     kept = sum(item.status == "completed" for item in seen.items)
     assert 0 < kept < 40
-    await shop.take_in()
+    await shop.ingest_pending()
     assert (await shop.room.collection(OPERATOR, "notes")).documents == kept
     assert shop.database.reading(lambda db: db.execute("SELECT count(*) FROM uploads").fetchone()[0]) == 0
 
@@ -294,10 +294,10 @@ async def test_a_cancelled_job_keeps_stored_documents_and_drops_pending_ones(sho
 async def test_claims_of_a_dead_indexer_are_released(shop: Workshop) -> None:
     await shop.room.ingest(OPERATOR, "notes", [text("Herons eat fish.")])
     await shop.database.write(lambda db: jobs.claim(db, 10))
-    await shop.take_in()
+    await shop.ingest_pending()
     assert await shop.find("herons") == []
     await shop.database.write(jobs.recover)
-    await shop.take_in()
+    await shop.ingest_pending()
     assert len(await shop.find("herons")) == 1
 
 
@@ -306,7 +306,7 @@ async def test_a_document_that_keeps_crashing_the_indexer_fails(shop: Workshop) 
     for _ in range(jobs.ATTEMPTS):
         await shop.database.write(lambda db: jobs.claim(db, 1))
         await shop.database.write(jobs.recover)
-    await shop.take_in()
+    await shop.ingest_pending()
     assert [item.status for item in (await shop.room.job(OPERATOR, job)).items] == ["failed", "completed"]
 
 

@@ -76,10 +76,10 @@ class Workshop:
         """Take texts in, each under the identity of its first word; the job's id."""
         arrived = [text(one, **more) for one in texts]
         job = await self.room.ingest(caller, collection, arrived)
-        await self.take_in()
+        await self.ingest_pending()
         return job
 
-    async def take_in(self) -> None:
+    async def ingest_pending(self) -> None:
         while await self.indexer._step():
             pass
 

@@ -59,8 +59,7 @@ class EndpointResolver:
         """Sources and MCP servers by the names that they have in the configuration."""
         known = {**self._servers(), **self._settings.sources}
         if missing := [name for name in names if name not in known]:
-            names_known = ", ".join(known) or "none"
-            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {names_known}.")
+            raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {', '.join(known) or 'none'}.")
         return _disambiguated([known[name] for name in dict.fromkeys(names)])
 
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
@@ -72,8 +71,8 @@ class EndpointResolver:
         """What a name can mean without the hub: configured sources, MCP servers, collections."""
         if not isinstance(name, str) or name in self._settings.sources:
             return self._settings.sources
-        ours = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**ours, **self._servers(), **self._settings.sources}
+        collections = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
+        return {**collections, **self._servers(), **self._settings.sources}
 
     async def _collections(self) -> list[str]:
         if not self._knowledge.exists:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 
@@ -41,13 +42,12 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
             timeout_s=settings.parse_timeout,
         )
     )
-    # Documents and embeddings come over one client; the parser has its own limit for documents.
-    max_reply_bytes = max(settings.max_document_bytes, settings.max_reply_bytes)
     try:
-        async with outbound_for(settings, max_reply_bytes) as outbound:
+        # Documents and embeddings come over one client; the parser has its own limit for documents.
+        async with outbound_for(settings, max(settings.max_document_bytes, settings.max_reply_bytes)) as outbound:
             embedder = embedder_for(settings, outbound, threads=settings.embedding_threads)
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
-            ingestion = Ingestion(database, embedder, sandbox.parse, DocumentFetcher(outbound))
+            ingestion = Ingestion(database, embedder, sandbox.parse, partial(fetch_document, outbound))
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
             yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
     finally:
@@ -55,24 +55,19 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
         database.close()
 
 
-class DocumentFetcher:
-    """Fetches documents by URL, through the address guard."""
-
-    def __init__(self, outbound: Outbound) -> None:
-        self._outbound = outbound
-
-    async def __call__(self, url: str) -> Fetched:
-        try:
-            async with asyncio.timeout(FETCH_S), self._outbound.request("GET", url, headers={}) as reply:
-                if 300 <= reply.status < 400:
-                    raise Unprocessable(f"The address redirects to another ({reply.status}); ingest that one.")
-                if reply.status != 200:
-                    raise Unprocessable(f"The address answered with {reply.status}.")
-                return Fetched(await reply.read(), reply.content_type or None)
-        except TimeoutError:
-            raise Unprocessable(f"The address did not answer within {FETCH_S:.0f} seconds.") from None
-        except UpstreamError as error:
-            raise Unprocessable(f"The address cannot be fetched. {error.message}") from error
+async def fetch_document(outbound: Outbound, url: str) -> Fetched:
+    """Fetch a document by URL, through the address check."""
+    try:
+        async with asyncio.timeout(FETCH_S), outbound.request("GET", url, headers={}) as reply:
+            if 300 <= reply.status < 400:
+                raise Unprocessable(f"The address redirects to another ({reply.status}); ingest that one.")
+            if reply.status != 200:
+                raise Unprocessable(f"The address answered with {reply.status}.")
+            return Fetched(await reply.read(), reply.content_type or None)
+    except TimeoutError:
+        raise Unprocessable(f"The address did not answer within {FETCH_S:.0f} seconds.") from None
+    except UpstreamError as error:
+        raise Unprocessable(f"The address cannot be fetched. {error.message}") from error
 
 
 async def run(settings: Settings) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,10 +89,10 @@ class KnowledgeOpener:
         except BaseException:
             database.close()
             raise
-        reader = IndexReader(Generations(folder / "index"))
         if self._indexing:
             first_line = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
+        reader = IndexReader(Generations(folder / "index"))
         searcher = Searcher(database, reader, embedder, reranker)
         knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
@@ -115,11 +115,8 @@ def check(settings: Settings) -> None:
         return
     if settings.embedding_url is None:
         require("local-models", f"{folder} holds collections, and their embedding model")
-    database = Database.open(folder)
-    try:
+    with closing(Database.open(folder)) as database:
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
-    finally:
-        database.close()
 
 
 def folder_of(settings: Settings) -> Path:

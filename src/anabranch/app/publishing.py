@@ -1,11 +1,11 @@
 """Published collections and models: what other nodes can query here, by owner and slug."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.query_log import LogEntry
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Telemetry
+from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Generator, Telemetry
 from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
 from anabranch.pipeline.answer import generate, observed
@@ -55,16 +55,12 @@ class Publishing:
 
     async def owners(self) -> set[str]:
         """The owners that publish something here."""
-        owners = {one.owner for one in self._models}
-        if self._knowledge.exists:
-            knowledge = await self._knowledge()
-            owners |= {endpoint.owner for endpoint, _ in await knowledge.published()}
-        return owners
+        return {one.owner for one in await self._published()}
 
     async def find(self, slug: str, owner: str | None, owners: Collection[str]) -> Publication:
         """The publication with this slug: that of `owner`, else of the only one of `owners` who has one."""
         wanted = [owner] if owner else owners
-        found = [one for one in await self._named(slug) if one.owner in wanted and one.owner in owners]
+        found = [one for one in await self._published(slug) if one.owner in wanted and one.owner in owners]
         if not found:
             raise NotFound(f"There is no endpoint {slug!r} here.")
         if len({one.path for one in found}) < len(found):
@@ -76,39 +72,29 @@ class Publishing:
 
     def answerer(self, publication: Publication) -> Answerer:
         """The Answerer of a published collection or model; its answers are never cached."""
-        model = publication.model
-        if model is None:
+        if publication.model is None:
             return self._pipeline
-        timeout_s = self._settings.generation_timeout
-        return ModelRelay(publication.path, model, self._directory, self._clock, self._telemetry, timeout_s)
+        generator = self._directory.generator(publication.model)
+        return ModelRelay(publication.path, generator, self._clock, self._telemetry, self._settings.generation_timeout)
 
-    async def _named(self, slug: str) -> Sequence[Publication]:
-        models = [one for one in self._models if one.slug == slug]
-        if not self._knowledge.exists:
-            return models
-        knowledge = await self._knowledge()
-        published = [
-            Publication(owner=endpoint.owner, slug=slug, collection=found.id, collection_key=found.key)
-            for endpoint, found in await knowledge.published(slug)
-        ]
-        return [*models, *published]
+    async def _published(self, slug: str | None = None) -> list[Publication]:
+        """All publications, or those with a slug."""
+        found = [one for one in self._models if slug in (None, one.slug)]
+        if self._knowledge.exists:
+            knowledge = await self._knowledge()
+            found += [
+                Publication(owner=endpoint.owner, slug=endpoint.slug, collection=one.id, collection_key=one.key)
+                for endpoint, one in await knowledge.published(slug)
+            ]
+        return found
 
 
 class ModelRelay:
     """An Answerer for a published model: it forwards the messages as they were sent, without retrieval."""
 
-    def __init__(
-        self,
-        path: str,
-        model: Endpoint,
-        directory: Directory,
-        clock: Clock,
-        telemetry: Telemetry,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, path: str, generator: Generator, clock: Clock, telemetry: Telemetry, timeout_s: float) -> None:
         self._path = path
-        self._model = model
-        self._directory = directory
+        self._generator = generator
         self._clock = clock
         self._telemetry = telemetry
         self._timeout_s = timeout_s
@@ -122,14 +108,13 @@ class ModelRelay:
             passages=(),
             version="as sent",
         )
-        generator = self._directory.generator(self._model)
         emit = observed(emit, self._telemetry, context)
         try:
-            written = await generate(generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
+            written = await generate(self._generator, self._path, prompt, context, emit, self._clock, self._timeout_s)
         except GenerationFailed as error:
             # Only our own message: the model server's may quote the operator's key.
-            said = error.message.removeprefix(f"{FAILED}: ").partition(": ")[0].removesuffix(".")
-            raise type(error)(f"{FAILED}: {said}.", model_path=self._path) from error
+            reason = error.message.removeprefix(f"{FAILED}: ").partition(": ")[0].removesuffix(".")
+            raise type(error)(f"{FAILED}: {reason}.", model_path=self._path) from error
         return Answer(
             text=written.text,
             ground=Ground.NO_SOURCES,

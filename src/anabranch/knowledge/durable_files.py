@@ -16,9 +16,7 @@ def sync_file(path: Path) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Readers of `path` see the old content or the new, also after a crash."""
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    beside.write_bytes(content)
+    sync_file(beside)
     beside.rename(path)
     sync_file(path.parent)

@@ -73,15 +73,15 @@ async def evaluate(
     progress: Callable[[int, int], None],
 ) -> dict[Stage, Measures]:
     """The measures of each stage. A document's `identity` is its id in the dataset."""
-    asked = [query for query in dataset.queries if any(grade > 0 for grade in dataset.judged.get(query, {}).values())]
+    queries = [query for query in dataset.queries if any(grade > 0 for grade in dataset.judged.get(query, {}).values())]
     found: dict[Stage, list[tuple[float, float, float, float]]] = {stage: [] for stage in stages}
-    for number, query in enumerate(asked, 1):
+    for number, query in enumerate(queries, 1):
         text = dataset.queries[query]
         embeddings = await embedder.embed([text])
         ranked = database.reading(partial(_ranked, reader=reader, text=text, embeddings=embeddings))
         for stage in stages:
             found[stage].append(measure(ranked[stage], dataset.judged[query]))
-        progress(number, len(asked))
+        progress(number, len(queries))
     return {stage: _mean(rows) for stage, rows in found.items()}
 
 

@@ -80,9 +80,9 @@ class Ingestion:
         with suppress(AnabranchError):
             await asyncio.to_thread(self._embedder.tokens, "")
 
-    async def take(self, claims: Sequence[Claim]) -> None:
+    async def process(self, claims: Sequence[Claim]) -> None:
         """Process some items and record the outcome of each."""
-        prepared = await asyncio.gather(*(self._prepared(claim) for claim in claims))
+        prepared = await asyncio.gather(*(self._prepare(claim) for claim in claims))
         chunked = [one for one in prepared if isinstance(one, Chunked)]
         texts = [one.draft.content[piece.start : piece.end] for one in chunked for piece in one.pieces]
         try:
@@ -103,7 +103,7 @@ class Ingestion:
 
         await self._database.write(commit)
 
-    async def _prepared(self, claim: Claim) -> Prepared:
+    async def _prepare(self, claim: Claim) -> Prepared:
         """The claim parsed and chunked, the document that is stored already, or the error that fails this document."""
         try:
             data, media_type = claim.arrived.data, claim.arrived.media_type
@@ -286,19 +286,19 @@ class Indexer:
                 return not self._held
             if any(claim.attempts for claim in claims):
                 # Under the lock, so that it runs alone: if the process dies again, this document is the cause.
-                await self._take(claims)
+                await self._process(claims)
                 return True
             self._held.update(*(claim.holds for claim in claims))
         try:
-            await self._take(claims)
+            await self._process(claims)
         finally:
             self._held.difference_update(*(claim.holds for claim in claims))
         return True
 
-    async def _take(self, claims: Sequence[Claim]) -> None:
+    async def _process(self, claims: Sequence[Claim]) -> None:
         self._busy += 1
         try:
-            await self._ingestion.take(claims)
+            await self._ingestion.process(claims)
         except BaseException:
             await self._database.write(partial(jobs.release, items=[claim.key for claim in claims]))
             raise
@@ -309,7 +309,7 @@ class Indexer:
         """Update the index when enough chunks wait, the oldest is old enough, or when idle; then compact it."""
         idle_s, compacted = 0.0, False
         while True:
-            rows, age_s = await asyncio.to_thread(self._writer.behind)
+            rows, age_s = await asyncio.to_thread(self._writer.unindexed)
             idle_s = 0.0 if self._busy else idle_s + POLL_S
             if rows and (rows >= FOLD_ROWS or age_s >= FOLD_S or idle_s >= IDLE_S):
                 await asyncio.to_thread(self._writer.fold)

@@ -263,8 +263,8 @@ class Knowledge:
     def _chunking(self, collection: Collection, given: Mapping[str, Any] | None) -> Chunking:
         return effective(msgspec.structs.replace(collection.settings.chunking, **(given or {})), self._embedder)
 
-    async def record(self, asked: queries.QueryRecord) -> None:
-        await self._database.write(lambda db: queries.record(db, asked))
+    async def record(self, query: queries.QueryRecord) -> None:
+        await self._database.write(lambda db: queries.record(db, query))
 
     async def turns(self, caller: Caller, conversation: str, limit: int) -> list[queries.Turn]:
         """The last turns of the caller's own conversation. Guests have none: they have no identity."""

@@ -248,12 +248,12 @@ def fetch(
 
 def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArray[np.int64]:
     """The ranks in MMR order: first the chosen ones, then the rest, in case a chosen one was deleted."""
-    shown = np.maximum.accumulate(scores[::-1])[::-1]
+    monotone = np.maximum.accumulate(scores[::-1])[::-1]
     copies = (np.tril(products(vectors, vectors), -1) > COPY).any(axis=1)
-    near = (shown >= query.similarity_threshold) & (np.cumsum(~copies) <= CHOICE * query.limit)
+    near = (monotone >= query.similarity_threshold) & (np.cumsum(~copies) <= CHOICE * query.limit)
     pool = int(np.count_nonzero(near))  # a prefix: neither condition holds again once it has failed
     weight = 1.0 if query.diversity is None else query.diversity
-    chosen = mmr(shown[:pool].astype(np.float32), vectors[:pool], query.limit, weight)
+    chosen = mmr(monotone[:pool].astype(np.float32), vectors[:pool], query.limit, weight)
     return np.concatenate((chosen, np.setdiff1d(np.arange(len(scores)), chosen)))
 
 

@@ -465,7 +465,7 @@ def _update_index(settings: Settings) -> None:
 
     with suppress(Conflict), alone(folder_of(settings)), records(settings) as database:
         writer = IndexWriter(database, index_of(settings), settings.embedding_model or LocalEmbedder.name)
-        if writer.behind()[0]:
+        if writer.unindexed()[0]:
             with progress("Updating the index"):
                 writer.fold()
 

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +238,7 @@ def _partitioned(rows: Rows, scores: Scores, limit: int) -> Hits:
 # Candidates of the 8-bit scan that are rescored exactly, beyond those requested.
 SPARE = 50
 SAMPLE = 2_000
-SPANS = 4_096
+MAX_CACHED_SPANS = 4_096
 POPULATE = 512 * 1024 * 1024
 # Above this share of permitted rows, scanning the segment is cheaper than gathering them; above this number, so are the
 # binary vectors.
@@ -276,8 +277,9 @@ class Segment:
         self.words = words
         self.binary = binary
         self._max_gathered = max_gathered
-        self._spans: dict[int, tuple[int, int]] = {}
-        self._norms: tuple[float, Scores] | None = None
+        # A question needs the span of each term several times.
+        self._span = lru_cache(MAX_CACHED_SPANS)(words.span)
+        self._norms = lru_cache(1)(words.norms)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -294,23 +296,14 @@ class Segment:
         vectors = np.concatenate([part.vectors[keep] for part, keep in chosen])
         return cls(keys, vectors, Postings.merge([part.words for part in parts], kept))
 
-    def span(self, term: int) -> tuple[int, int]:
-        """The span of a term in the postings; cached, because a question needs it several times."""
-        found = self._spans.get(term)
-        if found is None:
-            if len(self._spans) >= SPANS:
-                self._spans.clear()
-            found = self._spans[term] = self.words.span(term)
-        return found
-
     def row_count(self, term: int, mask: Mask | None) -> int:
         """The number of rows that contain a term."""
-        begin, end = self.span(term)
+        begin, end = self._span(term)
         return end - begin if mask is None else int(np.count_nonzero(mask[self.words.rows[begin:end]]))
 
     def contains(self, term: int, rows: Rows) -> Mask:
         """A mask of the given rows that contain a term."""
-        begin, end = self.span(term)
+        begin, end = self._span(term)
         if begin == end:
             return np.zeros(len(rows), bool)
         holding = self.words.rows[begin:end]
@@ -323,10 +316,8 @@ class Segment:
 
     def matching(self, weights: Sequence[tuple[int, float]], average: float, mask: Mask | None) -> Scored:
         """BM25 scores of every row, for an average row length."""
-        cached = self._norms
-        if cached is None or cached[0] != average:
-            cached = self._norms = (average, self.words.norms(average))
-        return self.words.score([(*self.span(term), weight) for term, weight in weights], cached[1], mask)
+        spans = [(*self._span(term), weight) for term, weight in weights]
+        return self.words.score(spans, self._norms(average), mask)
 
     def nearest(self, query: Vectors, limit: int, mask: Mask | None) -> Hits:
         """The rows with the largest inner products, best first."""

@@ -37,7 +37,7 @@ class IndexWriter:
         self._embedder = embedder
         self._catalog = Catalog()
 
-    def behind(self) -> tuple[int, float]:
+    def unindexed(self) -> tuple[int, float]:
         """How many chunks are not in the index yet, and the age in seconds of the oldest."""
         last_chunk = self._generations.current().last_chunk
         chunks, oldest = self._database.reading(lambda db: documents.unindexed(db, last_chunk))
@@ -84,7 +84,7 @@ class IndexWriter:
                     segments=segments,
                 )
             )
-            # A reader that is further behind reloads everything.
+            # A reader that has not seen them reloads everything.
             self._database.writing(lambda db: documents.trim_changes(db, self._catalog.seq - KEPT_CHANGES))
         return more
 

@@ -83,16 +83,14 @@ def _walk(root: "LexborNode") -> "Iterator[tuple[LexborNode, bool]]":
         if node is None:
             node = above.pop()
             yield node, False
-            node = node.next
         elif node.is_text_node:
             yield node, True
-            node = node.next
         elif node.is_element_node and node.tag not in _DROPPED and "hidden" not in node.attributes:
             yield node, True
             above.append(node)
             node = node.child
-        else:
-            node = node.next
+            continue
+        node = node.next
 
 
 class _HtmlReader:

@@ -34,7 +34,7 @@ class MarkdownPart(NamedTuple):
     """A block of the source, in lines; `heading` is its level and text."""
 
     first: int
-    behind: int
+    end: int
     kind: BlockKind
     heading: tuple[int, str] | None = None
     rule: bool = False
@@ -50,7 +50,7 @@ def read_markdown(text: str, limits: ParseLimits) -> Parsed:
     for part in _parts(body):
         if part.heading:
             headings.enter(*part.heading)
-        start, end = _trimmed(body, starts[part.first], min(starts[part.behind], len(body)), part.kind)
+        start, end = _trimmed(body, starts[part.first], min(starts[part.end], len(body)), part.kind)
         if start < end and part.rule and blocks:  # a horizontal rule has no text of its own
             blocks[-1] = msgspec.structs.replace(blocks[-1], end=front + end)
         elif start < end:
@@ -66,15 +66,15 @@ def _parts(body: str) -> Iterator[MarkdownPart]:
     # Only blocks: inline content is not parsed, except for headings.
     tokens = _parser().block.parse(body, _parser(), {}, []) or []
     for place, token in enumerate(tokens):
-        first, behind = token.map or (0, 0)
-        if token.level != 0 or token.nesting < 0 or behind <= max(first, at):
+        first, end = token.map or (0, 0)
+        if token.level != 0 or token.nesting < 0 or end <= max(first, at):
             continue
         if first > at:
             yield MarkdownPart(at, first, "paragraph")
         kind = _KINDS.get(token.type, "paragraph")
         heading = (int(token.tag[1:]), _words(tokens[place + 1])) if kind == "heading" else None
-        yield MarkdownPart(max(first, at), behind, kind, heading, token.type == "hr")
-        at = behind
+        yield MarkdownPart(max(first, at), end, kind, heading, token.type == "hr")
+        at = end
     yield MarkdownPart(at, body.count("\n") + 1, "paragraph")
 
 

@@ -168,6 +168,6 @@ def _mark(found: re.Match[str]) -> str:
     return _hyphen(text[found.start() - 1 : found.start()], text[found.end() : found.end() + 1])
 
 
-def _hyphen(before: str, behind: str) -> str:
+def _hyphen(before: str, after: str) -> str:
     """What remains of a hyphen at a line end: nothing inside a word, "-" in "Jean-Paul" and "B-52"."""
-    return "" if before.islower() and behind.islower() else "-"
+    return "" if before.islower() and after.islower() else "-"

@@ -23,12 +23,14 @@ MAX_ATTRIBUTE = 500
 
 
 class Cursors:
+    """Encrypts document keys, so that a cursor does not say how many documents there are."""
+
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def sealed(self, key: int) -> str:
         nonce = secrets.token_bytes(WIDTH)
-        hidden = _xor(key.to_bytes(WIDTH, "big"), self._digest(b"pad", nonce))
+        hidden = (key ^ int.from_bytes(self._digest(b"pad", nonce), "big")).to_bytes(WIDTH, "big")
         return urlsafe_b64encode(nonce + hidden + self._digest(b"tag", nonce + hidden)).decode()
 
     def opened(self, cursor: str) -> int | None:
@@ -40,7 +42,7 @@ class Cursors:
         nonce, hidden, tag = raw[:WIDTH], raw[WIDTH : 2 * WIDTH], raw[2 * WIDTH :]
         if len(raw) != 3 * WIDTH or not hmac.compare_digest(tag, self._digest(b"tag", nonce + hidden)):
             return None
-        return int.from_bytes(_xor(hidden, self._digest(b"pad", nonce)), "big")
+        return int.from_bytes(hidden, "big") ^ int.from_bytes(self._digest(b"pad", nonce), "big")
 
     def _digest(self, use: bytes, of: bytes) -> bytes:
         return hmac.digest(self._secret, use + of, "sha256")[:WIDTH]
@@ -56,10 +58,6 @@ def create_cursors(db: sqlite3.Connection) -> Cursors:
     db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (CURSOR_FACT, secrets.token_hex(32)))
     [stored] = _column(db, "SELECT value FROM facts WHERE name = ?", CURSOR_FACT)
     return Cursors(bytes.fromhex(stored))
-
-
-def _xor(one: bytes, other: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(one, other, strict=True))
 
 
 def insert(

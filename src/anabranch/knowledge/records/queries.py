@@ -62,42 +62,42 @@ def asker(caller: Caller) -> str:
     return caller.owner if caller.user is not None or caller.operator else GUEST
 
 
-def record(db: sqlite3.Connection, asked: QueryRecord) -> None:
+def record(db: sqlite3.Connection, query: QueryRecord) -> None:
     now = time.time()
     db.execute(
         "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            asked.id,
-            asked.user,
-            asked.conversation,
-            asked.original,
-            asked.rewritten,
-            as_json(asked.variants),
-            as_json(asked.filters),
-            asked.top_k,
-            asked.endpoint,
-            asked.transaction_token,
-            asked.retrieval_ms,
-            asked.latency_ms,
+            query.id,
+            query.user,
+            query.conversation,
+            query.original,
+            query.rewritten,
+            as_json(query.variants),
+            as_json(query.filters),
+            query.top_k,
+            query.endpoint,
+            query.transaction_token,
+            query.retrieval_ms,
+            query.latency_ms,
             now,
-            asked.surface,
-            as_json(asked.settings),
-            asked.outcome,
+            query.surface,
+            as_json(query.settings),
+            query.outcome,
         ),
     )
     db.executemany(
-        "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, asked.id, now) for key in asked.collections or ())
+        "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, query.id, now) for key in query.collections or ())
     )
-    if asked.answer is not None:
-        _record_answer(db, asked, now)
+    if query.answer is not None:
+        _record_answer(db, query, now)
 
 
-def _record_answer(db: sqlite3.Connection, asked: QueryRecord, now: float) -> None:
+def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.executemany(
         "INSERT INTO retrievals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             (
-                asked.id,
+                query.id,
                 rank,
                 passage.place.chunk_id,
                 passage.document_id,
@@ -106,29 +106,29 @@ def _record_answer(db: sqlite3.Connection, asked: QueryRecord, now: float) -> No
                 passage.place.scores.fused,
                 passage.place.scores.rerank,
             )
-            for rank, passage in enumerate(asked.found, 1)
+            for rank, passage in enumerate(query.found, 1)
             if passage.place is not None
         ),
     )
     db.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
         (
-            asked.id,
-            asked.answer,
-            asked.refused,
-            asked.model,
-            asked.input_tokens,
-            asked.output_tokens,
-            asked.faithfulness,
-            asked.relevance,
+            query.id,
+            query.answer,
+            query.refused,
+            query.model,
+            query.input_tokens,
+            query.output_tokens,
+            query.faithfulness,
+            query.relevance,
             now,
         ),
     )
     db.executemany(
         "INSERT INTO citations VALUES (?, ?, ?, ?, ?, ?)",
         (
-            (asked.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text)
-            for ordinal, quote in enumerate(asked.quotes)
+            (query.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text)
+            for ordinal, quote in enumerate(query.quotes)
         ),
     )
 
