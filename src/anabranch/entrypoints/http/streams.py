@@ -29,7 +29,7 @@ from anabranch.domain.errors import (
     StreamUnavailable,
     Unauthorized,
 )
-from anabranch.domain.eventlog import LAST, Entry, Page, SequencedEntry, epoch
+from anabranch.domain.eventlog import LAST, Entry, Page, SequencedEntry, epoch, one_line
 from anabranch.domain.events import TERMINAL, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Value
 from anabranch.entrypoints.http.access import Access, bearer, identity_of
@@ -79,6 +79,7 @@ class StreamTiming(Value):
 
 
 TIMING = StreamTiming()
+encode = msgspec.json.Encoder().encode
 
 
 class LogReader(Protocol):
@@ -151,9 +152,11 @@ class AnswerStreams:
             )
         ]
 
-    async def send(self, call: Call[Any], run: Run, frame: Frame, info: AnswerInfo, context: Context) -> None:
-        """Sends every event of a Run that has just begun; where the client prefers a resumable answer, records it."""
+    async def send(self, call: Call[Any], run: Run, frame: Frame, context: Context, **about: str) -> None:
+        """Sends every event of a Run that has just begun; where the client prefers a resumable answer, records it.
+        `about` are fields of its AnswerInfo."""
         if prefers_resumable(call.scope):
+            info = AnswerInfo(correlation_id=context.correlation_id, **about)
             await self._record(call, run, frame, info, context)
         else:
             await follow(call, run, frame, self.anabranch.settings)
@@ -294,6 +297,16 @@ async def _stop_when_gone(receive: Receive, run: Run) -> None:
     run.stop(Cancelled(CLIENT_GONE))
 
 
+def event_frame(name: bytes, data: Any) -> bytes:
+    """A server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+
+
+def data_frame(data: Any) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: %b\n\n" % one_line(encode(data))
+
+
 def prefers_resumable(scope: Scope) -> bool:
     """`Prefer: resumable` (RFC 7240). Several headers are one list; the first preference of a name counts. `resumable`
     has no value."""
@@ -323,8 +336,8 @@ def frames(batch: Batch) -> bytes:
     """Events with their ids. An end that its dialect does not have is not sent."""
     written = [b"id: %d\n%b" % (entry.sequence, entry.body) for entry in batch.entries if entry.body]
     if batch.reset:
-        data = msgspec.json.encode({"type": "reset", "sequence": batch.head, "epoch": epoch(batch.head)})
-        written.insert(0, b"event: reset\ndata: %b\n\n" % data)
+        reset = {"type": "reset", "sequence": batch.head, "epoch": epoch(batch.head)}
+        written.insert(0, event_frame(b"reset", reset))
     return b"".join(written)
 
 

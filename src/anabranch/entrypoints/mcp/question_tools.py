@@ -7,9 +7,10 @@ from anabranch.app import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import SearchScope
-from anabranch.domain.errors import AnabranchError, NotFound
+from anabranch.domain.errors import NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Endpoint, Filters, Ground, Passage, SourceReply, Status
+from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
@@ -28,11 +29,11 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class McpCaller(NamedTuple):
-    """The caller of a tool. Only a `vouched` caller can use the sources that the operator has configured."""
+    """The caller of a tool. Only a `trusted` caller can use the sources that the operator has configured."""
 
     context: Context
     caller: Caller
-    vouched: bool
+    trusted: bool
 
 
 def progress_text(name: str, reply: SourceReply) -> str:
@@ -44,15 +45,8 @@ def progress_text(name: str, reply: SourceReply) -> str:
 
 
 MAX_SHOWN = 50
-NO_DOCUMENTS_HINT = "There are no documents that you can read. To add documents, run: anabranch ingest."
-NO_DOCUMENTS = "There are no documents that you can read. Name one of: {names} in `sources`."
-NOTHING_FOUND = "Nothing was found; try other words."
-
-
-class McpSearchFailed(AnabranchError):
-    """The collections cannot be searched: the embedding model is missing, or the database is unreachable."""
-
-    code = "service_unavailable"
+NO_DOCUMENTS = "There are no documents that you can read."
+NO_DOCUMENTS_HINT = f"{NO_DOCUMENTS} To add documents, run: anabranch ingest."
 
 
 async def search(
@@ -67,9 +61,10 @@ async def search(
     run, _ = await anabranch.begin(question, asker.context, entry=entry)
     answer = await run.value()
     if answer.ground is Ground.ALL_FAILED:
-        raise McpSearchFailed(answer.replies[0].error or "The search failed.")
+        raise SearchUnavailable(answer.replies[0].error or "The search failed.")
     results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
-    return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=None if results else NOTHING_FOUND)
+    hint = None if results else "Nothing was found; try other words."
+    return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=hint)
 
 
 async def ask(
@@ -78,8 +73,8 @@ async def ask(
     """A cited answer, or a refusal that says what is missing."""
     sources, filters = await _sources(anabranch, names, asker)
     if not sources:
-        others = named(configured(anabranch)) if asker.vouched else ""
-        hint = NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT
+        others = named(configured(anabranch)) if asker.trusted else ""
+        hint = f"{NO_DOCUMENTS} Name one of: {others} in `sources`." if others else NO_DOCUMENTS_HINT
         return AskResponse(answer=hint, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
     asked = anabranch.questions.ask_tool(question, SearchScope(sources=sources, filters=filters), top_k)
     run, _ = await anabranch.begin(asked, asker.context)
@@ -101,7 +96,7 @@ async def _sources(
     anabranch: Anabranch, names: Sequence[str], asker: McpCaller
 ) -> tuple[tuple[Endpoint, ...], Filters]:
     """Configured sources and collections by name."""
-    known = configured(anabranch) if asker.vouched else ()
+    known = configured(anabranch) if asker.trusted else ()
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
     if not names or rest:
@@ -126,11 +121,11 @@ async def _collections(
     """The named collections, or all that the caller can read. `others` are further valid names, for the error."""
     visible: Sequence[Collection] = ()
     if anabranch.knowledge.exists:
-        room = await anabranch.knowledge()
+        knowledge = await anabranch.knowledge()
         try:
-            return await room.chosen(asker.caller, names or None)
+            return await knowledge.chosen(asker.caller, names or None)
         except NotFound:
-            visible = await room.chosen(asker.caller, None)
+            visible = await knowledge.chosen(asker.caller, None)
     if not names:
         return ()
     known = {key for one in visible for key in (one.id, one.name)}
@@ -145,8 +140,7 @@ def _filters(searched: "Sequence[Collection]", named: Sequence[str]) -> Filters:
 
 
 def _found(rank: int, passage: Passage) -> FoundPassage:
-    place = passage.place
-    assert place is not None, "a passage of a collection has its place"
+    place = place_of(passage)
     return FoundPassage(
         rank=rank,
         title=passage.title,

@@ -180,7 +180,11 @@ def output_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
 def validate(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> T:
     """The decoded arguments. Raises InvalidArgument, which says what the argument accepts."""
     properties = schema["properties"]
-    given = {name: _number(value) for name, value in arguments.items() if value is not None}
+    given = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value  # JSON Schema accepts 10.0
+        for name, value in arguments.items()
+        if value is not None
+    }
     if (unknown := next((name for name in given if name not in properties), None)) is not None:
         shown = unknown[:SHOWN].encode(errors="replace").decode()
         raise InvalidArgument(f"There is no argument {shown!r}; there are: {', '.join(properties)}.", field=shown)
@@ -205,11 +209,6 @@ def validate(kind: type[T], schema: Mapping[str, Any], arguments: Mapping[str, A
 
 def _invalid(name: str, properties: Mapping[str, Any]) -> InvalidArgument:
     return InvalidArgument(f"{name} takes {_takes(properties[name])}.", field=name)
-
-
-def _number(value: Any) -> Any:
-    """JSON Schema accepts 10.0 as an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _takes(schema: Mapping[str, Any]) -> str:
