@@ -222,8 +222,8 @@ class QueryRenderer:
         match event:
             case Token():
                 return event_frame(b"token", QueryToken(text=event.text))
-            case RetrievalStarted(sources=asked):
-                self._single_source = len(asked) == 1
+            case RetrievalStarted(sources=endpoints):
+                self._single_source = len(endpoints) == 1
                 return b""
             case SourceReplied(reply=reply) if self._single_source and reply.status is not Status.SUCCESS:
                 self._failed = True

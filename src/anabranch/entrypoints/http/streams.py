@@ -355,16 +355,16 @@ def until_revoked(closing: ShutdownEvent, revocations: Revocations, key: str | N
     if key is None:
         yield closing
         return
-    own = ShutdownEvent()
+    event = ShutdownEvent()
     if closing.error is not None:
-        own.set()
-    closing.add(own.set)
-    revocations.add(key, own.set)
+        event.set()
+    closing.add(event.set)
+    revocations.add(key, event.set)
     try:
-        yield own
+        yield event
     finally:
-        closing.discard(own.set)
-        revocations.discard(key, own.set)
+        closing.discard(event.set)
+        revocations.discard(key, event.set)
 
 
 async def tail(

@@ -135,30 +135,30 @@ class Tools:
                 "Only the operator may use the configured MCP servers; `search` and `ask` are for the collections."
             )
         try:
-            asked = validate(AggregateArguments, self.inputs["aggregate"], arguments)
+            values = validate(AggregateArguments, self.inputs["aggregate"], arguments)
         except InvalidArgument as error:
-            shown = str(arguments.get("query_text", ""))[:200].encode(errors="replace").decode()
-            raise InvalidQuery(error.message, query=shown, reason=error.message) from None
+            query_text = str(arguments.get("query_text", ""))[:200].encode(errors="replace").decode()
+            raise InvalidQuery(error.message, query=query_text, reason=error.message) from None
 
         async def report(reply: SourceReply, done: int, total: int) -> None:
             await progress(done, total, progress_text(reply.path, reply))
 
-        query = msgspec.convert(msgspec.to_builtins(asked), AggregatorQuery)
+        query = msgspec.convert(msgspec.to_builtins(values), AggregatorQuery)
         response = await self._anabranch.aggregate(query, caller.context, report)
         return _result(response, schemas.aggregated(response))
 
     async def _search(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
         schema = self.inputs["search"]
-        asked = validate(SearchArguments, schema, arguments)
-        limit = asked.limit or schema["properties"]["limit"]["default"]
-        response = await search(self._anabranch, asked.query, asked.collections or (), limit, caller)
+        values = validate(SearchArguments, schema, arguments)
+        limit = values.limit or schema["properties"]["limit"]["default"]
+        response = await search(self._anabranch, values.query, values.collections or (), limit, caller)
         return _result(response, schemas.found(response))
 
     async def _ask(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
         schema = self.inputs["ask"]
-        asked = validate(AskArguments, schema, arguments)
-        top_k = asked.top_k or schema["properties"]["top_k"]["default"]
-        response = await ask(self._anabranch, asked.question, asked.sources or (), top_k, caller, progress)
+        values = validate(AskArguments, schema, arguments)
+        top_k = values.top_k or schema["properties"]["top_k"]["default"]
+        response = await ask(self._anabranch, values.question, values.sources or (), top_k, caller, progress)
         return _result(response, schemas.answered(response))
 
     def _tool(self, name: str, title: str, description: str, kind: type[msgspec.Struct], *, world: bool) -> Tool:
