@@ -1,14 +1,12 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from anabranch.app import Anabranch
 from anabranch.app.questions import Options
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import (
@@ -22,10 +20,9 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
-from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.streams import AnswerStreams, event_frame, whole
+from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.pipeline.run import Run
 
 WireStatus = Literal[
@@ -167,13 +164,8 @@ STREAM = EventStream(
 )
 
 
-@dataclass(frozen=True)
-class ChatSurface:
+class ChatSurface(AnswerSurface):
     """Two ways to ask: the whole answer as JSON, or its events. One Run behind each."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         at = partial(

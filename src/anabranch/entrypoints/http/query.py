@@ -33,7 +33,7 @@ from anabranch.domain.model import (
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
-from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, event_frame, whole
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import new_id
 from anabranch.text.sentences import sentences
@@ -264,13 +264,8 @@ class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
-@dataclass(frozen=True)
-class QuerySurface:
+class QuerySurface(AnswerSurface):
     """Answers questions from the collections and from configured sources."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [

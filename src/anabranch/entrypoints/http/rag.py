@@ -8,13 +8,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Scope
 
-from anabranch.app import Anabranch
 from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import RAG, Answer, Ground, Message, Usage, Value
-from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
@@ -30,7 +28,7 @@ from anabranch.entrypoints.http.query import (
     statuses,
     wants_fresh,
 )
-from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, data_frame
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, data_frame
 from anabranch.pipeline.answer import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
@@ -223,13 +221,8 @@ STREAM = EventStream(
 )
 
 
-@dataclass(frozen=True)
-class RagSurface:
+class RagSurface(AnswerSurface):
     """Answers questions from the collections, with a guardrail."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [

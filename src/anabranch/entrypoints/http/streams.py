@@ -244,6 +244,15 @@ class AnswerStreams:
         return Entry(key=LeaseLost.code, revision=1, body=self.writers[info.dialect](info)(event), final=True)
 
 
+@dataclass(frozen=True)
+class AnswerSurface:
+    """A surface that answers questions, whole or as a stream."""
+
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
+
+
 async def whole(run: Run, receive: Receive) -> Answer:
     """The answer, or the error that replaced it. If the client disconnects, the Run ends."""
     gone = asyncio.create_task(_stop_when_gone(receive, run))
