@@ -6,6 +6,7 @@ import json
 import socket as socketlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from anabranch.configuration.settings import Settings
+from anabranch.entrypoints.http.server import HeadCapped, Socket
+from conftest import running
 from support.planner_fixtures import Desk, desk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("planner-socket")]
@@ -30,6 +34,22 @@ async def planner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Des
     folder = tmp_path_factory.mktemp("data")
     async with desk(folder, people=("alice", "bob"), heartbeat_interval=0.1, cors_origins=("*", ORIGIN)) as opened:
         yield opened
+
+
+class ImpatientHttp(HeadCapped):
+    stall_s = 0.0
+
+
+class ImpatientSocket(Socket):
+    stall_s = 0.0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def impatient(tmp_path: Path) -> AsyncIterator[Desk]:
+    """A server that does not wait for clients that do not read."""
+    settings = Settings(log_level="ERROR", data_dir=str(tmp_path), heartbeat_interval=0.1)
+    async with running(settings, ImpatientHttp, ImpatientSocket) as server:
+        yield Desk(server, {})
 
 
 @pytest.fixture
@@ -221,10 +241,10 @@ async def test_an_invalid_websocket_handshake_is_refused(
     ids=["stream", "socket"],
 )
 async def test_a_client_that_reads_nothing_is_disconnected(
-    planner: Desk, session: str, head: bytes, goodbye: bytes, monkeypatch: pytest.MonkeyPatch
+    impatient: Desk, session: str, head: bytes, goodbye: bytes
 ) -> None:
     """A proper end would have to wait until all is read."""
-    monkeypatch.setattr("anabranch.entrypoints.http.server.AbortsStalled.stall_s", 0.0)
+    planner = impatient
     await planner.begin(session, "p")
     host, port = planner.url.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()

@@ -232,14 +232,14 @@ EVENTS_A_FRAME = 5
 CONTINUING = ("success", "partial_failure", "failed")
 
 
-class StepView(Value):
+class StepSummary(Value):
     session_id: str
     plan_step_id: str
     status: str
     sequence: int
 
 
-class StepAccepted(StepView):
+class StepAccepted(StepSummary):
     """A step, and the addresses of its events."""
 
     stream: str
@@ -254,7 +254,7 @@ class StepResult(Value):
     revision: int
 
 
-class StepAnswer(StepView):
+class StepAnswer(StepSummary):
     """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
     results: dict[str, StepResult]
