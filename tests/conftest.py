@@ -117,7 +117,7 @@ class EndsAtOnce(uvicorn.Server):
 
 @asynccontextmanager
 async def running(
-    settings: Settings, protocol: type[HeadCapped] = HeadCapped, **timing: float
+    settings: Settings, protocol: type[HeadCapped] = HeadCapped, sockets: type[Socket] = Socket, **timing: float
 ) -> AsyncIterator[Server]:
     service = Service(settings, configured_log(settings), **timing)
     config = uvicorn.Config(
@@ -125,7 +125,7 @@ async def running(
         host="127.0.0.1",
         port=0,
         http=protocol,
-        ws=Socket,
+        ws=sockets,
         ws_max_size=Socket.max_message_bytes,
         ws_per_message_deflate=False,
         log_config=None,

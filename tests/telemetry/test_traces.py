@@ -20,6 +20,7 @@ from anabranch.telemetry.otlp import MAX_QUEUED_SPANS, OtlpTiming, Traces
 from anabranch.testing import Document, Space
 from anabranch.testing.failures import Failure
 from conftest import Server, ref
+from support.metrics_scrape import scrape
 from support.otlp_collector import Collector
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
@@ -148,6 +149,9 @@ async def test_questions_are_answered_while_the_collector_is_unreachable(
         for _ in range(3):
             status, _, _ = await server.post("/api/v1/chat", body(space, "docs"))
             assert status == 200
+        async with asyncio.timeout(20):
+            while not (await scrape(server.session, server.url)).value("anabranch_spans_dropped_total"):
+                pass
     assert capsys.readouterr().err.count('"traces_lost"') == 1
 
 

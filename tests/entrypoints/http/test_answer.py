@@ -72,7 +72,7 @@ async def test_stream_tells_the_same_answer_in_order(server: Server, two_sources
     )
 
 
-async def test_stream_headers(server: Server, two_sources: dict[str, Any]) -> None:
+async def test_a_chat_stream_has_server_sent_event_headers(server: Server, two_sources: dict[str, Any]) -> None:
     async with server.session.post(f"{server.url}/api/v1/chat/stream", json=two_sources) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.headers["Cache-Control"] == "no-cache"

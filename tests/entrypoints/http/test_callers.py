@@ -37,7 +37,7 @@ def scope(*headers: tuple[str, str], peer: str | None = "127.0.0.1", version: st
     }
 
 
-async def vouched(asked: dict[str, Any], **settings: Any) -> bool:
+async def is_operator(asked: dict[str, Any], **settings: Any) -> bool:
     async with Anabranch.open(settings=Settings(**settings)) as anabranch:
         return Access(anabranch).may_use_configured(asked, ANYONE)
 
@@ -48,8 +48,8 @@ async def vouched(asked: dict[str, Any], **settings: Any) -> bool:
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8001", "127.0.0.1", "127.9.9.9:1", "[::1]:8001", "app.localhost:8001"]
 )
-async def test_local_names(host: str) -> None:
-    assert await vouched(scope(("host", host)))
+async def test_the_operator_uses_a_local_host_name(host: str) -> None:
+    assert await is_operator(scope(("host", host)))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ async def test_local_names(host: str) -> None:
         "localho\u00ff",
     ],
 )
-async def test_a_name_that_was_made_to_point_here(host: str) -> None:
-    assert not await vouched(scope(("host", host)))
+async def test_a_rebound_host_name_is_not_the_operators(host: str) -> None:
+    assert not await is_operator(scope(("host", host)))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ async def test_a_name_that_was_made_to_point_here(host: str) -> None:
         pytest.param((LOCAL_HOST, ("sec-fetch-site", "same-site")), id="a page on another port"),
     ],
 )
-async def test_a_web_page_of_another_site(headers: tuple[tuple[str, str], ...]) -> None:
-    assert not await vouched(scope(*headers))
+async def test_a_web_page_of_another_site_is_not_the_operator(headers: tuple[tuple[str, str], ...]) -> None:
+    assert not await is_operator(scope(*headers))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ async def test_a_web_page_of_another_site(headers: tuple[tuple[str, str], ...]) 
         (LOCAL_HOST, ("sec-fetch-site", "none")),
     ],
 )
-async def test_a_page_of_our_own(headers: tuple[tuple[str, str], ...]) -> None:
-    assert await vouched(scope(*headers))
+async def test_a_web_page_of_this_server_is_the_operator(headers: tuple[tuple[str, str], ...]) -> None:
+    assert await is_operator(scope(*headers))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ async def test_a_page_of_our_own(headers: tuple[tuple[str, str], ...]) -> None:
         *("x-amzn-trace-id", "x-azure-clientip", "x-appengine-user-ip"),
     ],
 )
-async def test_behind_a_proxy(name: str) -> None:
+async def test_a_forwarded_request_is_not_the_operators(name: str) -> None:
     for value in ("127.0.0.1", ""):
-        assert not await vouched(scope(LOCAL_HOST, (name, value)))
+        assert not await is_operator(scope(LOCAL_HOST, (name, value)))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,10 @@ async def test_behind_a_proxy(name: str) -> None:
         (None, {"auth": "none"}, True),
     ],
 )
-async def test_from_where(peer: str | None, settings: dict[str, Any], may: bool) -> None:
-    assert await vouched(scope(LOCAL_HOST, peer=peer), **settings) is may
+async def test_the_operator_is_known_by_a_loopback_address(
+    peer: str | None, settings: dict[str, Any], may: bool
+) -> None:
+    assert await is_operator(scope(LOCAL_HOST, peer=peer), **settings) is may
 
 
 @pytest.mark.parametrize(
@@ -222,11 +224,11 @@ async def test_with_no_login_at_all_only_foreign_pages_are_not_the_operator(
     headers: tuple[tuple[str, str], ...], may: bool
 ) -> None:
     given: dict[str, Any] = {"auth": "none", "cors_origins": ("*", "https://app.example")}
-    assert await vouched(scope(*headers, peer="192.168.0.7"), **given) is may
+    assert await is_operator(scope(*headers, peer="192.168.0.7"), **given) is may
 
 
-async def test_old_proxies_speak_an_old_protocol() -> None:
-    assert not await vouched(scope(LOCAL_HOST, version="1.0"))
+async def test_http_1_0_is_not_the_operators() -> None:
+    assert not await is_operator(scope(LOCAL_HOST, version="1.0"))
 
 
 # --- the address of whoever asks
@@ -252,13 +254,15 @@ async def test_old_proxies_speak_an_old_protocol() -> None:
         (None, ["198.51.100.7"], None),
     ],
 )
-async def test_the_last_address_that_nobody_answers_for(peer: str | None, forwarded: list[str], address: str) -> None:
+async def test_the_callers_address_is_the_last_hop_before_trusted_proxies(
+    peer: str | None, forwarded: list[str], address: str
+) -> None:
     async with Anabranch.open(settings=Settings(trusted_proxies=("10.0.0.0/8",))) as anabranch:
         headers = [("x-forwarded-for", value) for value in forwarded]
         assert Access(anabranch).address(scope(LOCAL_HOST, *headers, peer=peer)) == address
 
 
-async def test_one_header_one_token() -> None:
+async def test_a_request_has_one_authorization_header() -> None:
     assert bearer(scope()) is None
     assert bearer(scope(("authorization", "bEaReR  ab_key "))) == "ab_key"
     for values in (["Bearer a", "Bearer a"], ["Bearer"], ["Bearer "], ["Bearer\ta"], ["Basic a"], [""], ["a"]):
@@ -349,7 +353,7 @@ QUERY = "/v1/query", {"query": "When does the canteen open?"}
     ],
     ids=["auto", "auto-hub", "none", "api_key", "api_key-hub", "jwt-hub", "jwt"],
 )
-async def test_who_must_come_with_what(
+async def test_credentials_that_each_surface_requires_by_setting(
     seeded: Seeded, hub: Hub, settings: dict[str, str], expected: dict[str, tuple[int, int, int]]
 ) -> None:
     brought: dict[str, list[str]] = {

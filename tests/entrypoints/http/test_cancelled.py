@@ -116,7 +116,7 @@ async def test_the_first_who_asked_may_leave_the_second_alone(asked: Crowd, writ
     assert (await asked.ask(query)).end["cached"]
 
 
-async def test_when_all_have_left_it_ends(asked: Crowd, writer: Space) -> None:
+async def test_a_shared_answer_ends_when_all_its_clients_disconnect(asked: Crowd, writer: Space) -> None:
     query, before = "How long do printed books take?", await counts(asked)
     async with AsyncExitStack() as stack:
         await begun(asked, query, stack)

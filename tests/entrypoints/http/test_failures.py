@@ -174,7 +174,7 @@ async def test_a_name_that_does_not_resolve(server: Server, space: Space) -> Non
     assert bad["status"] in ("error", "timeout")
 
 
-async def test_nobody_listens(server: Server, space: Space) -> None:
+async def test_a_source_that_refuses_connections_is_an_error(server: Server, space: Space) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         request = question(space, "docs")
@@ -374,7 +374,7 @@ async def test_when_the_client_goes_its_upstreams_are_closed(
         await space.wait_for(lambda: all(sent.disconnected for sent in space.requests if sent.slug == slug), 1.0)
 
 
-async def test_the_time_runs_out_as_a_whole(serve: Any, space: Space) -> None:
+async def test_the_total_timeout_limits_model_and_sources(serve: Any, space: Space) -> None:
     async with serve(total_timeout=0.5) as server:
         status, body, _ = await server.post("/api/v1/chat", question(space, "docs", model="hang"))
         assert (status, body["error"]) == (504, "deadline_exceeded")
@@ -382,7 +382,7 @@ async def test_the_time_runs_out_as_a_whole(serve: Any, space: Space) -> None:
         assert [info["status"] for info in answer["retrieval_info"]] == ["success", "timeout"]
 
 
-async def test_a_client_that_does_not_read_is_let_go(serve: Any, space: Space) -> None:
+async def test_the_run_of_a_client_that_does_not_read_ends_at_the_total_timeout(serve: Any, space: Space) -> None:
     """Its Run is held back, not buffered without end, and ends with its time."""
     space.model("endless", reply="word " * 600_000, delay_s=0)
     async with serve(total_timeout=1.0, model_streaming_enabled=True, max_reply_bytes=500_000_000) as server:

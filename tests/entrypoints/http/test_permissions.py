@@ -61,7 +61,7 @@ async def titles(shelf: Library, who: str | None) -> list[str]:
         (None, ["private", "public", "restricted"]),
     ],
 )
-async def test_everybody_has_their_own_view(shelf: Library, who: str | None, seen: list[str]) -> None:
+async def test_each_caller_sees_the_documents_they_may_read(shelf: Library, who: str | None, seen: list[str]) -> None:
     assert await titles(shelf, who) == seen
     answer = await shelf.ask("What is there?", who=who, collections=["mixed"])
     assert sorted(one["title"] for one in answer["sources"]) == seen

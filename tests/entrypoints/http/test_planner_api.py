@@ -88,7 +88,7 @@ async def test_a_step_is_handed_over_fed_and_read_again(planner: Desk, session: 
     assert page["events"][-1]["content"]["status"] == "success"
 
 
-async def test_pages_follow_one_another(planner: Desk, session: str) -> None:
+async def test_pages_of_step_events_follow_one_another(planner: Desk, session: str) -> None:
     await planner.begin(session, "p")
     for text in ("one", "two", "three"):
         assert (await planner.push(session, "p", "lookup", status="partial", payload={"text": text}))[0] == 202
@@ -255,9 +255,7 @@ BAD_ENVELOPES = [
 
 
 @pytest.mark.parametrize("body", BAD_ENVELOPES, ids=range(len(BAD_ENVELOPES)))
-async def test_an_envelope_that_makes_no_sense_is_refused_with_a_sentence(
-    planner: Desk, session: str, body: Any
-) -> None:
+async def test_an_invalid_step_envelope_is_refused_with_a_sentence(planner: Desk, session: str, body: Any) -> None:
     status, refused = await planner.ask("POST", f"/planner/sessions/{session}/steps", body)
     assert (status, refused["error"]) == (422, "invalid_request")
     assert refused["message"].endswith((".", "`", ")"))
@@ -312,9 +310,7 @@ def deep(levels: int) -> Any:
     ],
     ids=range(16),
 )
-async def test_a_push_that_makes_no_sense_changes_nothing(
-    planner: Desk, session: str, event: Any, refusal: int
-) -> None:
+async def test_an_invalid_push_changes_nothing(planner: Desk, session: str, event: Any, refusal: int) -> None:
     await planner.begin(session, "p")
     path = f"/planner/sessions/{session}/steps/p/subagents/lookup/events"
     status, refused = await planner.ask("POST", path, event)
@@ -324,7 +320,7 @@ async def test_a_push_that_makes_no_sense_changes_nothing(
 
 @pytest.mark.parametrize("where", ["stream?last_event_id=", "events?after="])
 @pytest.mark.parametrize("cursor", ["abc", "-1", "1.5", "%2B1", str(2**70), str(2**53), "%D9%A3", ""])
-async def test_a_cursor_is_a_number_that_was_given_out(planner: Desk, session: str, where: str, cursor: str) -> None:
+async def test_an_invalid_planner_cursor_is_refused(planner: Desk, session: str, where: str, cursor: str) -> None:
     await planner.begin(session, "p")
     status, refused = await planner.ask("GET", f"/planner/sessions/{session}/steps/p/{where}{cursor}")
     assert (status, refused["error"]) == (422, "invalid_request")
@@ -339,7 +335,7 @@ async def test_a_page_holds_a_thousand_events_at_the_most(planner: Desk, session
     assert (len(page["events"]), page["has_more"]) == (1_000, True)
 
 
-async def test_what_is_said_without_a_payload_is_the_payload(planner: Desk, session: str) -> None:
+async def test_fields_without_a_payload_become_the_payload(planner: Desk, session: str) -> None:
     await planner.begin(session, "p", "lookup", "other")
     await planner.ask("POST", f"/planner/sessions/{session}/steps/p/progress", {"message": "thinking", "stage": "plan"})
     await planner.push(session, "p", "lookup", status="error", error="no such order")
@@ -352,14 +348,14 @@ async def test_what_is_said_without_a_payload_is_the_payload(planner: Desk, sess
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "all", "", "9" * 5_000, "00001" + "9" * 5_000])
-async def test_a_page_has_its_bounds(planner: Desk, session: str, limit: str) -> None:
+async def test_an_invalid_page_limit_is_refused(planner: Desk, session: str, limit: str) -> None:
     await planner.begin(session, "p")
     status, refused = await planner.ask("GET", f"/planner/sessions/{session}/steps/p/events?limit={limit}")
     assert (status, refused["error"]) == (422, "invalid_request")
 
 
 @pytest.mark.parametrize("name", ["a/b", "ä ö", "100%", "?x=1#y", "日本", "a" * 200])
-async def test_ids_may_be_anything_that_can_be_read(planner: Desk, session: str, name: str) -> None:
+async def test_planner_ids_may_have_any_printable_characters(planner: Desk, session: str, name: str) -> None:
     spec = envelope(name, {"key": name, "telemetry": {"trace_id": "0" * 32, "span_id": "0" * 16}})
     status, begun = await planner.ask("POST", f"/planner/sessions/{quote(session + name, safe='')[:200]}/steps", spec)
     if len(session + name) > 200:
@@ -409,7 +405,7 @@ async def test_other_addresses_and_methods_are_refused_in_our_form(
     assert set(refused) == {"error", "message", "detail", "details"}
 
 
-async def test_only_pages_of_a_named_origin_may_use_it(planner: Desk) -> None:
+async def test_cors_of_the_planner_allows_configured_origins_only(planner: Desk) -> None:
     path = f"{planner.url}/planner/sessions/s/steps/p"
     asked = {"Access-Control-Request-Method": "DELETE", "Access-Control-Request-Headers": "authorization"}
     for origin, status in (("https://app.example", 200), ("https://evil.example", 400)):

@@ -6,6 +6,7 @@ import json
 import socket as socketlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from anabranch.configuration.settings import Settings
+from anabranch.entrypoints.http.server import HeadCapped, Socket
+from conftest import running
 from support.planner_fixtures import Desk, desk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("planner-socket")]
@@ -30,6 +34,22 @@ async def planner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Des
     folder = tmp_path_factory.mktemp("data")
     async with desk(folder, people=("alice", "bob"), heartbeat_interval=0.1, cors_origins=("*", ORIGIN)) as opened:
         yield opened
+
+
+class ImpatientHttp(HeadCapped):
+    stall_s = 0.0
+
+
+class ImpatientSocket(Socket):
+    stall_s = 0.0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def impatient(tmp_path: Path) -> AsyncIterator[Desk]:
+    """A server that does not wait for clients that do not read."""
+    settings = Settings(log_level="ERROR", data_dir=str(tmp_path), heartbeat_interval=0.1)
+    async with running(settings, ImpatientHttp, ImpatientSocket) as server:
+        yield Desk(server, {})
 
 
 @pytest.fixture
@@ -81,7 +101,7 @@ async def refusal(planner: Desk, session: str, step: str, query: str = "", **mor
     return response.status_code, json.loads(response.body)
 
 
-async def test_it_has_what_the_stream_has(planner: Desk, session: str) -> None:
+async def test_a_planner_websocket_sends_the_events_of_the_stream(planner: Desk, session: str) -> None:
     await planner.begin(session, "p")
     async with socket(planner, session, "p") as connection:
         assert connection.response is not None
@@ -110,7 +130,7 @@ async def test_it_has_what_the_stream_has(planner: Desk, session: str) -> None:
     assert messages[0] == {"type": "reset", "sequence": len(found), "epoch": 0}
 
 
-async def test_it_goes_on_into_the_next_step(planner: Desk, session: str) -> None:
+async def test_a_planner_websocket_continues_with_the_next_step(planner: Desk, session: str) -> None:
     await planner.begin(session, "p", next_step_id="q")
     async with socket(planner, session, "p") as connection:
         await planner.push(session, "p", "lookup")
@@ -124,7 +144,7 @@ async def test_it_goes_on_into_the_next_step(planner: Desk, session: str) -> Non
     assert code == 1000
 
 
-async def test_a_page_brings_its_key_as_a_subprotocol(planner: Desk, session: str) -> None:
+async def test_a_web_page_sends_its_key_as_a_websocket_subprotocol(planner: Desk, session: str) -> None:
     await planner.begin(session, "p", who="alice")
     offered = ["anabranch.planner", f"bearer.{planner.secrets['alice']}"]
     async with socket(planner, session, "p", subprotocols=offered, origin=ORIGIN) as connection:
@@ -146,7 +166,7 @@ async def test_only_pages_of_this_site_or_a_named_one_get_in(planner: Desk, sess
         assert (status, refused["error"]) == (403, "forbidden")
 
 
-async def test_others_learn_nothing(planner: Desk, session: str) -> None:
+async def test_a_planner_websocket_of_another_caller_is_refused_as_unknown(planner: Desk, session: str) -> None:
     await planner.begin(session, "p", who="alice")
     found = await refusal(planner, session, "p", who="bob")
     assert found == await refusal(planner, session, "none", who="bob")
@@ -156,7 +176,7 @@ async def test_others_learn_nothing(planner: Desk, session: str) -> None:
     assert (await refusal(planner, session, "x" * 201))[0] == 422
 
 
-async def test_other_addresses_have_no_socket(planner: Desk) -> None:
+async def test_other_addresses_refuse_websockets(planner: Desk) -> None:
     for path, status in (("/health", 404), ("/v1/query", 404), ("/planner/sessions/s/steps/p/stream", 405)):
         with pytest.raises(InvalidStatus) as refused:
             async with connect(planner.url.replace("http", "ws") + path):
@@ -165,7 +185,7 @@ async def test_other_addresses_have_no_socket(planner: Desk) -> None:
         assert json.loads(refused.value.response.body)["error"]
 
 
-async def test_what_a_client_says_is_not_listened_to_but_bounded(planner: Desk, session: str) -> None:
+async def test_messages_of_a_websocket_client_are_ignored_and_limited(planner: Desk, session: str) -> None:
     await planner.begin(session, "p")
     async with socket(planner, session, "p") as connection:
         for _ in range(100):
@@ -175,7 +195,7 @@ async def test_what_a_client_says_is_not_listened_to_but_bounded(planner: Desk, 
         assert (await rest(connection))[1] == 1009
 
 
-async def test_one_that_has_too_much_to_say_is_cut_off(planner: Desk, session: str) -> None:
+async def test_a_websocket_client_that_sends_too_much_is_disconnected(planner: Desk, session: str) -> None:
     await planner.begin(session, "p")
     async with socket(planner, session, "p", ping_interval=None) as connection:
         with suppress(ConnectionClosed):
@@ -196,7 +216,7 @@ async def test_one_that_has_too_much_to_say_is_cut_off(planner: Desk, session: s
     ],
     ids=["long", "many", "version", "protocol", "origin", "host"],
 )
-async def test_a_handshake_that_makes_no_sense_is_refused(
+async def test_an_invalid_websocket_handshake_is_refused(
     planner: Desk, session: str, head: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     await planner.begin(session, "p")
@@ -220,11 +240,11 @@ async def test_a_handshake_that_makes_no_sense_is_refused(
     ],
     ids=["stream", "socket"],
 )
-async def test_one_that_reads_nothing_is_cut_off(
-    planner: Desk, session: str, head: bytes, goodbye: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_that_reads_nothing_is_disconnected(
+    impatient: Desk, session: str, head: bytes, goodbye: bytes
 ) -> None:
     """A proper end would have to wait until all is read."""
-    monkeypatch.setattr("anabranch.entrypoints.http.server.AbortsStalled.stall_s", 0.0)
+    planner = impatient
     await planner.begin(session, "p")
     host, port = planner.url.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()

@@ -93,7 +93,7 @@ async def test_a_client_comes_back_with_its_cursor(planner: Desk, session: str) 
     assert rest == events[9:], "the header is the newer one"
 
 
-async def test_who_has_it_all_is_told_to_stop(planner: Desk, session: str) -> None:
+async def test_a_cursor_at_the_end_of_a_step_is_204(planner: Desk, session: str) -> None:
     events = await finished(planner, session, "p")
     path = f"/planner/sessions/{session}/steps/p/stream"
     assert await planner.ask("GET", f"{path}?last_event_id={len(events)}") == (204, None)
@@ -101,7 +101,7 @@ async def test_who_has_it_all_is_told_to_stop(planner: Desk, session: str) -> No
 
 
 @pytest.mark.parametrize("cursor", [100, EPOCH + 1])
-async def test_a_cursor_that_means_nothing_begins_again(planner: Desk, session: str, cursor: int) -> None:
+async def test_an_invalid_cursor_resets_the_planner_stream(planner: Desk, session: str, cursor: int) -> None:
     events = await finished(planner, session, "p")
     async with planner.stream(session, "p", Last_Event_ID=str(cursor)) as stream:
         frames = await stream.rest()
@@ -180,7 +180,7 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(planner: Desk, sessio
         lazy.transport.abort()
 
 
-async def test_who_leaves_is_noticed(planner: Desk, session: str) -> None:
+async def test_a_disconnected_planner_client_leaves_no_tasks(planner: Desk, session: str) -> None:
     await planner.begin(session, "p")
     async with planner.stream(session, "p") as stream:
         await stream.events(1)

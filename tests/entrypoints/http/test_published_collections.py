@@ -88,7 +88,7 @@ async def test_the_threshold_is_honoured(there: Node) -> None:
     assert (await there.ask("attic", "Barrel 7", similarity_threshold=1)).documents == []
 
 
-async def test_without_metadata(there: Node) -> None:
+async def test_published_references_without_metadata(there: Node) -> None:
     (document,) = (await there.ask("canteen", include_metadata=False, limit=1)).documents
     assert set(document) == {"document_id", "content", "similarity_score"}
     nulls = {"include_metadata": None, "stream": None, "limit": None, "similarity_threshold": None, "temperature": None}
@@ -137,7 +137,7 @@ async def test_what_cannot_be_understood_is_said_in_a_sentence(there: Node, body
     assert reply.body["detail"]
 
 
-async def test_too_much_and_the_wrong_way(seeded: Seeded, there: Node) -> None:
+async def test_published_endpoints_refuse_large_bodies_and_other_methods(seeded: Seeded, there: Node) -> None:
     reply = await there.ask("canteen", data=BytesIO(b" " * (4 * 1024 * 1024 + 1)))
     assert reply.status == 413
     assert "4,194,304 bytes" in reply.body["detail"]
@@ -276,7 +276,7 @@ async def test_the_hub_writes_audiences_in_small_letters(there: Node, hub: Hub) 
     assert (await there.ask("attic", token=hub.token("DORA", sub="17"))).status == 401
 
 
-async def test_strangers_cannot_tell_what_there_is(there: Node, hub: Hub) -> None:
+async def test_unauthorized_callers_cannot_tell_which_endpoints_exist(there: Node, hub: Hub) -> None:
     """Whatever they come with, the answer for a slug that there is is the answer for one that there is not."""
     async with Hub(signing=True) as other:
         tokens = [
@@ -345,7 +345,7 @@ async def test_the_transaction_token_is_recorded(seeded: Seeded, there: Node, hu
         assert found == [document["document_id"] for document in reply.documents]
 
 
-async def test_what_is_asked_without_one_is_recorded_too(seeded: Seeded, there: Node) -> None:
+async def test_a_published_question_without_a_transaction_token_is_recorded(seeded: Seeded, there: Node) -> None:
     question = "When does the canteen open on Sundays?"
     await there.ask("canteen", question, transaction_token="")
     await until(lambda: logged(seeded.folder, "original", question))
@@ -426,7 +426,7 @@ async def test_a_search_that_takes_too_long(seeded: Seeded, monkeypatch: pytest.
     assert seeded.queries("tx-late") == []  # nobody pays for nothing
 
 
-async def test_without_the_embedding_model(seeded: Seeded, tmp_path: Any) -> None:
+async def test_a_published_collection_without_the_embedding_model_is_503(seeded: Seeded, tmp_path: Any) -> None:
     async with node(seeded.settings(models_dir=str(tmp_path))) as there:
         reply = await there.ask("canteen", transaction_token="tx-broken")
     assert (reply.status, reply.headers["Retry-After"]) == (503, "5")

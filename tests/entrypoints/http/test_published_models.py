@@ -90,7 +90,7 @@ async def test_a_text_is_a_message_and_what_is_not_said_is_the_default(publish: 
 
 
 @pytest.mark.parametrize("kind", ["space", "openai"])
-async def test_a_model_streams(publish: Open, space: Space, kind: str) -> None:
+async def test_a_published_model_streams_completion_chunks(publish: Open, space: Space, kind: str) -> None:
     words = "Dry\u2028 and\u2029 \u0085 cold."
     space.model("gpt", reply=words, form="openai")
     async with publish(kind=kind, model_streaming_enabled=True) as there:
@@ -129,7 +129,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("slow", "timeout_s"), [(True, 0.2), (False, 30)])
-async def test_a_model_that_fails(publish: Open, space: Space, tmp_path: Path, slow: bool, timeout_s: float) -> None:
+async def test_a_published_model_that_fails_hides_the_upstream_text(
+    publish: Open, space: Space, tmp_path: Path, slow: bool, timeout_s: float
+) -> None:
     """In a sentence of ours: the words of the model's server may quote the operator's key."""
     leak = json.dumps({"error": {"message": f"Incorrect API key provided: {SECRET}"}}).encode()
     async with publish(generation_timeout=timeout_s, model_retries=0, breaker_calls=1_000) as there:

@@ -133,7 +133,7 @@ async def test_an_answer_sentence_by_sentence(shelf: Library) -> None:
     assert all(sentence["citations"] for sentence in told["sentences"])
 
 
-async def test_nothing_that_answers_is_said_to_be_so(shelf: Library) -> None:
+async def test_a_query_without_an_answer_is_refused_and_says_why(shelf: Library) -> None:
     abstained = await shelf.ask("Who won the chess championship in 1972?")
     assert (abstained["refused"], abstained["finish_reason"]) == (True, "abstained")
     assert abstained["sources"]
@@ -165,7 +165,7 @@ async def test_nothing_that_answers_is_said_to_be_so(shelf: Library) -> None:
     ],
     ids=str,
 )
-async def test_filters(shelf: Library, filters: Any, titles: list[str]) -> None:
+async def test_query_filters_select_documents(shelf: Library, filters: Any, titles: list[str]) -> None:
     answer = await shelf.ask("What is there?", filters=filters, settings={"top_k": 20})
     assert sorted({one["title"] for one in answer["sources"]}) == titles
 
@@ -266,6 +266,6 @@ async def test_feedback_right_after_the_answer_finds_its_question(shelf: Library
     ],
     ids=str,
 )
-async def test_wrong_feedback(shelf: Library, body: dict[str, Any], status: int) -> None:
+async def test_invalid_feedback_is_refused(shelf: Library, body: dict[str, Any], status: int) -> None:
     reply = await shelf.call("POST", "/v1/feedback", body)
     assert (reply.status, reply.code) == (status, {404: "NOT_FOUND", 400: "VALIDATION_ERROR"}[status])

@@ -117,7 +117,7 @@ async def test_a_model_streams_word_by_word_and_its_tokens_are_counted(written: 
     assert done["citations"][0]["citation_index"] == 1
 
 
-async def test_the_second_time_it_costs_nothing(written: Library, writer: Space) -> None:
+async def test_a_repeated_rag_question_is_answered_from_the_cache(written: Library, writer: Space) -> None:
     question = "When do parcels to Iceland leave?"
     first = await ask(written, question)
     before = len(writer.requests)

@@ -104,7 +104,9 @@ async def test_each_process_keeps_the_limit_by_itself_and_then_together_again(
     assert sum(together, Counter()) == {200: LIMIT, 429: 30 - LIMIT}
 
 
-async def test_answers_are_shared_again(asked: Crowd, valkey: Valkey, names: Iterator[str]) -> None:
+async def test_answers_are_cached_in_redis_again_after_an_outage(
+    asked: Crowd, valkey: Valkey, names: Iterator[str]
+) -> None:
     valkey.kill()
     await asyncio.gather(*(asked.ask(who=next(names), at=at) for at in (0, 1)))
     await both_read(asked, 0)

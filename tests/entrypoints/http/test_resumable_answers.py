@@ -108,7 +108,7 @@ async def test_the_answer_goes_on_while_nobody_listens(taped: Server, speaker: S
     assert speaker.left == 0
 
 
-async def test_two_who_follow_hear_the_same(taped: Server, speaker: Speaker) -> None:
+async def test_two_readers_of_a_resumable_answer_get_the_same_events(taped: Server, speaker: Speaker) -> None:
     async with asking(taped, CHAT, question(speaker)) as line, resuming(taped, line.stream) as other:
         assert await line.hear(3) == await other.hear(3)
         for word in WORDS:
@@ -120,7 +120,7 @@ async def test_two_who_follow_hear_the_same(taped: Server, speaker: Speaker) -> 
     assert end.name == "done"
 
 
-async def test_after_the_end_there_is_nothing_to_wait_for(taped: Server, speaker: Speaker) -> None:
+async def test_a_cursor_at_the_end_of_a_resumable_answer_is_204(taped: Server, speaker: Speaker) -> None:
     stream, uncut = await answered(taped, speaker)
     async with resuming(taped, stream, uncut[-1].id) as line:
         assert line.status == 204
@@ -130,7 +130,7 @@ async def test_after_the_end_there_is_nothing_to_wait_for(taped: Server, speaker
 
 
 @pytest.mark.parametrize("cursor", [8, EPOCH + 3, 2**60])
-async def test_a_cursor_that_means_nothing_begins_again(taped: Server, speaker: Speaker, cursor: int) -> None:
+async def test_an_invalid_cursor_resets_a_resumable_answer(taped: Server, speaker: Speaker, cursor: int) -> None:
     stream, uncut = await answered(taped, speaker)
     async with resuming(taped, stream, cursor) as line:
         reset, *again = await line.rest()
@@ -292,7 +292,7 @@ async def test_what_came_without_a_token_belongs_to_those_who_know_its_id(taped:
         assert await everything(taped, stream, **headers) == uncut
 
 
-async def test_where_everybody_needs_a_key_this_does_too(serve: Serve) -> None:
+async def test_resumable_answers_need_a_key_where_all_surfaces_do(serve: Serve) -> None:
     async with serve(auth="api_key") as server:
         log, stream = Log(), "s" * 32
         recorded(server, log)

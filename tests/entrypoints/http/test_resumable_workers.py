@@ -42,7 +42,7 @@ def said(heard: list[Heard]) -> str:
     return "".join(one.data["content"] for one in heard if one.name == "token")
 
 
-async def test_another_worker_has_the_rest(serve: Serve, speaker: Speaker, valkey: Valkey) -> None:
+async def test_another_worker_resumes_the_answer(serve: Serve, speaker: Speaker, valkey: Valkey) -> None:
     async with serve(redis_url=valkey.url) as one, serve(redis_url=valkey.url) as other:
         async with asking(one, CHAT, question(speaker)) as line:
             heard = await line.hear(3)

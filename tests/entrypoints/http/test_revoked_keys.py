@@ -128,7 +128,7 @@ def _data(block: bytes) -> Any:
     return json.loads(block.split(b"data: ", 1)[1])
 
 
-def test_it_is_a_matter_of_seconds() -> None:
+def test_revoked_keys_are_polled_within_seconds() -> None:
     assert EVERY_S <= 5
 
 
@@ -154,7 +154,7 @@ async def test_an_answer_ends_in_an_error_of_its_own_surface(tmp_path: Path, sur
             assert refused.status == 401
 
 
-async def test_a_plain_answer_is_a_401(tmp_path: Path) -> None:
+async def test_a_json_answer_of_a_revoked_key_is_401(tmp_path: Path) -> None:
     async with house(tmp_path / "data") as there:
         key = there.key()
         asking_ = asyncio.create_task(there.server.post("/api/v1/chat", CHAT, headers=key.headers))
@@ -164,7 +164,7 @@ async def test_a_plain_answer_is_a_401(tmp_path: Path) -> None:
     assert (status, error["error"], error["message"]) == (401, "unauthorized", REVOKED)
 
 
-async def test_the_open_chat_surface_ends_it_too(tmp_path: Path) -> None:
+async def test_a_revoked_key_ends_its_stream_on_the_open_chat_surface(tmp_path: Path) -> None:
     async with house(tmp_path / "data", auth="auto", endpoint_allowlist=("127.0.0.0/8",)) as there:
         key = there.key()
         request = {**CHAT, "model": there.speaker.endpoint}
@@ -189,7 +189,7 @@ async def test_the_command_revokes_it_from_another_process(tmp_path: Path) -> No
             assert [one.data["message"] for one in await line.rest()] == [REVOKED]
 
 
-async def test_streams_of_other_keys_go_on(tmp_path: Path) -> None:
+async def test_streams_of_other_keys_continue(tmp_path: Path) -> None:
     async with house(tmp_path / "data") as there:
         alice, twin = there.key(), there.key()
         async with asking(there.server, "/api/v1/chat/stream", CHAT, **twin.headers, Prefer="none") as line:
@@ -202,7 +202,7 @@ async def test_streams_of_other_keys_go_on(tmp_path: Path) -> None:
             assert [one.name for one in await line.rest()] == ["token", "done"]
 
 
-async def test_who_reads_a_resumable_answer_with_another_key_of_its_owner_is_let_go(tmp_path: Path) -> None:
+async def test_a_revoked_key_ends_reading_a_resumable_answer_of_its_owner(tmp_path: Path) -> None:
     async with house(tmp_path / "data") as there:
         asks, reads = there.key(), there.key()
         async with asking(there.server, "/api/v1/chat/stream", CHAT, **asks.headers) as line:
@@ -217,7 +217,7 @@ async def test_who_reads_a_resumable_answer_with_another_key_of_its_owner_is_let
             assert [one.data["message"] for one in await line.rest()] == [REVOKED]
 
 
-async def test_who_follows_a_step_is_let_go_and_the_step_goes_on(tmp_path: Path) -> None:
+async def test_a_revoked_key_ends_a_planner_stream_and_the_step_continues(tmp_path: Path) -> None:
     async with house(tmp_path / "data") as there:
         follows, socket, owner = there.key(), there.key(), there.key()
         planner = Desk(there.server, {"follows": follows.secret, "socket": socket.secret, "owner": owner.secret})
@@ -240,7 +240,7 @@ async def test_who_follows_a_step_is_let_go_and_the_step_goes_on(tmp_path: Path)
         assert (await planner.ask("GET", "/planner/sessions/s/steps/p/events", who="follows"))[0] == 401
 
 
-async def test_a_step_that_answers_once_is_a_401(tmp_path: Path) -> None:
+async def test_a_planner_step_without_streaming_is_401_when_its_key_is_revoked(tmp_path: Path) -> None:
     async with house(tmp_path / "data", planner_streaming=False) as there:
         key = there.key()
         planner = Desk(there.server, {"alice": key.secret})

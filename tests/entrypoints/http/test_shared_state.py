@@ -60,7 +60,7 @@ async def test_the_limit_is_one_for_all_processes(shared: Shared) -> None:
     assert (await asked.ask(who="person-1", at=1)).status == 200
 
 
-async def test_what_one_has_answered_the_other_knows(shared: Shared) -> None:
+async def test_workers_share_cached_answers_through_redis(shared: Shared) -> None:
     asked, query = shared.crowd, "How many days do refunds for printed books take?"
     hits = "rag_cache_hit_total"
     before = (await asked.metrics(at=1)).value(hits, cache="answer")

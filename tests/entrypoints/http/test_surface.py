@@ -56,7 +56,7 @@ async def test_what_is_not_json_is_400(shelf: Library, path: str, body: bytes) -
     assert (reply.status, reply.code, reply.body["error"]) == (400, "VALIDATION_ERROR", "validation_error")
 
 
-async def test_random_requests_never_break_it(shelf: Library) -> None:
+async def test_mangled_requests_never_break_the_server(shelf: Library) -> None:
     chance = random.Random(7)
     known = json.loads((Path(__file__).parent / "requests.json").read_text())
     for _ in range(400):
@@ -124,7 +124,7 @@ async def test_pages_of_other_origins_read_only_what_they_may(
     assert reply.headers.get("Access-Control-Allow-Origin") == allowed
 
 
-async def test_many_at_once(shelf: Library) -> None:
+async def test_concurrent_queries_are_all_answered_and_logged(shelf: Library) -> None:
     answers = await asyncio.gather(*(shelf.ask("When are quinces picked?", who="bob") for _ in range(40)))
     assert {answer["answer"].partition(" [")[0] for answer in answers} == {"Quinces are picked in October."}
     assert len({answer["query_id"] for answer in answers}) == 40
@@ -132,7 +132,7 @@ async def test_many_at_once(shelf: Library) -> None:
     assert stats["query_count_30d"] >= 40
 
 
-async def test_a_traceable_request(shelf: Library) -> None:
+async def test_the_correlation_id_of_a_query_is_echoed(shelf: Library) -> None:
     headers = {"X-Correlation-ID": "abc-123", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
     reply = await shelf.call("POST", "/v1/query", {"query": "When are quinces picked?"}, headers=headers)
     assert reply.headers["X-Correlation-ID"] == "abc-123"

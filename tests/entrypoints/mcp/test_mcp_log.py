@@ -58,7 +58,7 @@ async def test_a_debug_log_has_no_answer_of_an_mcp_server(tmp_path: Path, config
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_nor_has_that_of_a_server_over_stdio(
+async def test_a_debug_log_over_stdio_has_no_answer_of_an_mcp_server(
     tmp_path: Path, config: Path, mode: Literal["legacy", "auto"]
 ) -> None:
     written = tmp_path / "log"

@@ -33,7 +33,7 @@ async def opened(folder: Path, *servers: McpServer, **given: Any) -> AsyncIterat
 
 def client(anabranch: Anabranch, mode: str = "auto") -> Client:
     def asker(_: object) -> McpCaller:
-        return McpCaller(anabranch.context(operator=True), Caller(operator=True), vouched=True)
+        return McpCaller(anabranch.context(operator=True), Caller(operator=True), trusted=True)
 
     return Client(server(anabranch, configured_log(anabranch.settings), asker), mode=mode)
 

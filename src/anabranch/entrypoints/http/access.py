@@ -1,7 +1,7 @@
 """Identifies callers, and finds the address that a request comes from."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
@@ -96,7 +96,8 @@ class Access:
         if client is None:
             return None
         found = str(client[0])
-        for hop in _hops(scope, found):
+        forwarded = ",".join(_values(scope, b"x-forwarded-for")).split(",")
+        for hop in (found, *(hop.strip() for hop in reversed(forwarded) if hop.strip())):
             address = _address(hop)
             if address is None:
                 break
@@ -247,12 +248,6 @@ def is_local_name(host: str) -> bool:
     name = (found[1] or found[2]).lower()
     address = _address(name)
     return address.is_loopback if address is not None else name == "localhost" or name.endswith(".localhost")
-
-
-def _hops(scope: Scope, peer: str) -> Iterator[str]:
-    yield peer
-    forwarded = ",".join(_values(scope, b"x-forwarded-for")).split(",")
-    yield from (hop.strip() for hop in reversed(forwarded) if hop.strip())
 
 
 def _address(text: str) -> Address | None:

@@ -156,21 +156,21 @@ def _on_exit(drain: Callable[[], None]) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    servers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, stack: FrameType | None) -> None:
         loop.call_soon_threadsafe(drain)
-        servers_own = servers[signal.Signals(number)]
-        if callable(servers_own):
-            servers_own(number, stack)
+        previous = handlers[signal.Signals(number)]
+        if callable(previous):
+            previous(number, stack)
 
-    for number in servers:
+    for number in handlers:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, own in servers.items():
-            signal.signal(number, own)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _shared(app: ASGIApp, origins: Sequence[str], methods: Sequence[str]) -> ASGIApp:

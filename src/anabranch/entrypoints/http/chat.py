@@ -1,17 +1,14 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from anabranch.app.anabranch import Anabranch
 from anabranch.app.questions import Options
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import (
     Answered,
     AnswerEvent,
@@ -23,10 +20,9 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
-from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
+from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.pipeline.run import Run
 
 WireStatus = Literal[
@@ -142,8 +138,6 @@ STATUSES: dict[Status, WireStatus] = {
     Status.SKIPPED: "error",
 }
 
-encode = msgspec.json.Encoder().encode
-
 
 DIALECT = Dialect(
     render=render_plain,
@@ -170,13 +164,8 @@ STREAM = EventStream(
 )
 
 
-@dataclass(frozen=True)
-class ChatSurface:
+class ChatSurface(AnswerSurface):
     """Two ways to ask: the whole answer as JSON, or its events. One Run behind each."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         at = partial(
@@ -207,8 +196,7 @@ class ChatSurface:
 
     async def _stream(self, call: Call[ChatRequest]) -> None:
         run, context = await self._begin(call)
-        info = AnswerInfo(dialect="chat", correlation_id=context.correlation_id)
-        await self.streams.send(call, run, frame, info, context)
+        await self.streams.send(call, run, frame, context, dialect="chat")
 
     async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
         tokens, transactions = call.request.endpoint_tokens, call.request.transaction_tokens
@@ -258,33 +246,29 @@ def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only
 
 
 def response(answer: Answer) -> bytes:
-    return encode(ChatResponse(response=answer.text, **msgspec.structs.asdict(_done(answer))))
+    return msgspec.json.encode(ChatResponse(response=answer.text, **msgspec.structs.asdict(_done(answer))))
 
 
 def frame(event: AnswerEvent) -> bytes:
     """One event as SSE."""
     match event:
         case Token():
-            return _frame(b"token", TokenData(content=event.text))
+            return event_frame(b"token", TokenData(content=event.text))
         case RetrievalStarted():
-            return _frame(b"retrieval_start", RetrievalStart(sources=len(event.sources)))
+            return event_frame(b"retrieval_start", RetrievalStart(sources=len(event.sources)))
         case SourceReplied(reply=reply):
             status, documents = STATUSES[reply.status], len(reply.passages)
-            return _frame(b"source_complete", SourceComplete(path=reply.path, status=status, documents=documents))
+            return event_frame(b"source_complete", SourceComplete(path=reply.path, status=status, documents=documents))
         case RetrievalFinished():
-            return _frame(
+            return event_frame(
                 b"retrieval_complete", RetrievalComplete(total_documents=event.passages, time_ms=event.time_ms)
             )
         case GenerationStarted():
-            return _frame(b"generation_start", GenerationStart())
+            return event_frame(b"generation_start", GenerationStart())
         case Answered(answer=answer):
-            return _frame(b"done", _done(answer))
+            return event_frame(b"done", _done(answer))
         case Failed():
-            return _frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
-
-
-def _frame(name: bytes, data: Value) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+            return event_frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:

@@ -11,13 +11,12 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.publishing import Publication
 from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
-from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Value
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnavailable, status_of
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
-from anabranch.entrypoints.http.streams import follow, whole
+from anabranch.entrypoints.http.streams import data_frame, follow, whole
 
 MAX_QUESTION = 100_000
 
@@ -146,13 +145,13 @@ class CompletionChunks:
             case Answered(answer=answer):
                 return self._chunk({}, answer.finish_reason or "stop", usage=answer.usage) + b"data: [DONE]\n\n"
             case Failed():
-                return _line({"error": {"message": event.message, "code": event.code}}) + b"data: [DONE]\n\n"
+                return data_frame({"error": {"message": event.message, "code": event.code}}) + b"data: [DONE]\n\n"
             case _:
                 return b""
 
     def _chunk(self, delta: dict[str, str], finish_reason: str | None = None, **more: object) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return _line({**self._head, "choices": [choice], **more})
+        return data_frame({**self._head, "choices": [choice], **more})
 
 
 def _turns(request: EndpointQuery) -> list[EndpointMessage]:
@@ -209,7 +208,3 @@ def _summary(publication: Publication, answer: Answer, context: Context) -> dict
         "cost": 0.0,
         "provider_info": {"name": "anabranch", "endpoint": publication.path},
     }
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return b"data: " + one_line(msgspec.json.encode(content)) + b"\n\n"

@@ -367,6 +367,8 @@ async def _read_form(form: FormData) -> Upload:
     files = [one for _, one in form.multi_items() if isinstance(one, UploadFile) and (one.filename or one.size)]
     if not files:
         raise InvalidQuestion("The form holds no file; send one or more as files.")
+    if any(len(one.filename or "") > 500 for one in files):
+        raise InvalidQuestion("A file's name has more than 500 characters.")
     collection = form.get("collection_id")
     if not isinstance(collection, str) or not collection.strip():
         raise InvalidQuestion("The form needs collection_id, a collection's id or name.")
@@ -377,7 +379,7 @@ async def _read_form(form: FormData) -> Upload:
         NewDocument(
             source="file",
             data=await one.read(),
-            filename=_name(one.filename),
+            filename=one.filename or None,
             media_type=one.content_type,
             metadata=metadata,
             permissions=permissions,
@@ -396,9 +398,3 @@ def _field(form: FormData, name: str, kind: type[T]) -> T | None:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidQuestion(f"{name} is not valid: {error}") from None
-
-
-def _name(filename: str | None) -> str | None:
-    if filename is not None and len(filename) > 500:
-        raise InvalidQuestion("A file's name has more than 500 characters.")
-    return filename or None

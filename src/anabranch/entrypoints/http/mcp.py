@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # MCP's SDK comes with it, which takes half a second
 
     from anabranch.entrypoints.mcp.server import Request
 
-ASKER = "anabranch.asker"
+CALLER = "anabranch.mcp_caller"
 
 
 class McpSurface:
@@ -71,9 +71,9 @@ class McpSurface:
 
     async def _handle(self, call: Call[bytes]) -> None:
         trusted = self._access.may_use_configured(call.scope, call.caller)
-        call.scope[ASKER] = McpCaller(self._access.context(call), call.caller, trusted)
+        call.scope[CALLER] = McpCaller(self._access.context(call), call.caller, trusted)
         manager = await self._manager()
-        await manager.handle_request(call.scope, _again(call.body, call.receive), call.send)
+        await manager.handle_request(call.scope, _replaying(call.body, call.receive), call.send)
 
     async def close(self) -> None:
         """Ends the requests that still run."""
@@ -122,17 +122,17 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
     # It would end every response at the stop signal; running ones have until the end of the drain.
     AppStatus.enable_automatic_graceful_drain = False
     return StreamableHTTPSessionManager(
-        server(anabranch, log, _asker), stateless=True, max_request_body_size=anabranch.settings.max_request_bytes
+        server(anabranch, log, _identify), stateless=True, max_request_body_size=anabranch.settings.max_request_bytes
     )
 
 
-def _asker(request: "Request") -> McpCaller:
+def _identify(request: "Request") -> McpCaller:
     assert request.request is not None, "over HTTP there is always a request"
-    asker: McpCaller = request.request.scope[ASKER]
-    return asker
+    caller: McpCaller = request.request.scope[CALLER]
+    return caller
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replaying(body: bytes, receive: Receive) -> Receive:
     """A receive that returns the body again, then the client's next messages."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -29,14 +29,16 @@ class Health(Value, omit_defaults=True):
 
 
 class OpsSurface:
-    """Operations that hold no data of callers. `others` are the operations of the other surfaces."""
+    """Operations that hold no data of callers. `operations` are those of the other surfaces."""
 
-    def __init__(self, anabranch: Anabranch, access: Access, metrics: Metrics, others: list[Operation[Any]]) -> None:
+    def __init__(
+        self, anabranch: Anabranch, access: Access, metrics: Metrics, operations: list[Operation[Any]]
+    ) -> None:
         self._anabranch = anabranch
         self._access = access
         self._metrics = metrics
         self._healthy = Health(status="healthy", service="anabranch", version=version("anabranch"))
-        self._operations = [*others, *self._table()]
+        self._operations = [*operations, *self._table()]
         self._description: Reply | None = None
 
     def operations(self) -> list[Operation[Any]]:

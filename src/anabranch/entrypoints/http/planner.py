@@ -228,12 +228,12 @@ class PlannerUnavailable(StreamUnavailable):
 
 @dataclass(frozen=True)
 class PlannerSurface:
-    """`leaving` is set when the server begins to stop, `left` when all that it kept has ended."""
+    """`closing` is set when the server begins to stop, `closed` when every step that it kept has ended."""
 
     anabranch: Anabranch
     access: Access
-    leaving: ShutdownEvent
-    left: ShutdownEvent
+    closing: ShutdownEvent
+    closed: ShutdownEvent
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     def operations(self) -> list[Operation[Any]]:
@@ -330,7 +330,7 @@ class PlannerSurface:
     async def _answer_at_the_end(self, call: Call[Any], planner: Planner, place: Place) -> bytes:
         """The step continues if its planner disconnects meanwhile; starting it again gets the answer."""
         entries: list[SequencedEntry] = []
-        with self._until_revoked(call, self.left) as closing:
+        with self._until_revoked(call, self.closed) as closing:
             try:
                 async with (
                     await planner.reader(*place, 0) as reader,
@@ -423,7 +423,7 @@ class PlannerSurface:
         async with AsyncExitStack() as readers:
             chain = Chain(planner, self.arrivals, place, wire.cursor(sent, "Last-Event-ID"), readers)
             await chain.start()
-            with self._until_revoked(call, self.left if planner.keeps(chain.page) else self.leaving) as closing:
+            with self._until_revoked(call, self.closed if planner.keeps(chain.page) else self.closing) as closing:
                 yield chain, closing
 
     def _until_revoked(self, call: Call[Any], closing: ShutdownEvent) -> AbstractContextManager[ShutdownEvent]:

@@ -231,14 +231,14 @@ EVENTS_A_FRAME = 5
 CONTINUING = ("success", "partial_failure", "failed")
 
 
-class StepReference(Value):
+class StepSummary(Value):
     session_id: str
     plan_step_id: str
     status: str
     sequence: int
 
 
-class StepAccepted(StepReference):
+class StepAccepted(StepSummary):
     """A step, and the addresses of its events."""
 
     stream: str
@@ -253,7 +253,7 @@ class StepResult(Value):
     revision: int
 
 
-class StepAnswer(StepReference):
+class StepAnswer(StepSummary):
     """A step's single answer, at its end: the latest result of each key, and the status of each subagent."""
 
     results: dict[str, StepResult]

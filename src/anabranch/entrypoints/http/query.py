@@ -16,7 +16,6 @@ from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import Options, SearchScope
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import Forbidden, InvalidQuestion
-from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import (
     Answer,
@@ -34,7 +33,7 @@ from anabranch.domain.model import (
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
-from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams, whole
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import new_id
 from anabranch.text.sentences import sentences
@@ -197,8 +196,6 @@ STREAM = EventStream(
     {"token": QueryToken, "sources": QuerySources, "done": QueryDone, "error": KnowledgeError},
 )
 
-encode = msgspec.json.Encoder().encode
-
 
 @dataclass
 class QueryRenderer:
@@ -216,7 +213,7 @@ class QueryRenderer:
 
     def response(self, answer: Answer) -> bytes:
         done = msgspec.structs.asdict(self._done(answer))
-        return encode(QueryResponse(answer=answer.text, sources=self._sources(answer), **done))
+        return msgspec.json.encode(QueryResponse(answer=answer.text, sources=self._sources(answer), **done))
 
     def frame(self, event: AnswerEvent) -> bytes:
         """One event as SSE; empty for events that spec 5 does not have, and after an error."""
@@ -224,19 +221,19 @@ class QueryRenderer:
             return b""
         match event:
             case Token():
-                return _frame(b"token", QueryToken(text=event.text))
-            case RetrievalStarted(sources=asked):
-                self._single_source = len(asked) == 1
+                return event_frame(b"token", QueryToken(text=event.text))
+            case RetrievalStarted(sources=endpoints):
+                self._single_source = len(endpoints) == 1
                 return b""
             case SourceReplied(reply=reply) if self._single_source and reply.status is not Status.SUCCESS:
                 self._failed = True
-                return _frame(b"error", knowledge_error("service_unavailable", reply.error or SEARCH_FAILED, {}))
+                return event_frame(b"error", knowledge_error("service_unavailable", reply.error or SEARCH_FAILED, {}))
             case Answered(answer=answer):
                 found = self._sources(answer)
-                before = _frame(b"sources", QuerySources(sources=found)) if found is not UNSET else b""
-                return before + _frame(b"done", self._done(answer))
+                before = event_frame(b"sources", QuerySources(sources=found)) if found is not UNSET else b""
+                return before + event_frame(b"done", self._done(answer))
             case Failed():
-                return _frame(b"error", knowledge_error(event.code, event.message, event.details))
+                return event_frame(b"error", knowledge_error(event.code, event.message, event.details))
             case _:
                 return b""
 
@@ -267,13 +264,8 @@ class InvalidKnowledgeQuery(InvalidQuestion):
     code = "invalid_query"
 
 
-@dataclass(frozen=True)
-class QuerySurface:
+class QuerySurface(AnswerSurface):
     """Answers questions from the collections and from configured sources."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -319,8 +311,7 @@ class QuerySurface:
         context = self.access.context(call)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         if "text/event-stream" in (header(call.scope, b"accept") or "").lower():
-            info = AnswerInfo(dialect="query", correlation_id=context.correlation_id)
-            await self.streams.send(call, run, renderer.frame, info, context)
+            await self.streams.send(call, run, renderer.frame, context, dialect="query")
             return None
         answer = await whole(run, call.receive)
         if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
@@ -385,10 +376,6 @@ def wants_fresh(call: Call[Any]) -> bool:
 def lost_query(_info: AnswerInfo) -> Frame:
     """Renders the end of an answer whose worker has stopped."""
     return QueryRenderer().frame
-
-
-def _frame(name: bytes, data: msgspec.Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
 
 
 def sources(answer: Answer) -> list[SourceView]:

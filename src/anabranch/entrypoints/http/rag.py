@@ -8,14 +8,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Scope
 
-from anabranch.app.anabranch import Anabranch
 from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
-from anabranch.domain.eventlog import one_line
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import RAG, Answer, Ground, Message, Usage, Value
-from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
@@ -31,7 +28,7 @@ from anabranch.entrypoints.http.query import (
     statuses,
     wants_fresh,
 )
-from anabranch.entrypoints.http.streams import AnswerInfo, AnswerStreams
+from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, data_frame
 from anabranch.pipeline.answer import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
@@ -131,9 +128,6 @@ class RagErrorFrame(Value, kw_only=True):
     data: RagProblem
 
 
-encode = msgspec.json.Encoder().encode
-
-
 @dataclass(frozen=True)
 class RagRenderer:
     """Renders the events of one answer, in one language."""
@@ -148,11 +142,11 @@ class RagRenderer:
     def frame(self, event: AnswerEvent) -> bytes:
         match event:
             case Token():
-                return _frame(RagTokenFrame(data=event.text))
+                return data_frame(RagTokenFrame(data=event.text))
             case Answered(answer=answer):
-                return _frame(RagDoneFrame(data=self._done(answer)))
+                return data_frame(RagDoneFrame(data=self._done(answer)))
             case Failed():
-                return _frame(RagErrorFrame(data=self.problem(event.code, event.message, event.details)))
+                return data_frame(RagErrorFrame(data=self.problem(event.code, event.message, event.details)))
             case _:
                 return b""
 
@@ -206,7 +200,7 @@ def _language(scope: Scope, requested: str | None = None) -> str:
 def _render(error: AnabranchError, scope: Scope) -> tuple[int, bytes]:
     status, _ = CODES.get(error.code, OTHERWISE)
     renderer = RagRenderer(_language(scope), scope["correlation_id"])
-    return status, encode(RagErrorFrame(data=renderer.problem(error.code, error.message, error.details)))
+    return status, msgspec.json.encode(RagErrorFrame(data=renderer.problem(error.code, error.message, error.details)))
 
 
 DIALECT = Dialect(
@@ -227,13 +221,8 @@ STREAM = EventStream(
 )
 
 
-@dataclass(frozen=True)
-class RagSurface:
+class RagSurface(AnswerSurface):
     """Answers questions from the collections, with a guardrail."""
-
-    anabranch: Anabranch
-    access: Access
-    streams: AnswerStreams
 
     def operations(self) -> list[Operation[Any]]:
         return [
@@ -286,13 +275,8 @@ class RagSurface:
         renderer = RagRenderer(
             language, context.correlation_id, query_id=entry.query_id, with_status=bool(request.sources)
         )
-        info = AnswerInfo(
-            dialect="rag",
-            correlation_id=context.correlation_id,
-            language=language,
-            prompt_version=RAG.prompt_version,
-        )
-        await self.streams.send(call, run, renderer.frame, info, context)
+        about = {"dialect": "rag", "language": language, "prompt_version": RAG.prompt_version}
+        await self.streams.send(call, run, renderer.frame, context, **about)
 
 
 def lost_rag(info: AnswerInfo) -> Frame:
@@ -320,7 +304,3 @@ def _reason(answer: Answer) -> str | None:
     if not answer.refused:
         return None
     return "abstained" if answer.ground is Ground.DOCUMENTS else answer.ground.value
-
-
-def _frame(content: Value) -> bytes:
-    return b"data: " + one_line(encode(content)) + b"\n\n"

@@ -29,7 +29,7 @@ from anabranch.domain.errors import (
     StreamUnavailable,
     Unauthorized,
 )
-from anabranch.domain.eventlog import LAST, Entry, Page, SequencedEntry, epoch
+from anabranch.domain.eventlog import LAST, Entry, Page, SequencedEntry, epoch, one_line
 from anabranch.domain.events import TERMINAL, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Value
 from anabranch.entrypoints.http.access import Access, bearer, identity_of
@@ -79,6 +79,7 @@ class StreamTiming(Value):
 
 
 TIMING = StreamTiming()
+encode = msgspec.json.Encoder().encode
 
 
 class LogReader(Protocol):
@@ -151,9 +152,11 @@ class AnswerStreams:
             )
         ]
 
-    async def send(self, call: Call[Any], run: Run, frame: Frame, info: AnswerInfo, context: Context) -> None:
-        """Sends every event of a Run that has just begun; where the client prefers a resumable answer, records it."""
+    async def send(self, call: Call[Any], run: Run, frame: Frame, context: Context, **about: str) -> None:
+        """Sends every event of a Run that has just begun; where the client prefers a resumable answer, records it.
+        `about` are fields of its AnswerInfo."""
         if prefers_resumable(call.scope):
+            info = AnswerInfo(correlation_id=context.correlation_id, **about)
             await self._record(call, run, frame, info, context)
         else:
             await follow(call, run, frame, self.anabranch.settings)
@@ -241,6 +244,15 @@ class AnswerStreams:
         return Entry(key=LeaseLost.code, revision=1, body=self.writers[info.dialect](info)(event), final=True)
 
 
+@dataclass(frozen=True)
+class AnswerSurface:
+    """A surface that answers questions, whole or as a stream."""
+
+    anabranch: Anabranch
+    access: Access
+    streams: AnswerStreams
+
+
 async def whole(run: Run, receive: Receive) -> Answer:
     """The answer, or the error that replaced it. If the client disconnects, the Run ends."""
     gone = asyncio.create_task(_stop_when_gone(receive, run))
@@ -294,6 +306,16 @@ async def _stop_when_gone(receive: Receive, run: Run) -> None:
     run.stop(Cancelled(CLIENT_GONE))
 
 
+def event_frame(name: bytes, data: Any) -> bytes:
+    """A server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name, one_line(encode(data)))
+
+
+def data_frame(data: Any) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: %b\n\n" % one_line(encode(data))
+
+
 def prefers_resumable(scope: Scope) -> bool:
     """`Prefer: resumable` (RFC 7240). Several headers are one list; the first preference of a name counts. `resumable`
     has no value."""
@@ -323,8 +345,8 @@ def frames(batch: Page) -> bytes:
     """Events with their ids. An end that its dialect does not have is not sent."""
     written = [b"id: %d\n%b" % (entry.sequence, entry.body) for entry in batch.entries if entry.body]
     if batch.reset:
-        data = msgspec.json.encode({"type": "reset", "sequence": batch.head, "epoch": epoch(batch.head)})
-        written.insert(0, b"event: reset\ndata: %b\n\n" % data)
+        reset = {"type": "reset", "sequence": batch.head, "epoch": epoch(batch.head)}
+        written.insert(0, event_frame(b"reset", reset))
     return b"".join(written)
 
 
@@ -342,16 +364,16 @@ def until_revoked(closing: ShutdownEvent, revocations: Revocations, key: str | N
     if key is None:
         yield closing
         return
-    own = ShutdownEvent()
+    event = ShutdownEvent()
     if closing.error is not None:
-        own.set()
-    closing.add(own.set)
-    revocations.add(key, own.set)
+        event.set()
+    closing.add(event.set)
+    revocations.add(key, event.set)
     try:
-        yield own
+        yield event
     finally:
-        closing.discard(own.set)
-        revocations.discard(key, own.set)
+        closing.discard(event.set)
+        revocations.discard(key, event.set)
 
 
 async def tail(

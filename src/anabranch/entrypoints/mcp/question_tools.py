@@ -7,9 +7,10 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import SearchScope
-from anabranch.domain.errors import AnabranchError, NotFound
+from anabranch.domain.errors import NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Endpoint, Filters, Ground, Passage, SourceReply, Status
+from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskedSource,
@@ -28,11 +29,11 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class McpCaller(NamedTuple):
-    """The caller of a tool. Only a `vouched` caller can use the sources that the operator has configured."""
+    """The caller of a tool. Only a `trusted` caller can use the sources that the operator has configured."""
 
     context: Context
-    caller: Caller
-    vouched: bool
+    identity: Caller
+    trusted: bool
 
 
 def progress_text(name: str, reply: SourceReply) -> str:
@@ -44,45 +45,39 @@ def progress_text(name: str, reply: SourceReply) -> str:
 
 
 MAX_SHOWN = 50
-NO_DOCUMENTS_HINT = "There are no documents that you can read. To add documents, run: anabranch ingest."
-NO_DOCUMENTS = "There are no documents that you can read. Name one of: {names} in `sources`."
-NOTHING_FOUND = "Nothing was found; try other words."
-
-
-class McpSearchFailed(AnabranchError):
-    """The collections cannot be searched: the embedding model is missing, or the database is unreachable."""
-
-    code = "service_unavailable"
+NO_DOCUMENTS = "There are no documents that you can read."
+NO_DOCUMENTS_HINT = f"{NO_DOCUMENTS} To add documents, run: anabranch ingest."
 
 
 async def search(
-    anabranch: Anabranch, query: str, collections: Sequence[str], limit: int, asker: McpCaller
+    anabranch: Anabranch, query: str, collections: Sequence[str], limit: int, caller: McpCaller
 ) -> SearchResponse:
     """Passages of the documents that the caller can read, best first."""
-    searched = await _collections(anabranch, collections, asker)
+    searched = await _collections(anabranch, collections, caller)
     if not searched:
         return SearchResponse(results=(), time_ms=0, hint=NO_DOCUMENTS_HINT)
     question = anabranch.questions.search_tool(query, _filters(searched, collections), limit)
     entry = LogEntry(collections=tuple(one.key for one in searched))
-    run, _ = await anabranch.begin(question, asker.context, entry=entry)
+    run, _ = await anabranch.begin(question, caller.context, entry=entry)
     answer = await run.value()
     if answer.ground is Ground.ALL_FAILED:
-        raise McpSearchFailed(answer.replies[0].error or "The search failed.")
+        raise SearchUnavailable(answer.replies[0].error or "The search failed.")
     results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
-    return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=None if results else NOTHING_FOUND)
+    hint = None if results else "Nothing was found; try other words."
+    return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=hint)
 
 
 async def ask(
-    anabranch: Anabranch, question: str, names: Sequence[str], top_k: int, asker: McpCaller, progress: Progress
+    anabranch: Anabranch, question: str, names: Sequence[str], top_k: int, caller: McpCaller, progress: Progress
 ) -> AskResponse:
     """A cited answer, or a refusal that says what is missing."""
-    sources, filters = await _sources(anabranch, names, asker)
+    sources, filters = await _sources(anabranch, names, caller)
     if not sources:
-        others = named(configured(anabranch)) if asker.vouched else ""
-        hint = NO_DOCUMENTS.format(names=others) if others else NO_DOCUMENTS_HINT
+        others = named(configured(anabranch)) if caller.trusted else ""
+        hint = f"{NO_DOCUMENTS} Name one of: {others} in `sources`." if others else NO_DOCUMENTS_HINT
         return AskResponse(answer=hint, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
-    asked = anabranch.questions.ask_tool(question, SearchScope(sources=sources, filters=filters), top_k)
-    run, _ = await anabranch.begin(asked, asker.context)
+    scope = SearchScope(sources=sources, filters=filters)
+    run, _ = await anabranch.begin(anabranch.questions.ask_tool(question, scope, top_k), caller.context)
     done, total = 0, len(sources) + 1
     async with run.listen() as listener:
         async for event in listener:
@@ -98,14 +93,14 @@ async def ask(
 
 
 async def _sources(
-    anabranch: Anabranch, names: Sequence[str], asker: McpCaller
+    anabranch: Anabranch, names: Sequence[str], caller: McpCaller
 ) -> tuple[tuple[Endpoint, ...], Filters]:
     """Configured sources and collections by name."""
-    known = configured(anabranch) if asker.vouched else ()
+    known = configured(anabranch) if caller.trusted else ()
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
     if not names or rest:
-        searched = await _collections(anabranch, rest, asker, others=known)
+        searched = await _collections(anabranch, rest, caller, others=known)
         return (*((COLLECTIONS,) if searched else ()), *anabranch.configured(ours)), _filters(searched, rest)
     return anabranch.configured(ours), Filters()
 
@@ -116,21 +111,21 @@ def configured(anabranch: Anabranch) -> Sequence[str]:
 
 
 def named(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MAX_SHOWN])
-    return shown if len(names) <= MAX_SHOWN else f"{shown} and {len(names) - MAX_SHOWN} more"
+    listed = ", ".join(names[:MAX_SHOWN])
+    return listed if len(names) <= MAX_SHOWN else f"{listed} and {len(names) - MAX_SHOWN} more"
 
 
 async def _collections(
-    anabranch: Anabranch, names: Sequence[str], asker: McpCaller, others: Sequence[str] | None = None
+    anabranch: Anabranch, names: Sequence[str], caller: McpCaller, others: Sequence[str] | None = None
 ) -> "Sequence[Collection]":
     """The named collections, or all that the caller can read. `others` are further valid names, for the error."""
     visible: Sequence[Collection] = ()
     if anabranch.knowledge.exists:
-        room = await anabranch.knowledge()
+        knowledge = await anabranch.knowledge()
         try:
-            return await room.chosen(asker.caller, names or None)
+            return await knowledge.chosen(caller.identity, names or None)
         except NotFound:
-            visible = await room.chosen(asker.caller, None)
+            visible = await knowledge.chosen(caller.identity, None)
     if not names:
         return ()
     known = {key for one in visible for key in (one.id, one.name)}
@@ -145,8 +140,7 @@ def _filters(searched: "Sequence[Collection]", named: Sequence[str]) -> Filters:
 
 
 def _found(rank: int, passage: Passage) -> FoundPassage:
-    place = passage.place
-    assert place is not None, "a passage of a collection has its place"
+    place = place_of(passage)
     return FoundPassage(
         rank=rank,
         title=passage.title,

@@ -41,10 +41,7 @@ from anabranch.entrypoints.mcp.schemas import (
 from anabranch.telemetry.log import Log
 
 Request = ServerRequestContext[Any, Any]
-MAX_SHOWN_QUERY = 200
 MAX_DESCRIPTION = 200
-INTERNAL_ERROR = "Internal error; the log has the details under the correlation id {correlation_id}."
-NOT_OPERATOR = "Only the operator may use the configured MCP servers; `search` and `ask` are for the collections."
 AGGREGATE = """\
 Search many MCP servers at once: every server that fits is asked in parallel, and you get one ranked list without \
 near-duplicates, each result with its server, title, url, date and score. Use it in place of calling those servers \
@@ -74,7 +71,7 @@ class Tools:
         self._log = log
         most = anabranch.settings.max_top_k
         limit = min(MOST_PASSAGES, most)
-        self._inputs = {
+        self.inputs = {
             "aggregate": input_schema(AggregateArguments),
             "search": refined(input_schema(SearchArguments), limit={"maximum": limit, "default": min(10, limit)}),
             "ask": refined(
@@ -87,14 +84,14 @@ class Tools:
             "ask": self._ask,
         }
 
-    def listed(self, *, vouched: bool) -> Sequence[Tool]:
+    def listed(self, *, trusted: bool) -> Sequence[Tool]:
         """The tools that the caller can use now, with descriptions for a model to choose by."""
-        servers = self._servers() if vouched else ()
-        limit = self._inputs["search"]["properties"]["limit"]["maximum"]
+        servers = self._servers() if trusted else ()
+        limit = self.inputs["search"]["properties"]["limit"]["maximum"]
         search = self._tool("search", "Search the documents", SEARCH.format(most=limit), SearchResponse, world=False)
         others = "`search` or `aggregate`" if servers else "`search`"
         ask = self._tool("ask", "Get a cited answer", ASK.format(others=others), AskResponse, world=True)
-        if vouched and (names := configured(self._anabranch)):
+        if trusted and (names := configured(self._anabranch)):
             ask.input_schema = refined(ask.input_schema, sources={"description": SOURCES.format(names=named(names))})
         if not servers:
             return [search, ask]
@@ -112,16 +109,13 @@ class Tools:
         on = [one for one in self._anabranch.servers() if one.state != "disabled"]
         return on if self._anabranch.aggregator_enabled else ()
 
-    def input_schema(self, name: str) -> Mapping[str, Any] | None:
-        return self._inputs.get(name)
-
     async def call(
         self, name: str, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress
-    ) -> CallToolResult | None:
-        """The tool's result or error; None if there is no such tool."""
+    ) -> CallToolResult:
+        """The tool's result or error."""
         handler = self._handlers.get(name)
         if handler is None:
-            return None
+            raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name[:100]}")
         try:
             return await handler(arguments, caller, progress)
         except AggregatorError as error:
@@ -132,37 +126,39 @@ class Tools:
         except Exception as error:  # noqa: BLE001  the caller gets an error, and the log has the details
             correlation_id = caller.context.correlation_id
             self._log.error("unexpected_error", correlation_id=correlation_id, tool=name, exc_info=error)
-            why = INTERNAL_ERROR.format(correlation_id=correlation_id)
+            why = f"Internal error; the log has the details under the correlation id {correlation_id}."
             return _failed("internal_error", why, {"correlation_id": correlation_id})
 
     async def _aggregate(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
-        if not caller.vouched:
-            raise Forbidden(NOT_OPERATOR)
+        if not caller.trusted:
+            raise Forbidden(
+                "Only the operator may use the configured MCP servers; `search` and `ask` are for the collections."
+            )
         try:
-            asked = validate(AggregateArguments, self._inputs["aggregate"], arguments)
+            values = validate(AggregateArguments, self.inputs["aggregate"], arguments)
         except InvalidArgument as error:
-            shown = str(arguments.get("query_text", ""))[:MAX_SHOWN_QUERY].encode(errors="replace").decode()
-            raise InvalidQuery(error.message, query=shown, reason=error.message) from None
+            query_text = str(arguments.get("query_text", ""))[:200].encode(errors="replace").decode()
+            raise InvalidQuery(error.message, query=query_text, reason=error.message) from None
 
         async def report(reply: SourceReply, done: int, total: int) -> None:
             await progress(done, total, progress_text(reply.path, reply))
 
-        query = msgspec.convert(msgspec.to_builtins(asked), AggregatorQuery)
+        query = msgspec.convert(msgspec.to_builtins(values), AggregatorQuery)
         response = await self._anabranch.aggregate(query, caller.context, report)
         return _result(response, schemas.aggregated(response))
 
     async def _search(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:  # noqa: ARG002
-        schema = self._inputs["search"]
-        asked = validate(SearchArguments, schema, arguments)
-        limit = asked.limit or schema["properties"]["limit"]["default"]
-        response = await search(self._anabranch, asked.query, asked.collections or (), limit, caller)
+        schema = self.inputs["search"]
+        values = validate(SearchArguments, schema, arguments)
+        limit = values.limit or schema["properties"]["limit"]["default"]
+        response = await search(self._anabranch, values.query, values.collections or (), limit, caller)
         return _result(response, schemas.found(response))
 
     async def _ask(self, arguments: Mapping[str, Any], caller: McpCaller, progress: Progress) -> CallToolResult:
-        schema = self._inputs["ask"]
-        asked = validate(AskArguments, schema, arguments)
-        top_k = asked.top_k or schema["properties"]["top_k"]["default"]
-        response = await ask(self._anabranch, asked.question, asked.sources or (), top_k, caller, progress)
+        schema = self.inputs["ask"]
+        values = validate(AskArguments, schema, arguments)
+        top_k = values.top_k or schema["properties"]["top_k"]["default"]
+        response = await ask(self._anabranch, values.question, values.sources or (), top_k, caller, progress)
         return _result(response, schemas.answered(response))
 
     def _tool(self, name: str, title: str, description: str, kind: type[msgspec.Struct], *, world: bool) -> Tool:
@@ -170,7 +166,7 @@ class Tools:
             name=name,
             title=title,
             description=description,
-            input_schema=self._inputs[name],
+            input_schema=self.inputs[name],
             output_schema=output_schema(kind),
             annotations=ToolAnnotations(title=title, read_only_hint=True, idempotent_hint=True, open_world_hint=world),
         )
@@ -221,21 +217,18 @@ def server(anabranch: Anabranch, log: Log, identify: Callable[[Request], McpCall
     tools = Tools(anabranch, log)
 
     async def list_tools(request: Request, _params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=list(tools.listed(vouched=identify(request).vouched)))
+        return ListToolsResult(tools=list(tools.listed(trusted=identify(request).trusted)))
 
     async def call_tool(request: Request, params: CallToolRequestParams) -> CallToolResult:
         progress = request.session.report_progress
-        result = await tools.call(params.name, params.arguments or {}, _with_hops(identify(request), params), progress)
-        if result is None:
-            raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]}")
-        return result
+        return await tools.call(params.name, params.arguments or {}, _with_hops(identify(request), params), progress)
 
     return _Server(
         tools,
         "anabranch",
         version=version("anabranch"),
         title="Anabranch",
-        get_tool_input_schema=tools.input_schema,
+        get_tool_input_schema=tools.inputs.get,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )

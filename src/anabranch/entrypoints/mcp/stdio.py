@@ -31,7 +31,6 @@ from anabranch.entrypoints.mcp.server import server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
-CHUNK = 64 * 1024
 STDIN, STDOUT, STDERR = 0, 1, 2
 DRAIN_S = 1.0
 
@@ -43,7 +42,7 @@ async def serve(anabranch: Anabranch, log: Log) -> None:
     """Serve until standard input ends. The caller is the operator, who started this process."""
 
     def identify(_request: object) -> McpCaller:
-        return McpCaller(anabranch.context(surface="mcp", operator=True), Caller(operator=True), vouched=True)
+        return McpCaller(anabranch.context(surface="mcp", operator=True), Caller(operator=True), trusted=True)
 
     mcp_server = server(anabranch, log, identify)
     with _private_descriptors() as (source, sink):
@@ -133,7 +132,7 @@ def _read(source: int, max_line: int, put: Callable[[bytes | None], None]) -> No
 
 def _chunk(source: int) -> bytes:
     try:
-        return os.read(source, CHUNK)
+        return os.read(source, 64 * 1024)
     except OSError:
         return b""
 
@@ -197,9 +196,8 @@ class _Writer:
         threading.Thread(target=self._work, name="mcp-stdout", daemon=True).start()
 
     async def write(self, message: JSONRPCMessage) -> None:
-        line = message.model_dump_json(by_alias=True, exclude_unset=True)
         written: asyncio.Future[None] = self._loop.create_future()
-        self._queue.put((line.encode() + b"\n", written))
+        self._queue.put((message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n", written))
         await written
 
     def _work(self) -> None:
