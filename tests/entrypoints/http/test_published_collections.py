@@ -408,7 +408,7 @@ class Waiting:
 
 async def test_a_client_that_goes_away_ends_the_search(seeded: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Waiting()
-    monkeypatch.setattr("anabranch.app.wiring.CollectionSource", lambda *_: source)
+    monkeypatch.setattr("anabranch.app.endpoint_resolver.CollectionSource", lambda *_: source)
     async with node(seeded.settings()) as there:
         asking = asyncio.create_task(there.ask("canteen", transaction_token="tx-gone"))
         await source.asked.wait()
@@ -419,7 +419,7 @@ async def test_a_client_that_goes_away_ends_the_search(seeded: Seeded, monkeypat
 
 
 async def test_a_search_that_takes_too_long(seeded: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.app.wiring.CollectionSource", lambda *_: Waiting())
+    monkeypatch.setattr("anabranch.app.endpoint_resolver.CollectionSource", lambda *_: Waiting())
     async with node(seeded.settings(retrieval_timeout=0.05)) as there:
         reply = await there.ask("canteen", transaction_token="tx-late")
     assert (reply.status, reply.body) == (504, {"detail": "The search took too long."})
