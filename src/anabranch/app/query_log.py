@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # it loads numpy
     from anabranch.knowledge.knowledge import Knowledge
 
 CHAT_SURFACE = "chat"
+LOOK_EVERY_S = 1.0
 
 
 class LogEntry(Value):
@@ -39,13 +40,19 @@ class QueryLog:
 
     def __init__(self, knowledge: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool) -> None:
         self.enabled = enabled
+        self._exists = False
+        self._next_look = 0.0
         self._knowledge = knowledge
         self._telemetry = telemetry
         self._writes: set[asyncio.Task[None]] = set()
 
     @property
     def active(self) -> bool:
-        return self.enabled and self._knowledge.exists
+        """Whether there are records to write to. If another process creates the data folder, this one notices within
+        LOOK_EVERY_S: looking for the file with every question is slow."""
+        if self.enabled and not self._exists and (now := time.monotonic()) >= self._next_look:
+            self._exists, self._next_look = self._knowledge.exists, now + LOOK_EVERY_S
+        return self._exists
 
     def logged(self, inner: Answerer, entry: LogEntry | None) -> Answerer:
         """The Answerer, recorded where there is something to record it in."""

@@ -133,13 +133,14 @@ def _whole(body: bytes, content_type: str) -> Delta:
     except UNDECODABLE as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
         raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", FailureKind.UNUSABLE) from error
-    if _text(reply) is None:
+    text = _text(reply)
+    if text is None:
         # An empty answer in a known format is not a fault of the model server; an unknown format is.
         known_format = _choice(reply) is not None or _field(reply, "summary") is not None
         raise GenerationFailed(
             "The model's reply holds no answer.", FailureKind.REQUEST if known_format else FailureKind.UNUSABLE
         )
-    return _delta(reply)
+    return _delta(reply, text)
 
 
 def _piece(data: str) -> Delta:
@@ -157,14 +158,14 @@ def _piece(data: str) -> Delta:
             f"The model reported an error in the middle of its answer{f': {why}' if why else '.'}",
             syft_wire.failure_kind(code) if isinstance(code, int) else FailureKind.REQUEST,
         )
-    return _delta(piece)
+    return _delta(piece, _text(piece) or "")
 
 
-def _delta(reply: object) -> Delta:
+def _delta(reply: object, text: str) -> Delta:
     """The text of a reply, with its usage and its finish reason: `stop`, or for example `length`."""
     reason = _field(_field(reply, "summary"), "finish_reason") or _field(_choice(reply), "finish_reason")
     return Delta(
-        text=_text(reply) or "",
+        text=text,
         usage=_usage(reply),
         finish_reason=quoted(reason, most=MAX_FINISH_REASON) if isinstance(reason, str) else None,
     )

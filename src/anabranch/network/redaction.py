@@ -71,7 +71,7 @@ def learn_tokens(question: Question, context: Context) -> None:
     """Remove the tokens of this question, in this task and in tasks that it starts."""
     tokens = [context.bearer, *context.tokens.values(), *context.transactions.values()]
     tokens += [endpoint.token for endpoint in (*question.sources, question.model) if endpoint is not None]
-    _callers.set(Secrets(tokens))
+    _callers.set(Secrets(tokens) if any(tokens) else NONE)
 
 
 def removed(text: str, own: Secrets = NONE) -> str:
@@ -81,7 +81,7 @@ def removed(text: str, own: Secrets = NONE) -> str:
 
 def quoted(text: str, own: Secrets = NONE, most: int = MAX_QUOTED) -> str:
     """An upstream's message in one line of limited length, without secrets."""
-    clean = removed(text[: 4 * most], own)
+    clean = removed(text[: 4 * most], own) if len(text) >= SHORTEST else text
     if len(text) > 4 * most:
         clean = _without_end(clean, _known_forms(own))
     line = " ".join("".join(character if character.isprintable() else " " for character in clean).split())
@@ -115,7 +115,10 @@ def delta_of(delta: Delta, long: tuple[str, ...]) -> Delta:
 
 def in_content() -> tuple[str, ...]:
     """The texts to remove from answers and documents: each takes about 4 µs for 10 KB."""
-    return tuple(text for secrets in _known() for text in secrets.long)
+    found = _callers.get().long
+    for secrets in _configured.values():
+        found += secrets.long
+    return found
 
 
 def of_server(server: McpServer, *, certain: bool = False) -> Iterator[str]:

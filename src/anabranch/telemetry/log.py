@@ -234,13 +234,10 @@ class SilentTelemetry:
         return NullSpan(context)
 
 
-class NullSpan:
+class NullSpan(msgspec.Struct):
     """A span that records nothing."""
 
-    __slots__ = ("context",)
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    context: Context
 
     def __enter__(self) -> "NullSpan":
         return self

@@ -358,18 +358,14 @@ def _codes(kind: type[AnabranchError] = AnabranchError) -> set[str]:
 
 
 class TimedSpan(NullSpan):
-    """A span that is measured for the metrics, from its construction on."""
+    """A span that is measured for the metrics."""
 
-    __slots__ = ("_began", "_now", "_observe")
-
-    def __init__(self, observe: Callable[[float], None], now: Callable[[], float], context: Context) -> None:
-        super().__init__(context)
-        self._observe = observe
-        self._now = now
-        self._began = now()
+    observe: Callable[[float], None]
+    now: Callable[[], float]
+    began: float
 
     def __exit__(self, *_: object) -> None:
-        self._observe((self._now() - self._began) * 1000)
+        self.observe((self.now() - self.began) * 1000)
 
 
 class CombinedTelemetry(LoggedEvents):
@@ -387,6 +383,7 @@ class CombinedTelemetry(LoggedEvents):
         self._metrics = metrics
         self._traces = traces
         self._failure_logged = False
+        self._now = self._clock.monotonic
 
     def asked(self, question: Question, context: Context) -> None:
         try:
@@ -415,7 +412,7 @@ class CombinedTelemetry(LoggedEvents):
         try:
             span = NullSpan(context)
             if name != "upstream":  # calls to upstreams have other metrics
-                span = TimedSpan(self._metrics.stages[name], self._clock.monotonic, context)
+                span = TimedSpan(context, self._metrics.stages[name], self._now, self._now())
             return span if self._traces is None else self._traces.span(name, context, attributes, span.__exit__)
         except Exception as error:  # noqa: BLE001
             self._log_failure(error)
