@@ -12,7 +12,7 @@ from test_log_contract import memory_log
 
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound, StreamFull
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
-from anabranch.eventlog.streams import ENTRY_BYTES, StreamEntries, weight
+from anabranch.eventlog.cursors import ENTRY_BYTES, StreamEntries, weight
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
 

@@ -10,8 +10,9 @@ from test_log_contract import memory_log
 
 from anabranch.domain.errors import NotFound, StreamFull
 from anabranch.domain.eventlog import LogLimits
+from anabranch.eventlog.cursors import ENTRY_BYTES
 from anabranch.eventlog.memory import MemoryLog
-from anabranch.eventlog.streams import ENTRY_BYTES, STREAM_BYTES
+from anabranch.eventlog.streams import STREAM_BYTES
 from anabranch.planner.services import MemorySessions
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Passage, Query
+from anabranch.knowledge.mmr import mmr
 from anabranch.knowledge.model import Permissions
-from anabranch.knowledge.search import Candidates, Searcher, fetch, mmr
+from anabranch.knowledge.search import Candidates, Searcher, fetch
 from anabranch.testing import FakeEmbedder
 from support.knowledge_fixtures import ALICE, OPERATOR, Workshop, text, workshop
 

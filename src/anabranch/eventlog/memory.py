@@ -6,17 +6,8 @@ from collections.abc import Sequence
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
-from anabranch.eventlog.streams import (
-    EXISTS,
-    NOT_FOUND,
-    NOT_OWNED,
-    Stream,
-    StreamEntries,
-    StreamOwner,
-    Streams,
-    Watchers,
-    weight,
-)
+from anabranch.eventlog.cursors import StreamEntries, weight
+from anabranch.eventlog.streams import EXISTS, NOT_FOUND, NOT_OWNED, Stream, StreamOwner, Streams, Watchers
 
 
 class MemoryLog:

@@ -1,4 +1,4 @@
-"""Hybrid search in collections: candidates, reranking, diversity (MMR)."""
+"""Hybrid search in collections: candidates of both indexes, reranking, and diversity."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,32 +13,10 @@ from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
 from anabranch.knowledge.index.reader import IndexReader, View
 from anabranch.knowledge.index.segment import products
+from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection, Database, Row
-
-Floats = NDArray[np.float32]
-
-
-def mmr(relevance: Floats, vectors: Floats, limit: int, weight: float) -> NDArray[np.int64]:
-    """The chosen rows, in order. The first is the most relevant; each further one maximises
-    `weight · relevance - (1 - weight) · cosine`, with the cosine to the most similar row chosen so far. Ties go to the
-    lower row, so a weight of 1 gives the order by relevance."""
-    order = np.empty(max(0, min(limit, len(relevance))), np.int64)
-    if not len(order):
-        return order
-    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    unit = np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)  # zero vectors stay zero
-    worth = np.float32(weight) * relevance
-    closest = np.full(len(relevance), -1.0, np.float32)
-    order[0] = latest = int(np.argmax(relevance))
-    for at in range(1, len(order)):
-        worth[latest] = -np.inf
-        # Only the latest choice can be closer than the closest before it: no matrix of all pairs is needed.
-        np.maximum(closest, products(unit[latest : latest + 1], unit)[0], out=closest)
-        order[at] = latest = int(np.argmax(worth - np.float32(1 - weight) * closest))
-    return order
-
 
 # Weights, tuned on Cranfield and Medline (docs/search.md).
 DENSE = 1.0

@@ -11,9 +11,10 @@ import msgspec
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import AnabranchError, Conflict, LeaseLost, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
+from anabranch.eventlog.cursors import StreamEntries
 from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, Verdict, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
-from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamEntries, StreamOwner, Streams, Watchers
+from anabranch.eventlog.streams import EXISTS, NOT_OWNED, StreamOwner, Streams, Watchers
 from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
 

@@ -32,8 +32,9 @@ from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import LeaseLost, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import Entry, LogLimits, SequencedEntry
 from anabranch.domain.model import Value
+from anabranch.eventlog.cursors import StreamEntries, weight
 from anabranch.eventlog.redis.store import CHUNK_BYTES, RedisStreamStore, Verdict
-from anabranch.eventlog.streams import NOT_OWNED, Stream, StreamEntries, StreamOwner, Streams, weight
+from anabranch.eventlog.streams import NOT_OWNED, Stream, StreamOwner, Streams
 from anabranch.redis.client import RedisGone
 
 # The most entries that one command appends; the rest goes in the next.
