@@ -54,9 +54,13 @@ class KnowledgeOpener:
         self._stack = AsyncExitStack()
 
     @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    @property
     def exists(self) -> bool:
         """Whether the data folder has records."""
-        return self._open is not None or self._records.is_file()
+        return self.is_open or self._records.is_file()
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:

@@ -50,7 +50,10 @@ class QueryLog:
     def active(self) -> bool:
         """Whether there are records to write to. If another process creates the data folder, this one notices within
         LOOK_EVERY_S: looking for the file with every question is slow."""
-        if self.enabled and not self._exists and (now := time.monotonic()) >= self._next_look:
+        if not self.enabled or self._exists:
+            return self._exists
+        now = time.monotonic()
+        if self._knowledge.is_open or now >= self._next_look:
             self._exists, self._next_look = self._knowledge.exists, now + LOOK_EVERY_S
         return self._exists
 
