@@ -1,7 +1,7 @@
 """Which source files run for one request of each kind: the number a reader has to open to follow it.
 
 `python -m benchmarks.walks` starts real servers, sends each request twice, and records the second one: the files whose
-functions are called in the server, its indexer and its parser between the request and its answer.
+functions are called in the server between the request and its answer, for an ingest also in its indexer and its parser.
 """
 
 import json
@@ -68,14 +68,14 @@ class Walks:
         with urlopen(Request(self._url + path, body, sent, method=method), timeout=LIMIT_S) as reply:
             return str(reply.read().decode())
 
-    def files(self, work: Callable[[int], object]) -> list[str]:
-        """The files that run while the second of two equal pieces of work is done."""
+    def files(self, work: Callable[[int], object], *, children: bool = False) -> list[str]:
+        """The files that run while the second of two equal pieces of work is done; with `children` in these too."""
         work(1)
         time.sleep(0.5)
-        self._signal(signal.SIGUSR1)
+        self._signal(signal.SIGUSR1, children=children)
         work(2)
         time.sleep(0.3)
-        family = self._signal(signal.SIGUSR2)
+        family = self._signal(signal.SIGUSR2, children=children)
         found: set[str] = set()
         for pid in family:
             path = self._folder / str(pid)
@@ -88,11 +88,12 @@ class Walks:
         relative = (Path(name).relative_to(PACKAGE) for name in found if name)
         return sorted(str(path) for path in relative if path.parts[0] != "testing")
 
-    def _signal(self, number: int) -> list[int]:
+    def _signal(self, number: int, *, children: bool) -> list[int]:
         import psutil
 
         reached = []
-        for process in (psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)):
+        server = psutil.Process(self._process.pid)
+        for process in (server, *(server.children(recursive=True) if children else ())):
             caught = Path(f"/proc/{process.pid}/status").read_text().partition("SigCgt:\t")[2][:16]
             if int(caught, 16) >> (number - 1) & 1:
                 process.send_signal(number)
@@ -155,7 +156,7 @@ def ingest(walks: Walks) -> list[str]:
         while json.loads(walks.get(f"/v1/ingest/{job['job_id']}"))["status"] not in ("completed", "failed"):
             time.sleep(0.1)
 
-    return walks.files(work)
+    return walks.files(work, children=True)
 
 
 def _document(text: str) -> dict[str, Any]:

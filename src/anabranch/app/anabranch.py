@@ -16,7 +16,7 @@ from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorQuer
 from anabranch.domain.model import Answer, Context, Endpoint, Message, Until
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
-from anabranch.telemetry.log import SilentTelemetry, new_correlation_id
+from anabranch.telemetry.log import SilentTelemetry
 
 
 class Anabranch:
@@ -32,6 +32,9 @@ class Anabranch:
         self.query_log = parts.query_log
         self.runs = parts.runs
         self.revocations = parts.revocations
+        self.context = parts.questions.context
+        self.configured = parts.questions.configured
+        self.model = parts.questions.model
         self.begin = parts.runs.begin
         self.start = parts.runs.start
         self._parts = parts
@@ -80,39 +83,6 @@ class Anabranch:
                     user=key.user, groups=key.groups, operator=key.operator, key=key.id, audiences=tuple(audiences)
                 )
         raise Unauthorized("The API key is not known, or was revoked.")
-
-    def context(
-        self,
-        *,
-        correlation_id: str | None = None,
-        surface: str | None = None,
-        address: str | None = None,
-        user_id: str | None = None,
-        groups: tuple[str, ...] = (),
-        operator: bool = False,
-        tokens: Mapping[str, str] | None = None,
-        transactions: Mapping[str, str] | None = None,
-        key: str | None = None,
-        bearer: str | None = None,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
-    ) -> Context:
-        """A context that begins now and ends with the total time-out."""
-        return Context(
-            correlation_id=correlation_id or new_correlation_id(),
-            deadline=self._parts.clock.monotonic() + self.settings.total_timeout,
-            surface=surface or self._parts.surface,
-            address=address,
-            user_id=user_id,
-            groups=groups,
-            operator=operator,
-            tokens=tokens or {},
-            transactions=transactions or {},
-            key=key,
-            bearer=bearer,
-            traceparent=traceparent,
-            tracestate=tracestate,
-        )
 
     async def ask(
         self,
@@ -184,15 +154,6 @@ class Anabranch:
     async def servers_settled(self) -> None:
         """Wait until each MCP server has become ready, or has failed once."""
         await self._parts.servers.pool.settled()
-
-    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
-        """Sources and MCP servers by the names that they have in the configuration."""
-        return self.questions.configured(names)
-
-    @property
-    def model(self) -> Endpoint:
-        """The model that answers when a request names none."""
-        return self.questions.model
 
     async def drain(self, grace_s: float) -> None:
         """Take no new question, give the running ones some time, then end the rest with an error."""

@@ -41,11 +41,8 @@ class EndpointResolver:
         self._servers = servers
         self._knowledge = knowledge
         self._hub = hub
-
-    @property
-    def model(self) -> Endpoint:
-        """The model that answers when a request names none."""
-        return self._settings.default_model or EXTRACTIVE
+        # The model that answers when a request names none.
+        self.model = settings.default_model or EXTRACTIVE
 
     async def sources(self, names: Sequence[Name] | None, tokens: Mapping[str, str]) -> tuple[Endpoint, ...]:
         """The named sources; without names, every configured source and every collection."""

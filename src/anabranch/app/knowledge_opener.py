@@ -13,8 +13,8 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.errors import AnabranchError
-from anabranch.domain.model import Query
-from anabranch.knowledge.model import Caller
+from anabranch.domain.model import Context, Query, Question
+from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.supervisor import supervised
@@ -68,6 +68,12 @@ class KnowledgeOpener:
                 if self._open is None:
                     self._open = await self._opened()
         return self._open
+
+    async def seen(self, question: Question, context: Context) -> str | None:
+        """A hash of the documents that a question to all collections can find; None for other questions."""
+        if not self.exists or any(source.slug != EVERYTHING for source in question.sources):
+            return None
+        return await (await self()).seen(question.filters, Caller.of(context))
 
     async def close(self) -> None:
         if self._warming is not None:

@@ -6,8 +6,6 @@ from importlib.metadata import version
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Cache, Clock, Embedder, Limiter, Telemetry
-from anabranch.domain.model import Context, Question
-from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy, SharedBreakers
@@ -71,16 +69,11 @@ class Policies:
         if not self._settings.answer_cache_ttl:
             return inner
 
-        async def look(question: Question, context: Context) -> str | None:
-            if not knowledge.exists or any(source.slug != EVERYTHING for source in question.sources):
-                return None
-            return await (await knowledge()).seen(question.filters, Caller.of(context))
-
         return CachedAnswerer(
             inner,
             cache=self.cache,
             ttl_s=self._settings.answer_cache_ttl,
-            look=look,
+            look=knowledge.seen,
             settings=_answer_settings(self._settings),
             clock=self._clock,
             telemetry=self._telemetry,

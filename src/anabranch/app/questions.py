@@ -1,4 +1,4 @@
-"""Builds every Question: one method per use case, from values that an entrypoint has validated."""
+"""Builds every Question and its Context: one method per use case, from values that an entrypoint has validated."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -7,8 +7,22 @@ import msgspec
 
 from anabranch.app.endpoint_resolver import COLLECTIONS, EndpointResolver
 from anabranch.configuration.settings import Settings
-from anabranch.domain.model import AGGREGATE, QUERY, RAG, Endpoint, Filters, Message, Profile, Question, Until, Value
+from anabranch.domain.contracts import Clock
+from anabranch.domain.model import (
+    AGGREGATE,
+    QUERY,
+    RAG,
+    Context,
+    Endpoint,
+    Filters,
+    Message,
+    Profile,
+    Question,
+    Until,
+    Value,
+)
 from anabranch.domain.ranking import Ranking
+from anabranch.telemetry.log import new_correlation_id
 
 T = TypeVar("T")
 
@@ -43,18 +57,46 @@ class Options(Value):
 
 
 class Questions:
-    def __init__(self, settings: Settings, names: EndpointResolver) -> None:
+    def __init__(self, settings: Settings, names: EndpointResolver, clock: Clock, surface: str) -> None:
         self._settings = settings
         self._names = names
+        self._clock = clock
+        self._surface = surface
+        self.model = names.model
+        self.configured = names.configured
 
-    @property
-    def model(self) -> Endpoint:
-        """The model that answers when a request names none."""
-        return self._names.model
-
-    def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
-        """Sources and MCP servers by the names that they have in the configuration."""
-        return self._names.configured(names)
+    def context(
+        self,
+        *,
+        correlation_id: str | None = None,
+        surface: str | None = None,
+        address: str | None = None,
+        user_id: str | None = None,
+        groups: tuple[str, ...] = (),
+        operator: bool = False,
+        tokens: Mapping[str, str] | None = None,
+        transactions: Mapping[str, str] | None = None,
+        key: str | None = None,
+        bearer: str | None = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+    ) -> Context:
+        """The Context of a question that is asked now: its deadline is the total time-out."""
+        return Context(
+            correlation_id=correlation_id or new_correlation_id(),
+            deadline=self._clock.monotonic() + self._settings.total_timeout,
+            surface=surface or self._surface,
+            address=address,
+            user_id=user_id,
+            groups=groups,
+            operator=operator,
+            tokens=tokens or {},
+            transactions=transactions or {},
+            key=key,
+            bearer=bearer,
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
 
     def chat(
         self,

@@ -62,8 +62,6 @@ class Parts(NamedTuple):
     revocations: Revocations
     streams: EventStreams
     servers: McpServers
-    clock: Clock
-    surface: str
 
 
 @asynccontextmanager
@@ -91,7 +89,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         )
         pipeline = build_pipeline(settings, directory, clock, telemetry)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
-        questions = Questions(settings, names)
+        questions = Questions(settings, names, clock, role.surface)
         query_log = QueryLog(knowledge, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
         revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.keys_every_s)
         leaving.push_async_callback(revocations.close)
@@ -122,8 +120,6 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             revocations=revocations,
             streams=streams,
             servers=servers,
-            clock=clock,
-            surface=role.surface,
         )
 
 
