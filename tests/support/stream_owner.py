@@ -3,9 +3,19 @@
 import asyncio
 import sys
 
-from anabranch.domain.errors import LeaseLost
+from anabranch.domain.errors import LeaseLost, StreamUnavailable
 from anabranch.domain.eventlog import Entry
-from support.shared_log import worker
+from support.shared_log import Worker, worker
+
+
+async def appended(owner: Worker, stream: str, token: str, one: Entry) -> bool:
+    """False if Redis has to confirm the owner first, which the log asks for after a pause: then try again."""
+    try:
+        await owner.log.append(stream, token, [one])
+    except StreamUnavailable:
+        await asyncio.sleep(0.005)
+        return False
+    return True
 
 
 async def write(url: str, lease_s: float) -> None:
@@ -17,7 +27,8 @@ async def write(url: str, lease_s: float) -> None:
                 while True:
                     number += 1
                     one = Entry(key=str(number), revision=1, body=str(number).encode())
-                    await owner.log.append(stream, token, [one])
+                    while not await appended(owner, stream, token, one):
+                        pass
                     await asyncio.sleep(0.005)
             except LeaseLost:
                 page = await owner.log.read(stream, 0, 100_000)

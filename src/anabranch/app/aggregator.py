@@ -34,6 +34,7 @@ from anabranch.domain.mcp import (
 )
 from anabranch.domain.model import Answer, Context, Passage, Question, SourceReply, Status
 from anabranch.domain.ranking import Breakdown, Ranking, Weights
+from anabranch.sources.mcp.pool import load_sdk
 
 # Called for each server's reply, with how many have replied, and of how many.
 OnReply = Callable[[SourceReply, int, int], Awaitable[None]]
@@ -79,8 +80,10 @@ class Aggregator:
         if not config.enabled:
             raise _misconfigured("aggregator.enabled", "the aggregator is switched off")
         _check(query)
+        names = self._selected(query)
+        await load_sdk()  # the servers' time does not include ours
         began, asked_at = self._clock.monotonic(), self._now()
-        question = self._question(query, self._selected(query), config, asked_at)
+        question = self._question(query, names, config, asked_at)
         deadline = min(began + config.total_timeout_s + RANKING_S, context.deadline)
         answer, replied_at = await self._answer(question, msgspec.structs.replace(context, deadline=deadline), on_reply)
         elapsed_ms = round((self._clock.monotonic() - began) * 1000)

@@ -139,7 +139,9 @@ def test_mcp_servers_command_without_servers_explains_the_configuration(tmp_path
 def test_documented_mcp_client_program_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    configure(tmp_path, memory=stub("memory"))
+    file = configure(tmp_path, memory=stub("memory"))
+    with file.open("a", encoding="utf-8") as more:  # a busy machine starts the server slowly
+        more.write("aggregator: {serverTimeoutSecs: 30, totalTimeoutSecs: 30}\n")
     environment = {**os.environ, "AGGREGATOR_DATA_DIR": str(tmp_path / "data")}
     done = subprocess.run(
         [sys.executable, "-c", code],

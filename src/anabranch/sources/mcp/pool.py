@@ -1,6 +1,7 @@
 """The pool of MCP servers: one keeper for each server connects, restarts and calls it."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -21,6 +22,14 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 # Changes of these fields need no new connection.
 IN_PLACE = ("result_path", "reputation", "description")
 IN_A_CIRCLE = "The question has passed through too many aggregators: some of them ask each other in a circle."
+
+
+async def load_sdk() -> None:
+    """Import the MCP SDK, in a thread: it takes a second. The SDK comes first, as a whole: importing parts of it from
+    two threads at once breaks it."""
+    if not hasattr(sys.modules.get("anabranch.sources.mcp.connection"), "McpConnection"):  # or another task imports it
+        for needed in ("mcp", "anabranch.sources.mcp.connection"):
+            await asyncio.to_thread(import_module, needed)
 
 
 def reconnect_delays(random: Callable[[], float]) -> Iterator[float]:
@@ -155,10 +164,7 @@ class ServerKeeper:
     async def _run(self) -> None:
         clock, delays = self._services.clock, reconnect_delays(self._services.random)
         try:
-            # Takes a second, so it runs in a thread. The SDK comes first, as a whole: importing parts of it from two
-            # threads at once breaks it.
-            for needed in ("mcp", "anabranch.sources.mcp.connection"):
-                await asyncio.to_thread(import_module, needed)
+            await load_sdk()
             while True:
                 began, before = clock.monotonic(), self._connects
                 reason = await self._connect()
