@@ -157,7 +157,7 @@ async def test_the_deadline_ends_it() -> None:
         await run.value()
 
 
-async def test_it_is_cancelled_when_the_last_listener_leaves() -> None:
+async def test_a_run_is_cancelled_when_its_last_listener_leaves() -> None:
     answerer = Scripted(tokens=1, hangs=True)
     run, recorder = started(answerer)
     async with run.listen() as first, run.listen() as second:

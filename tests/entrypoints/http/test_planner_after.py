@@ -146,7 +146,7 @@ async def test_while_redis_is_gone_others_learn_nothing_either(tmp_path: Path, v
         assert (await planner.ask("GET", step, who="alice"))[0] == 200
 
 
-async def test_whoever_is_turned_away_has_no_session(tmp_path: Path) -> None:
+async def test_a_refused_request_creates_no_session(tmp_path: Path) -> None:
     async with desk(tmp_path / "data", people=("alice", "bob"), planner_steps=1) as planner:
         await planner.begin("s", "p", who="alice")
         status, refused = await planner.ask("POST", "/planner/sessions/t/steps", envelope("p"), "alice")
@@ -155,7 +155,7 @@ async def test_whoever_is_turned_away_has_no_session(tmp_path: Path) -> None:
         await planner.begin("t", "p", who="bob")
 
 
-async def test_whoever_is_turned_away_has_no_stream(tmp_path: Path, valkey: Valkey) -> None:
+async def test_a_refused_request_creates_no_stream(tmp_path: Path, valkey: Valkey) -> None:
     async with desk(tmp_path / "data", planner_steps=2, redis_url=valkey.url) as planner:
         path = "/planner/sessions/s/steps"
         steps = [str(number) for number in range(8)]

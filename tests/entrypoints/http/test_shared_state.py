@@ -124,7 +124,7 @@ async def test_what_somebody_else_left_in_redis_is_a_miss(shared: Shared) -> Non
     assert (await asked.ask(query, at=0)).is_answered
 
 
-async def test_a_crowd_that_asks_two_workers_at_once_is_counted_exactly(shared: Shared) -> None:
+async def test_rate_limit_is_exact_for_many_callers_of_two_workers(shared: Shared) -> None:
     for told in (await shared.crowd.burst(EACH)).values():
         is_exact(told)
 
