@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
+from anabranch.app.event_streams import Timing
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.http.app import Service
 from anabranch.entrypoints.http.server import HeadCapped, Socket
@@ -117,9 +118,12 @@ class EndsAtOnce(uvicorn.Server):
 
 @asynccontextmanager
 async def running(
-    settings: Settings, protocol: type[HeadCapped] = HeadCapped, sockets: type[Socket] = Socket, **timing: float
+    settings: Settings,
+    protocol: type[HeadCapped] = HeadCapped,
+    sockets: type[Socket] = Socket,
+    timing: Timing = Timing(),
 ) -> AsyncIterator[Server]:
-    service = Service(settings, configured_log(settings), **timing)
+    service = Service(settings, configured_log(settings), timing=timing)
     config = uvicorn.Config(
         service,
         host="127.0.0.1",
@@ -152,7 +156,7 @@ def serve(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Server]]:
     is not asked again."""
     data_dir = str(tmp_path / "data")
     usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": data_dir, "model_retries": 0}
-    return lambda **given: running(Settings(**{**usual, **given}))
+    return lambda timing=Timing(), **given: running(Settings(**{**usual, **given}), timing=timing)
 
 
 @pytest.fixture

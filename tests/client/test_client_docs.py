@@ -3,12 +3,13 @@
 import asyncio
 import re
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch.entrypoints.http import streams
+from anabranch.app.event_streams import Timing
 from anabranch.testing import Space
 from conftest import Server, ref
 from support.cutting_proxy import CuttingProxy
@@ -39,10 +40,17 @@ async def run_by_node(folder: Path, code: str) -> str:
     return printed.decode()
 
 
+@pytest.fixture
+async def soon_server(serve: Any) -> AsyncIterator[Server]:
+    """An EventSource waits before it learns that the stream is over: here for milliseconds."""
+    async with serve(timing=Timing(retry_ms=(10, 30)), retrieval_timeout=1.0, generation_timeout=2.0) as started:
+        yield started
+
+
 async def test_documented_python_and_javascript_clients_follow_the_same_step(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    soon_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(streams, "RETRY_MS", (10, 30))  # what an EventSource waits before it is told that all is over
+    server = soon_server
     view = await defined(example("python"))["main"](server.url)
     assert capsys.readouterr().out == "success Hello.\n"
     sequences = sorted(event.sequence for event in view.latest.values())

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from anabranch.app.event_streams import Timing
 from anabranch.client import AnswerClient, Pace, PlannerClient, PlannerEvent, Reset, StepView
 from anabranch.client.planner import Transport
 from anabranch.domain.errors import NotFound
-from anabranch.entrypoints.http import streams
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing import Space
@@ -35,6 +35,10 @@ ENVELOPE = {
 }
 
 
+# The server asks clients to come back after one to three seconds; here, a hundred times as soon.
+SOON = Timing(retry_ms=(10, 30))
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     with closing(Node()) as started:
@@ -42,14 +46,8 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server asks clients to come back after one to three seconds; here, a hundred times as soon."""
-    monkeypatch.setattr(streams, "RETRY_MS", (10, 30))
-
-
-@pytest.fixture
-async def started(serve: Serve, soon: None) -> AsyncIterator[Server]:
-    async with serve() as running:
+async def started(serve: Serve) -> AsyncIterator[Server]:
+    async with serve(timing=SOON) as running:
         yield running
 
 
@@ -154,11 +152,10 @@ def secret(folder: Path, user: str) -> str:
         database.close()
 
 
-@pytest.mark.usefixtures("soon")
 async def test_every_client_sends_its_api_key(serve: Serve, node: Node, tmp_path: Path) -> None:
     """Over WebSocket, too; and what belongs to another is not there."""
     alice, bob = secret(tmp_path / "data", "alice"), secret(tmp_path / "data", "bob")
-    async with asyncio.timeout(30), serve(auth="api_key") as server, CuttingProxy(server.url) as proxy:
+    async with asyncio.timeout(30), serve(auth="api_key", timing=SOON) as server, CuttingProxy(server.url) as proxy:
         async with PlannerClient(server.url, alice, pace=QUICK) as planner, PlannerClient(server.url, bob) as other:
             await planner.begin(ENVELOPE)
             assert await planner.cancel("s/1", "p 1") == "cancelled"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from anabranch.app.event_streams import Timing
 from anabranch.configuration.settings import Settings
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
@@ -117,11 +118,13 @@ def envelope(step: str, *subagents: Any, **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def desk(folder: Path, *, people: Sequence[str] = (), **given: Any) -> AsyncIterator[Desk]:
+async def desk(
+    folder: Path, *, people: Sequence[str] = (), timing: Timing = Timing(), **given: Any
+) -> AsyncIterator[Desk]:
     """A server of its own, with a key for each of them; without a key one is the operator, at this very machine."""
     secrets = _keys(folder, people) if people else {}
     settings = {"log_level": "ERROR", "data_dir": str(folder), **given}
-    async with running(Settings(**settings)) as server:
+    async with running(Settings(**settings), timing=timing) as server:
         yield Desk(server, secrets)
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from anabranch.app.aggregator import OnReply
-from anabranch.app.revocations import EVERY_S
+from anabranch.app.event_streams import Timing
 from anabranch.app.wiring import Parts, Role, wired
 from anabranch.configuration.settings import Settings, load
 from anabranch.domain.contracts import Telemetry
@@ -32,6 +32,7 @@ class Anabranch:
         self.query_log = parts.query_log
         self.runs = parts.runs
         self.revocations = parts.revocations
+        self.timing = parts.timing
         self.context = parts.questions.context
         self.configured = parts.questions.configured
         self.model = parts.questions.model
@@ -52,16 +53,16 @@ class Anabranch:
         streaming: bool = False,
         surface: str = "library",
         log_queries: bool = False,
-        keys_every_s: float = EVERY_S,
+        timing: Timing = Timing(),
     ) -> AsyncIterator["Anabranch"]:
         """An Anabranch from the environment and a configuration file, or from `settings`. With `indexing` it also runs
         the indexer, unless another process on this data folder does; `indexer_died` gets the exit status of one that
         crashed. With `streaming` it keeps planner steps and resumable answers. With `log_queries` it records questions
         in the query log, if there is a data folder and AGGREGATOR_QUERY_LOG_DAYS is not 0; `surface` is the surface
-        that `ask`, `stream` and `aggregate` are recorded under. Every `keys_every_s` seconds it checks whether an API
-        key with a question or stream under way was revoked."""
+        that `ask`, `stream` and `aggregate` are recorded under. `timing` holds the intervals that no setting
+        changes."""
         settings = settings or load(file=Path(config) if config is not None else None)
-        role = Role(indexing, indexer_died, streaming, surface, log_queries, keys_every_s)
+        role = Role(indexing, indexer_died, streaming, surface, log_queries, timing)
         async with wired(settings, telemetry or SilentTelemetry(), role) as parts:
             opened = cls(settings, parts)
             try:

@@ -14,6 +14,7 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.app.policies import Policies
 from anabranch.app.resumable_answers import ResumableAnswers
+from anabranch.app.revocations import EVERY_S
 from anabranch.app.startup import COLLECTOR_REPLY_BYTES, outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Breadcrumbs, Clock, Emit, Outbound, Telemetry
@@ -62,16 +63,16 @@ class EventStreams(Value):
             await self.recordings.settled()
 
 
-class EventStreamTiming(Value):
-    """Timing of the planner and of the log in Redis, and how long a callback may take."""
+class Timing(Value):
+    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the check for revoked keys.
+    `retry_ms` is when a disconnected client reconnects: a range, as clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
     callback_timeout_s: float = 10.0
     tend_every_s: float = 5.0
-
-
-USUAL_TIMING = EventStreamTiming()
+    keys_every_s: float = EVERY_S
+    retry_ms: tuple[int, int] = (1_000, 3_000)
 
 
 @asynccontextmanager
@@ -85,9 +86,8 @@ async def event_streams(
     start: Callable[[Question, Context], Run],
     clock: Clock,
     telemetry: Telemetry,
-    timing: EventStreamTiming | None = None,
+    timing: Timing,
 ) -> AsyncIterator[EventStreams]:
-    timing = timing or USUAL_TIMING
     if not settings.streams_kept:
         yield EventStreams()
         return
@@ -136,7 +136,7 @@ def _services(
     crumbs: Breadcrumbs,
     telemetry: Telemetry,
     clock: Clock,
-    timing: EventStreamTiming,
+    timing: Timing,
 ) -> PlannerServices:
     return PlannerServices(
         log=kept.log,
@@ -175,7 +175,7 @@ class RunAnswerer:
 
 @asynccontextmanager
 async def _stores(
-    settings: Settings, redis: "Redis | None", clock: Clock, timing: EventStreamTiming
+    settings: Settings, redis: "Redis | None", clock: Clock, timing: Timing
 ) -> AsyncIterator[tuple[StreamStores, Callable[[], None]]]:
     worker = secrets.token_hex(8)
     limits = LogLimits(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
-from anabranch.app.event_streams import EventStreams, event_streams
+from anabranch.app.event_streams import EventStreams, Timing, event_streams
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.mcp_servers import McpServers
 from anabranch.app.policies import Policies
@@ -48,7 +48,7 @@ class Role(NamedTuple):
     streaming: bool
     surface: str
     log_queries: bool
-    keys_every_s: float
+    timing: Timing
 
 
 class Parts(NamedTuple):
@@ -62,6 +62,7 @@ class Parts(NamedTuple):
     revocations: Revocations
     streams: EventStreams
     servers: McpServers
+    timing: Timing
 
 
 @asynccontextmanager
@@ -91,7 +92,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
         questions = Questions(settings, names, clock, role.surface)
         query_log = QueryLog(knowledge, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
-        revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.keys_every_s)
+        revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.timing.keys_every_s)
         leaving.push_async_callback(revocations.close)
         answerer = policies.cached(pipeline, knowledge)
         runs = Runs(settings, answerer, policies, query_log, revocations, telemetry)
@@ -107,6 +108,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
                 start=runs.start,
                 clock=clock,
                 telemetry=telemetry,
+                timing=role.timing,
             )
             streams = await leaving.enter_async_context(kept)
         yield Parts(
@@ -120,6 +122,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             revocations=revocations,
             streams=streams,
             servers=servers,
+            timing=role.timing,
         )
 
 

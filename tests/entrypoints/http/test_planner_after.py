@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from anabranch.app.event_streams import EventStreamTiming
+from anabranch.app.event_streams import Timing
 from anabranch.eventlog.redis.store import RedisLogTiming
 from anabranch.planner.services import PlannerTiming
 from support.planner_fixtures import Desk, desk, envelope
 from support.valkey_server import Valkey, running_valkey
 
 PATIENCE_S = 30.0
+
+
+NOTHING_TO_RESTORE = Timing(log=RedisLogTiming(restore_s=0.0))
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +29,7 @@ async def patience() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
-    """Nobody has streams to bring back to it."""
-    timing = EventStreamTiming(log=RedisLogTiming(restore_s=0.0))
-    monkeypatch.setattr("anabranch.app.event_streams.USUAL_TIMING", timing)
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
     with running_valkey(tmp_path) as started:
         yield started
 
@@ -120,7 +120,7 @@ async def test_what_comes_after_the_end_is_recorded(tmp_path: Path) -> None:
 
 async def test_another_worker_passes_the_old_ways_answer_on(tmp_path: Path, valkey: Valkey) -> None:
     file = tmp_path / "crumbs.jsonl"
-    given: dict[str, Any] = {"redis_url": valkey.url, "metrics_public": True}
+    given: dict[str, Any] = {"redis_url": valkey.url, "metrics_public": True, "timing": NOTHING_TO_RESTORE}
     async with (
         desk(tmp_path / "one", **given) as one,
         desk(tmp_path / "two", analytics_file=str(file), **given) as other,
@@ -136,7 +136,9 @@ async def test_another_worker_passes_the_old_ways_answer_on(tmp_path: Path, valk
 
 
 async def test_while_redis_is_gone_others_learn_nothing_either(tmp_path: Path, valkey: Valkey) -> None:
-    async with desk(tmp_path / "data", people=("alice", "bob"), redis_url=valkey.url) as planner:
+    async with desk(
+        tmp_path / "data", people=("alice", "bob"), redis_url=valkey.url, timing=NOTHING_TO_RESTORE
+    ) as planner:
         await planner.begin("s", "p", who="alice")
         valkey.kill()
         step = "/planner/sessions/s/steps/p/events"
@@ -156,7 +158,7 @@ async def test_a_refused_request_creates_no_session(tmp_path: Path) -> None:
 
 
 async def test_a_refused_request_creates_no_stream(tmp_path: Path, valkey: Valkey) -> None:
-    async with desk(tmp_path / "data", planner_steps=2, redis_url=valkey.url) as planner:
+    async with desk(tmp_path / "data", planner_steps=2, redis_url=valkey.url, timing=NOTHING_TO_RESTORE) as planner:
         path = "/planner/sessions/s/steps"
         steps = [str(number) for number in range(8)]
         replies = await asyncio.gather(*(planner.ask("POST", path, envelope(step)) for step in steps))
@@ -170,14 +172,11 @@ async def test_a_refused_request_creates_no_stream(tmp_path: Path, valkey: Valke
         await planner.ask("DELETE", f"{path}/{later}")
 
 
-async def test_a_callback_is_tried_again_until_it_was_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    timing = EventStreamTiming(planner=PlannerTiming(first_callback_s=0.01), callback_timeout_s=0.1)
-    monkeypatch.setattr("anabranch.app.event_streams.USUAL_TIMING", timing)
+async def test_a_callback_is_tried_again_until_it_was_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timing = Timing(planner=PlannerTiming(first_callback_s=0.01), callback_timeout_s=0.1)
     file = tmp_path / "crumbs.jsonl"
     given: dict[str, Any] = {"analytics_file": str(file), "endpoint_allowlist": ("127.0.0.1",)}
-    async with orchestrator(None, 302, 204) as url, desk(tmp_path / "data", **given) as planner:
+    async with orchestrator(None, 302, 204) as url, desk(tmp_path / "data", timing=timing, **given) as planner:
         await planner.begin("s", "p", callback_url=url)
         await planner.ask("POST", "/planner/sessions/s/steps/p/safety", {"decision": "block"})
         crumb = await called_back(file)

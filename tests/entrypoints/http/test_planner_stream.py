@@ -221,6 +221,7 @@ async def test_a_client_that_does_not_read_in_time_ends_the_stream() -> None:
         frames=frames,
         heartbeat=views.sse_heartbeat,
         heartbeat_s=9.0,
+        retry_ms=(10, 30),
         closing=ShutdownEvent(),
         timing=StreamTiming(piece_s=0.02, end_s=0.02),
     )

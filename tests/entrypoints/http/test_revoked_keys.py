@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from anabranch.app.event_streams import Timing
 from anabranch.app.revocations import EVERY_S, REVOKED, Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError
@@ -120,7 +121,7 @@ async def house(folder: Path, **given: Any) -> AsyncIterator[House]:
             "models": {"speaker": Endpoint(slug="speaker", url=speaker.url, kind="openai", operator=True)},
             "published_models": {"alice/writer": "speaker"},
         }
-        async with running(Settings(**{**chosen, **given}), keys_every_s=0.01) as server:
+        async with running(Settings(**{**chosen, **given}), timing=Timing(keys_every_s=0.01)) as server:
             yield House(server, speaker, folder)
 
 

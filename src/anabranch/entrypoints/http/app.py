@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.config_reload import ConfigReload
-from anabranch.app.revocations import EVERY_S
+from anabranch.app.event_streams import Timing
 from anabranch.app.startup import watched
 from anabranch.configuration.settings import Settings, load
 from anabranch.entrypoints.http import chat
@@ -45,8 +45,8 @@ KNOWN_BY_ID = "/v1/streams/"
 class Service:
     """The ASGI application: opens an Anabranch at start-up and answers requests until the shutdown."""
 
-    def __init__(self, settings: Settings, log: Log, *, keys_every_s: float = EVERY_S) -> None:
-        self._keys_every_s = keys_every_s
+    def __init__(self, settings: Settings, log: Log, *, timing: Timing = Timing()) -> None:
+        self._timing = timing
         self._settings = settings
         self._log = log
         self._anabranch: Anabranch | None = None
@@ -76,7 +76,7 @@ class Service:
                 telemetry=telemetry,
                 indexing=True,
                 streaming=True,
-                keys_every_s=self._keys_every_s,
+                timing=self._timing,
                 log_queries=True,
                 indexer_died=lambda status: self._log.warning("indexer_died", status=status),
             ) as anabranch,

@@ -404,6 +404,7 @@ class PlannerSurface:
                 frames=wire.Frames().sse,
                 heartbeat=wire.sse_heartbeat,
                 heartbeat_s=self.anabranch.settings.heartbeat_interval,
+                retry_ms=self.anabranch.timing.retry_ms,
                 closing=closing,
             )
 

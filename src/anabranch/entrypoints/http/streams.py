@@ -53,8 +53,6 @@ from anabranch.pipeline.run import Listener, Run
 KEEP_ALIVE = b": keep-alive\n\n"
 # How long a client may take to read the end of an answer.
 LAST_EVENTS_S = 5.0
-# Clients that were disconnected together must not reconnect together.
-RETRY_MS = (1_000, 3_000)
 # What ends a connection from our side: a client that still wants the stream reconnects with its cursor.
 RECONNECT = (TooSlow, StreamUnavailable, NotFound, TimeoutError)
 NOT_KEPT = "Streams are not kept here: several workers share no Redis."
@@ -193,6 +191,7 @@ class AnswerStreams:
             frames=frames,
             heartbeat=lambda _: KEEP_ALIVE,
             heartbeat_s=self.anabranch.settings.heartbeat_interval,
+            retry_ms=self.anabranch.timing.retry_ms,
             closing=closing,
             headers=headers,
         )
@@ -384,6 +383,7 @@ async def tail(
     frames: Callable[[Page], bytes],
     heartbeat: Callable[[int], bytes],
     heartbeat_s: float,
+    retry_ms: tuple[int, int],
     closing: ShutdownEvent,
     headers: Headers = (),
     timing: StreamTiming = TIMING,
@@ -400,7 +400,7 @@ async def tail(
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     with suppress(*RECONNECT):
         async with until_gone(receive, closing, "http.disconnect", timing) as timeouts:
-            await timeouts.with_(send_piece(b"retry: %d\n\n" % random.randint(*RETRY_MS)))  # noqa: S311
+            await timeouts.with_(send_piece(b"retry: %d\n\n" % random.randint(*retry_ms)))  # noqa: S311
             await pump(reader, send_piece, timeouts, lambda part: pieces(frames(part)), heartbeat, heartbeat_s)
     with suppress(TimeoutError):
         async with asyncio.timeout(timing.end_s):
