@@ -251,8 +251,25 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 BLOCKS = File.__struct_fields__
 
 
+class DuplicateKey(yaml.YAMLError):
+    """A key that occurs twice in one block."""
+
+
 class UniqueKeyLoader(yaml.SafeLoader):
     """Rejects duplicate keys, of which YAML would keep the last."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._path: list[str] = []
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """`index` is the place in a list, or the key of a value."""
+        step = f".{_clear_name(index)}" if isinstance(index, yaml.ScalarNode) else ""
+        self._path.append(f"[{index}]" if isinstance(index, int) else step)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._path.pop()
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -260,12 +277,18 @@ class UniqueKeyLoader(yaml.SafeLoader):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
-            if key.value in lines:
-                name = f" {key.value}" if value.tag != NULL and CLEAR_NAME.fullmatch(key.value) else ""
-                problem = f"the key{name} is already on line {lines[key.value]}"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
+            line, first = key.start_mark.line + 1, lines.get(key.value)
+            if first is not None:
+                name = "".join((*self._path, ".", "…" if value.tag == NULL else _clear_name(key))).removeprefix(".")
+                where = f"lines {first} and {line}" if first != line else f"both times on line {line}"
+                raise DuplicateKey(f"{name} is there twice ({where})")
+            lines[key.value] = line
         return node
+
+
+def _clear_name(key: yaml.ScalarNode) -> str:
+    """A key, unless it may be a secret."""
+    return key.value if CLEAR_NAME.fullmatch(key.value) else "…"
 
 
 class StringLoader(yaml.SafeLoader):
@@ -299,6 +322,8 @@ def read(named: Path | None) -> ConfigFile:
         raise ConfigurationError(f"{path}: the file cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: this is not a text file.") from None
+    except DuplicateKey as error:
+        raise ConfigurationError(f"{path}: {error}.") from None
     except yaml.YAMLError as error:
         # Not the whole error: it quotes the line, and there may be a secret on it.
         mark = getattr(error, "problem_mark", None)

@@ -266,11 +266,15 @@ async def test_an_invalid_step_envelope_is_refused_with_a_sentence(planner: Desk
 @pytest.mark.parametrize(
     ("subagent", "rule"),
     [
-        ({"key": ".."}, "1 to 200 characters without control characters (and neither . nor ..) - at `$.ex"),
-        ({"url": "file:///etc/passwd"}, "an http:// or https:// address"),
-        ({"telemetry": {"trace_id": "none"}}, "32 hexadecimal digits"),
-        ({"telemetry": {"span_id": "none"}}, "16 hexadecimal digits"),
-        ({"telemetry": {"tracestate": "ä"}}, "printable ASCII characters"),
+        ({"key": ".."}, "key must have 1 to 200 characters without control characters (and be neither . nor ..)."),
+        ({"key": "k" * 201}, "key must have 1 to 200 characters without control characters"),
+        ({"url": "file:///etc/passwd"}, "url must be an http:// or https:// address of at most 2,048 characters"),
+        ({"deadline_ms": 0}, "deadline_ms must be from 1 to 86,400,000."),
+        (
+            {"telemetry": {"trace_id": "none", "span_id": "none"}},
+            "telemetry.trace_id must be 32 hexadecimal digits",
+        ),
+        ({"telemetry": {"trace_id": "a" * 32, "span_id": "b" * 16, "tracestate": "ä"}}, "printable ASCII characters"),
     ],
 )
 async def test_a_refused_envelope_names_the_allowed_values(
@@ -279,6 +283,35 @@ async def test_a_refused_envelope_names_the_allowed_values(
     body = envelope("p", {"key": "lookup", **subagent})
     _, refused = await planner.ask("POST", f"/planner/sessions/{session}/steps", body)
     assert rule in refused["message"]
+
+
+@pytest.mark.parametrize("telemetry", [{"trace_id": "none"}, {"span_id": "none"}, {"tracestate": "ä"}])
+async def test_half_a_trace_is_ignored(planner: Desk, session: str, telemetry: dict[str, Any]) -> None:
+    body = envelope("p", {"key": "lookup", "telemetry": telemetry})
+    assert (await planner.ask("POST", f"/planner/sessions/{session}/steps", body))[0] == 201
+    event = {"status": "partial", "payload": {}, "telemetry": telemetry}
+    path = f"/planner/sessions/{session}/steps/p/subagents/lookup/events"
+    assert (await planner.ask("POST", path, event))[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (
+            {"status": "zz"},
+            "status must be one of pending, in_progress, partial, success, error (or completed, for success).",
+        ),
+        ({"status": "success", "attempt": 0}, "attempt must be from 1 to 1,000."),
+        ({"status": "success", "revision": 0}, "revision must be from 1 to 2,147,483,647."),
+        ([{"status": "success", "attempt": 0}], "[0].attempt must be from 1 to 1,000."),
+        ([{"status": "success"}] * 101, "Send one event, or a list of 1 to 100."),
+    ],
+)
+async def test_a_refused_push_says_what_is_allowed(planner: Desk, session: str, event: Any, message: str) -> None:
+    await planner.begin(session, "p", "lookup")
+    path = f"/planner/sessions/{session}/steps/p/subagents/lookup/events"
+    status, refused = await planner.ask("POST", path, event)
+    assert (status, refused["message"]) == (422, message)
 
 
 def deep(levels: int) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -26,17 +26,30 @@ DEEPEST = 100
 # Neither empty, nor `.` or `..`, without control characters and line separators. (`$` alone would allow a newline.)
 ID = r"^(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$(?!\n)"
 URL = r"^[hH][tT][tT][pP][sS]?://[!-~]+$(?!\n)"
-TRACE_ID = r"^[0-9a-fA-F]{32}$(?!\n)"
-SPAN_ID = r"^[0-9a-fA-F]{16}$(?!\n)"
-TRACESTATE = r"^[ -~]*$(?!\n)"
-# What each pattern allows, for messages.
+TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+TRACESTATE = re.compile(r"[ -~]{0,512}", re.ASCII)
+ID_RULE = f"have 1 to {LONGEST_ID} characters without control characters (and be neither . nor ..)"
+URL_RULE = "be an http:// or https:// address of at most 2,048 characters without spaces"
+# What a field must be, where a request breaks a limit of it. Other fields are identifiers.
 RULES = {
-    ID: f"1 to {LONGEST_ID} characters without control characters (and neither . nor ..)",
-    URL: "an http:// or https:// address without spaces",
-    TRACE_ID: "32 hexadecimal digits",
-    SPAN_ID: "16 hexadecimal digits",
-    TRACESTATE: "printable ASCII characters",
+    "url": URL_RULE,
+    "callback_url": URL_RULE,
+    "type": "be subagent_result, or be left out",
+    "attempt": "be from 1 to 1,000",
+    "revision": f"be from 1 to {2**31 - 1:,}",
+    "deadline_ms": "be from 1 to 86,400,000",
+    "latency_ms": f"be from 0 to {LAST:,}",
+    "metrics": "have at most 64 entries",
+    "expected_subagents": f"have 1 to {SUBAGENTS} entries",
+    "legacy_response": f"have at most {SUBAGENTS} entries",
+    "reason": "have at most 2,000 characters",
 }
+STATUS_RULE = f"be one of {', '.join(get_args(SubagentStatus))} (or completed, for success)"
+BROKEN_LIMIT = re.compile(
+    r"(Invalid enum value|Expected `\w+` (?:>=|<=|of length|matching)).* - at (`key` in )?`\$\.?([^`]*?(\w+))`",
+    re.DOTALL,
+)
 ID_SCHEMA = {
     "type": "string",
     "minLength": 1,
@@ -52,9 +65,9 @@ Legacy = Annotated[dict[Identifier, Any], Meta(max_length=SUBAGENTS)]
 class TelemetryForm(Value):
     """The trace and span, the latency, and metrics."""
 
-    trace_id: Annotated[str, Meta(pattern=TRACE_ID)] | None = None
-    span_id: Annotated[str, Meta(pattern=SPAN_ID)] | None = None
-    tracestate: Annotated[str, Meta(max_length=512, pattern=TRACESTATE)] | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    tracestate: str | None = None
     latency_ms: Annotated[float, Meta(ge=0, le=LAST)] | None = None
     metrics: Annotated[dict[Identifier, float], Meta(max_length=64)] | None = None
 
@@ -118,15 +131,22 @@ Pushes = PushForm | Annotated[list[PushForm], Meta(min_length=1, max_length=100)
 
 
 def explain(error: str) -> str:
-    """The message for a request that does not decode, with what is allowed in place of a pattern."""
-    for pattern, rule in RULES.items():
-        error = error.replace(f"`str` matching regex {pattern!r}", rule)
+    """The message for a request that does not decode: where a limit is broken, it says what is allowed."""
+    found = BROKEN_LIMIT.fullmatch(error)
+    if found is not None:
+        problem, key, place, name = found.groups()
+        if key:
+            return f"Each key of {place} must {ID_RULE}."
+        enum = problem == "Invalid enum value" and name == "status"
+        return f"{place} must {STATUS_RULE if enum else RULES.get(name, ID_RULE)}."
+    if error.startswith("Expected `array` of length"):
+        return "Send one event, or a list of 1 to 100."
     return f"The request is not valid: {error}"
 
 
 def identifier(value: str, what: str) -> str:
     if len(value) > LONGEST_ID or re.search(ID, value) is None:
-        raise InvalidQuestion(f"{what} must have {RULES[ID]}.")
+        raise InvalidQuestion(f"{what} must {ID_RULE}.")
     return value
 
 
@@ -144,7 +164,7 @@ def directive(session_id: str, form: StepForm) -> Directive:
         Expected(
             key=one.key,
             result_key=one.result_key or one.key,
-            trace=_trace(one.telemetry or TelemetryForm()),
+            trace=_trace(one.telemetry or TelemetryForm(), f"expected_subagents[{number}].telemetry"),
             deadline_ms=one.deadline_ms,
             url=one.url,
             required=one.required,
@@ -181,7 +201,7 @@ def push(name: str, form: PushForm) -> Push:
         result_key=form.result_key,
         revision=form.revision,
         attempt=form.attempt,
-        trace=_trace(telemetry),
+        trace=_trace(telemetry, "telemetry"),
         latency_ms=None if telemetry.latency_ms is None else round(telemetry.latency_ms),
         metrics=telemetry.metrics or {},
     )
@@ -218,9 +238,15 @@ def _legacy(answers: Mapping[str, Any] | None) -> Mapping[str, msgspec.Raw] | No
     return {key: packed(answer, "A result in legacy_response") for key, answer in answers.items()}
 
 
-def _trace(telemetry: TelemetryForm) -> Trace | None:
-    """The trace that a form names; an id of zeros only is none."""
-    trace_id, span_id = (telemetry.trace_id or "").lower(), (telemetry.span_id or "").lower()
+def _trace(telemetry: TelemetryForm, where: str) -> Trace | None:
+    """The trace that a form names: both ids, neither of zeros only."""
+    if telemetry.trace_id is None or telemetry.span_id is None:
+        return None
+    trace_id, span_id = telemetry.trace_id.lower(), telemetry.span_id.lower()
+    if TRACE_ID.fullmatch(trace_id) is None or SPAN_ID.fullmatch(span_id) is None:
+        raise InvalidQuestion(f"{where}.trace_id must be 32 hexadecimal digits, and {where}.span_id 16.")
+    if TRACESTATE.fullmatch(telemetry.tracestate or "") is None:
+        raise InvalidQuestion(f"{where}.tracestate must have at most 512 printable ASCII characters.")
     if not (trace_id.strip("0") and span_id.strip("0")):
         return None
     return Trace(trace_id=trace_id, span_id=span_id, tracestate=telemetry.tracestate or None)

@@ -32,9 +32,8 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Arguments of a tool; null counts as missing."""
 
 
+# The limits are for clients only: the aggregator checks them, for every entrypoint.
 class AggregateArguments(Arguments, frozen=True, kw_only=True):
-    """The limits are for clients only: the aggregator checks them, for every entrypoint."""
-
     query_text: Annotated[
         str,
         Meta(
