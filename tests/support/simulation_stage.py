@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from anabranch.app.event_streams import Timing
 from anabranch.app.planner import Planner
 from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
@@ -113,6 +114,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
+        self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:
         self.refusals[code] += 1
