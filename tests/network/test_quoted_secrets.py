@@ -204,7 +204,7 @@ async def events(shelf: Library, session: str, subagent: dict[str, Any]) -> str:
 async def test_planner_events_contain_no_key(shelf: Library, parrot: Parrot) -> None:
     said = await events(shelf, "in-process", {"key": "documentation", "input": {"question": QUESTION}})
     parrot.adds = KEY
-    said += await events(shelf, "elsewhere", {"key": "lookup", "url": f"{parrot.url}/work/on"})
+    said += await events(shelf, "elsewhere", {"key": "lookup", "url": f"{parrot.url}/lookup"})
     assert said.count(REMOVED) >= 2
     assert not leaks(KEY, said)
 

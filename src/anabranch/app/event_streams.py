@@ -81,7 +81,7 @@ async def event_streams(
     policies: Policies,
     *,
     outbound: Outbound,
-    rooms: KnowledgeOpener,
+    knowledge: KnowledgeOpener,
     documentation: Question,
     start: Callable[[Question, Context], Run],
     clock: Clock,
@@ -96,7 +96,7 @@ async def event_streams(
         clock,
         template=documentation,
         max_top_k=settings.max_top_k,
-        chosen=partial(_chosen, rooms),
+        chosen=partial(_chosen, knowledge),
     )
     roster = SubagentRegistry(
         documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
@@ -254,8 +254,8 @@ def _named(name: str) -> Endpoint:
     return Endpoint(slug=key, url=name)
 
 
-async def _chosen(rooms: KnowledgeOpener, names: Sequence[str], context: Context) -> tuple[str, ...]:
-    return tuple(one.id for one in await (await rooms()).chosen(Caller.of(context), list(names)))
+async def _chosen(knowledge: KnowledgeOpener, names: Sequence[str], context: Context) -> tuple[str, ...]:
+    return tuple(one.id for one in await (await knowledge()).chosen(Caller.of(context), list(names)))
 
 
 async def _send_callback(outbound: Outbound, timeout_s: float, url: str, body: bytes) -> None:

@@ -103,7 +103,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
                 settings,
                 policies,
                 outbound=outbound,
-                rooms=knowledge,
+                knowledge=knowledge,
                 documentation=questions.documentation(),
                 start=runs.start,
                 clock=clock,

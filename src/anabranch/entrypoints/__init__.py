@@ -1,1 +1,1 @@
-"""How the outside reaches the river: HTTP and the command line."""
+"""The entrypoints: HTTP, the command line and the MCP server."""

@@ -1,1 +1,1 @@
-"""Collections: parsed, cut, embedded, indexed, searched; the records are the truth and the index is derived."""
+"""Collections: documents are parsed, chunked, embedded, indexed and searched. The index is derived from the records."""

@@ -1,1 +1,1 @@
-"""Where passages come from."""
+"""Sources of passages: SyftAI-Space endpoints, collections, MCP servers."""

@@ -1,1 +1,1 @@
-"""Spec 2's adapters: what each kind of subagent sends, put into one form."""
+"""Converts what each kind of subagent sends into one format (spec 2)."""

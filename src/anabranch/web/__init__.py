@@ -1,1 +1,1 @@
-"""The web page and its files, served as they are."""
+"""The API page and the JavaScript client, served as static files."""

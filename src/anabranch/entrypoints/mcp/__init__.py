@@ -1,1 +1,1 @@
-"""MCP's server side: three tools, over HTTP and over standard input and output. What is in here loads MCP's SDK."""
+"""Our MCP server: three tools over HTTP and stdio. This package imports the MCP SDK."""
