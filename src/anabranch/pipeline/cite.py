@@ -88,13 +88,13 @@ class Evidence:
     def supporting(self, claim: str, candidates: Sequence[int], since: str = "") -> SupportingSpan:
         """All text since the last mark, or the claim, if a passage has it verbatim; else the sentence that shares most
         words with the claim."""
-        first = candidates[0]
-        self._left -= sum(len(self._low(index)) for index in candidates)
+        first, texts = candidates[0], list(map(self._low, candidates))
+        self._left -= sum(map(len, texts))
         if self._left < 0:
             return SupportingSpan(0.0, first, 0, len(self._passages[first].text))
         for said in dict.fromkeys(filter(None, (since, claim))):
-            for index in candidates:
-                at = self._low(index).find(said)
+            for index, text in zip(candidates, texts, strict=True):
+                at = text.find(said)
                 if at >= 0:
                     return SupportingSpan(1.0, index, at, at + len(said))
         return self._closest_sentence(claim, candidates)
@@ -117,9 +117,10 @@ class Evidence:
         return best
 
     def _low(self, index: int) -> str:
-        if index not in self._lowered:
-            text = self._passages[index].text
-            low = text.lower()
-            # Rarely, lowering changes the length and so the offsets; then case has to match.
-            self._lowered[index] = low if len(low) == len(text) else text
-        return self._lowered[index]
+        if (known := self._lowered.get(index)) is not None:
+            return known
+        text = self._passages[index].text
+        low = text.lower()
+        # Rarely, lowering changes the length and so the offsets; then case has to match.
+        self._lowered[index] = low = low if len(low) == len(text) else text
+        return low

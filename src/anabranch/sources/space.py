@@ -156,8 +156,8 @@ def _title(document: SpaceDocument, number: int) -> str:
     labels = document.metadata
     if labels is not None:
         for label in (labels.title, labels.file_name, labels.filename):
-            if label is not None and str(label).strip():
-                return str(label).strip()
+            if label is not None and (title := str(label).strip()):
+                return title
     return f"Document {number}" if document.document_id is None else str(document.document_id)
 
 

@@ -277,11 +277,10 @@ def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
     copies: dict[str, int] = {}
     for reply in replies:
         for passage in reply.passages:
-            title, count = passage.title, copies.get(passage.title, 1)
+            title = passage.title
             while title in sources:
-                count += 1
+                copies[passage.title] = count = copies.get(passage.title, 1) + 1
                 title = f"{passage.title} ({count})"
-            copies[passage.title] = count
             sources[title] = DocumentSource(slug=passage.source, content=passage.text)
     return sources
 
