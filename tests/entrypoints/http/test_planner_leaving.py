@@ -45,6 +45,7 @@ async def test_streams_end_before_the_server_does(tmp_path: Path) -> None:
                 await stream.events(1)
             for one in (socket, idle):
                 await one.recv()
+            await idle.recv()  # its seven events are two messages
             program.send(signal.SIGTERM)
             live, over = [await stream.rest() for stream in streams]
             last = [json.loads(message) async for message in socket][-1]
