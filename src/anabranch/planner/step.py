@@ -34,8 +34,8 @@ from anabranch.domain.steps import Directive, Expected, Fragment, Ignored, Progr
 State = Literal["waiting", "running"] | OutcomeStatus
 OPEN = ("waiting", "running")
 FINAL = ("success", "error")
-# Of an attempt, as many of the latest numbered results are remembered, to recognize one that is sent again.
-MAX_REMEMBERED = 1_000
+# How many results of an attempt are remembered, to recognize one that is sent again: more than a request can have.
+MAX_REMEMBERED = 200
 
 
 class SubagentState(Value):
@@ -337,7 +337,7 @@ class Step:
             latency_ms = max(0, round((now - self._started_at) * 1000))
         status: Literal["success", "error"] = "success" if good else "error"
         error = None if good else reason or None
-        self._change(part, state=status, latency_ms=latency_ms, error=error)
+        self._change(part, state=status, latency_ms=latency_ms, error=error, sent=() if good else part.sent)
         self._events.append(
             SubagentCompleted(
                 subagent=part.expected.key,

@@ -358,9 +358,9 @@ def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
     if named is not None and unconfigured is not None:
         takes = f"{_short(unconfigured.tool.name)} takes: {_names(unconfigured.inputs.known)}"
         return f"No tool has an argument {_short(named)!r}; {takes}. Set `queryArgument` to one of these."
-    if unconfigured is not None and (argument := unconfigured.argument) is not None:
-        if argument in _configured_arguments(server, unconfigured.inputs.wrapper):
-            return _occupied_message(unconfigured.tool, argument)
+    argument = None if unconfigured is None else unconfigured.argument
+    if unconfigured is not None and argument in _configured_arguments(server, unconfigured.inputs.wrapper):
+        return _occupied_message(unconfigured.tool, argument or "")
     also = "" if named is None else f" or has an argument {_short(named)!r}"
     return (
         f"None of its tools clearly takes a question{also}. Set `tool` to one of: {_available(tools)}; and"
