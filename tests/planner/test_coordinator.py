@@ -308,6 +308,24 @@ async def test_a_disabled_subagent_or_an_open_circuit_is_degraded() -> None:
     await bench.until(lambda: bench.idle)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["not written", "written, and the reply lost"])
+async def test_a_retry_after_an_error_that_could_not_be_written_can_be_sent_again(late: bool) -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"), expects("rows"))
+    await bench.push("docs", "error", revision=1)
+    bench.log.faults, bench.log.late = [StreamUnavailable("gone")], late
+    with pytest.raises(StreamUnavailable):
+        await bench.push("docs", "success", {"n": 1}, revision=1)
+    again = await bench.push("docs", "success", {"n": 1}, revision=1)
+    assert again.ignored == ("duplicate" if late else None)
+    await bench.push("rows", "success")
+    events = await bench.ended()
+    results = [event["content"] for event in events if event["type"] == "subagent_result"]
+    assert [(each["status"], each["revision"]) for each in results] == [("error", 1), ("success", 2), ("success", 1)]
+    assert events[-1]["content"]["status"] == "success"
+    assert events[-1]["content"]["payload"]["subagents"]["docs_result"]["attempts"] == 2
+
+
 async def test_after_a_pushed_error_another_attempt_can_be_pushed() -> None:
     bench = Workbench()
     await bench.begin(expects("docs"), expects("rows"))
