@@ -122,7 +122,7 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
     # It would end every response at the stop signal; running ones have until the end of the drain.
     AppStatus.enable_automatic_graceful_drain = False
     return StreamableHTTPSessionManager(
-        # Without `ToolChanges`: a request that outlives its answer would have to be kept in one worker.
+        # Without `ToolChanges`: there is no lasting connection to send them on.
         server(Tools(anabranch, log), _identify),
         stateless=True,
         max_request_body_size=anabranch.settings.max_request_bytes,

@@ -35,6 +35,7 @@ from anabranch.telemetry.log import Log
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 DRAIN_S = 1.0
+LISTEN = "subscriptions/listen"
 
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
@@ -179,14 +180,15 @@ def _error(request_id: RequestId | None, code: int, message: str) -> JSONRPCErro
 
 
 class _Pending:
-    """Requests without a reply. They may finish after the end of stdin, which in a shell pipe comes at once."""
+    """Requests without a reply. They may finish after the end of stdin, which in a shell pipe comes at once. A
+    subscription is not waited for: it lasts until the end."""
 
     def __init__(self) -> None:
         self._ids: set[RequestId] = set()
         self._all_answered = asyncio.Event()
 
     def add(self, message: JSONRPCMessage) -> None:
-        if isinstance(message, JSONRPCRequest):
+        if isinstance(message, JSONRPCRequest) and message.method != LISTEN:
             self._ids.add(message.id)
 
     def remove(self, message: JSONRPCMessage) -> None:
