@@ -184,6 +184,8 @@ async def test_aggregation_metadata_reports_every_server() -> None:
     response = await bench.ask(request_id="mine", max_results=10)
     told = response.metadata
     assert (told.request_id, told.servers_queried, told.servers_succeeded) == ("mine", 4, 3)
+    assert told.timestamp == "2027-01-15T08:00:00.000Z"
+    assert (await bench.ask()).metadata.request_id == "c-1", "without one, the correlation id"
     assert (told.total_results_raw, told.total_results_dedup, told.results_returned) == (5, 3, 3)
     assert told.server_diversity == round(2 / 3, 4)
     assert [(one.server_name, one.status, one.results, one.error) for one in told.servers] == [
@@ -239,6 +241,38 @@ async def test_no_results_is_a_response_and_all_servers_failed_is_an_error() -> 
     refused = await Bench({"a": failed("a", Status.TIMEOUT), "b": failed("b", Status.TIMEOUT)}).refused()
     assert isinstance(refused, TimedOut)
     assert refused.fields["limit_ms"] == 3000
+    assert refused.fields["elapsed_ms"] in range(3000)
+
+
+async def test_servers_are_asked_at_once_and_their_times_are_reported() -> None:
+    bench = Bench(
+        {name: found(name, f"{name} " * 9, delay_s=0.3) for name in ("weir", "delta", "gauge", "bank", "lock")}
+    )
+    response = await bench.ask()
+    times = [result.server_result.response_time_ms for result in response.results]
+    assert len(times) == 5
+    assert all(300 <= time <= 1_000 for time in times)
+    assert 300 <= response.metadata.processing_time_ms < 5 * 300, "one after the other it would take 1.5 s"
+
+
+async def test_a_call_that_times_out_says_after_how_long() -> None:
+    refused = await Bench({"slow": found("slow", delay_s=30)}, Aggregation(total_timeout_s=0.2)).refused()
+    assert isinstance(refused, TimedOut)
+    assert refused.fields["limit_ms"] == 200
+    assert refused.fields["elapsed_ms"] in range(200, 5_000)
+
+
+async def test_ten_servers_with_a_hundred_results_each_are_ranked_within_the_total_timeout() -> None:
+    words = ("river", "delta", "gauge", "levee", "basin", "weir", "bank", "flood", "ford", "lock")
+
+    def texts(server: int) -> list[str]:
+        return [" ".join(words[(server + n * at) % 10] * (at % 3) + str(n) for at in range(20)) for n in range(100)]
+
+    servers = {f"s{n}": found(f"s{n}", *texts(n)) for n in range(10)}
+    patient = Aggregation(total_timeout_s=30.0)  # a busy machine
+    told = (await Bench(servers, patient).ask("river delta", max_results=100)).metadata
+    assert (told.servers_succeeded, told.total_results_raw, told.results_returned) == (10, 1_000, 100)
+    assert told.processing_time_ms < 30_000
 
 
 async def test_total_timeout_returns_the_results_that_arrived() -> None:

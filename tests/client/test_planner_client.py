@@ -119,6 +119,16 @@ async def test_planner_client_reconnects_with_its_cursor(node: Node, client: str
             assert {asked.authorization for asked in server.asked} == {"Bearer k-1"}
 
 
+@pytest.mark.parametrize("client", ALL)
+async def test_planner_client_cut_off_after_step_completed_reads_on_to_the_end(node: Node, client: str) -> None:
+    events = step(6)
+    events[4] = event(5, "step_completed", status="success", next_step_id=None)
+    async with Scripted(events, [Act(frames=2)]) as server:
+        heard, _ = await heard_by(client, node, server.url)
+        assert server.cursors[:2] == [0, 5]
+    assert heard == events
+
+
 @pytest.mark.parametrize("client", OURS)
 async def test_missing_heartbeats_count_as_a_lost_connection(node: Node, client: str) -> None:
     events = step()

@@ -113,7 +113,13 @@ def test_a_client_configuration_in_json_is_read(settings: Load) -> None:
 
 
 def test_missing_aggregator_fields_have_defaults(settings: Load) -> None:
-    assert settings("aggregator:").aggregation == Aggregation()
+    assert settings("aggregator:").aggregation == settings("").aggregation == Aggregation()
+    default = Aggregation()
+    assert (default.total_timeout_s, default.server_timeout_s, default.dedup_threshold) == (5.0, 3.0, 0.8)
+    weights = default.ranking_weights
+    assert (weights.keyword_match, weights.freshness, weights.server_reputation, weights.length_penalty) == (
+        *(0.4, 0.3, 0.2, 0.1),
+    )
     found = settings(
         "aggregator: {enabled: no, freshnessHalfLifeDays: 7, rankingWeights: {freshness: 2}, serverRules: }"
     )

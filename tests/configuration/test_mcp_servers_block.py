@@ -173,6 +173,17 @@ WRONG = {
     "{a: }": "mcpServers.a needs command or url.",
     "{a: {command: x, url: 'http://h'}}": "mcpServers.a has both command and url; leave one of them out.",
     "{a: {comand: x}}": "mcpServers.a has no field 'comand' (did you mean command?).",
+    '{a: {command: x, arguments: {b: [1, "{quer}"]}}}': (
+        "mcpServers.a.arguments.b[1] has the unknown placeholder {quer}; {query} is the question, and {{quer}} is a "
+        "literal {quer}."
+    ),
+    "{a: {command: x, arguments: {b: {query}}}}": (
+        'mcpServers.a.arguments.b: write "{query}" in quotes, for the question.'
+    ),
+    '{a: {command: x, queryArgument: b, arguments: {c: "{query}"}}}': (
+        "mcpServers.a says twice where the question goes, in queryArgument and with {query} in arguments; leave one of "
+        "them out."
+    ),
     "{a: {command: x, query_argument: q}}": "mcpServers.a has no field 'query_argument' (did you mean queryArgument?).",
     "{a: {httpUrl: x}}": "mcpServers.a has no field 'httpUrl' (did you mean url?).",
     "{a: {command: x, 5: 6}}": "mcpServers.a has no field '5'.",
@@ -224,6 +235,14 @@ def test_an_mcp_servers_error_is_one_sentence_that_names_the_field(servers: Load
 def test_an_mcp_server_cannot_have_the_name_of_a_source(servers: Load) -> None:
     text = "mcpServers: {shelf: {command: x}}\nsources: {shelf: {url: 'http://h', slug: s}}"
     assert said(servers, text) == "mcpServers.shelf: sources has this name, too; rename one of them."
+
+
+def test_braces_that_are_no_placeholders_are_kept_in_arguments(servers: Load) -> None:
+    texts = ['{"a": 1}', "{3}", "{}", "${NAME}", "{ user }", "{{user}}", "{query}", "a}b{c"]
+    (found,) = servers(
+        msgspec.json.encode({"mcpServers": {"a": {"command": "x", "arguments": {"t": texts}}}}).decode()
+    ).values()
+    assert found.arguments == {"t": texts}
 
 
 @pytest.mark.parametrize("arguments", ["&a {b: *a}", "&a [*a]", "{a: " + "[" * 30 + "]" * 30 + "}"])

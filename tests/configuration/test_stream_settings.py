@@ -174,8 +174,8 @@ async def test_planner_timeout_is_for_subagents_without_a_deadline() -> None:
     async with served(PLANNER_TIMEOUT="0.1") as server:
         await begin(server, "p")
         found = await ended(server, "p")
-    assert [event["type"] for event in found[-2:]] == ["timeout", "plan_step_completed"]
-    assert found[-2]["content"]["payload"] == {"deadline_ms": 100}
+    assert [event["type"] for event in found[-3:]] == ["timeout", "step_completed", "plan_step_completed"]
+    assert found[-3]["content"]["payload"] == {"deadline_ms": 100}
 
 
 @pytest.mark.parametrize("retries", ["0", "1"])

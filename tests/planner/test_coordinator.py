@@ -51,6 +51,7 @@ async def test_pushed_and_called_subagents_share_one_stream_with_one_end() -> No
     events = await bench.ended()
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
     assert told([event for event in events if event["content"]["stage"] == "docs"]) == [
+        ("subagent_pending", "pending"),
         ("subagent_started", "in_progress"),
         ("subagent_result", "partial"),
         ("subagent_result", "success"),
@@ -120,7 +121,7 @@ async def test_a_push_without_a_trace_uses_the_stored_trace() -> None:
     await bench.traces.put("s", "p", "docs", stored)
     await bench.push("docs", "success")
     events = await bench.ended()
-    assert {event["telemetry"]["trace_id"] for event in events[1:-1]} == {stored.trace_id}
+    assert {event["telemetry"]["trace_id"] for event in events[2:-2]} == {stored.trace_id}
 
 
 async def test_a_step_without_a_trace_gets_a_new_one() -> None:
@@ -154,7 +155,11 @@ async def test_a_subagent_that_times_out_a_moment_early_counts_as_timed_out() ->
     gate.set()
     await bench.until(lambda: not bench.coordinator._tasks)
     await bench.advance(0.002)
-    assert told(await bench.ended())[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
+    assert told(await bench.ended())[-3:] == [
+        ("timeout", "timeout"),
+        ("step_completed", "partial_failure"),
+        ("plan_step_completed", "partial_failure"),
+    ]
 
 
 async def test_a_subagent_times_out_with_the_real_clock() -> None:
@@ -165,7 +170,7 @@ async def test_a_subagent_times_out_with_the_real_clock() -> None:
         while not bench.idle:  # noqa: ASYNC110 (it announces nothing)
             await asyncio.sleep(0.001)
     kinds = [kind for kind, _ in told(await bench.ended())]
-    assert kinds[-2:] == ["timeout", "plan_step_completed"]
+    assert kinds[-3:] == ["timeout", "step_completed", "plan_step_completed"]
 
 
 async def test_a_step_without_any_push_ends_at_its_deadline() -> None:
@@ -189,7 +194,11 @@ async def test_a_subagent_that_ignores_its_cancellation_does_not_delay_the_step(
     await bench.until(lambda: not len(bench.coordinator._steps))
     gate.set()
     events = await bench.ended()
-    assert told(events)[-2:] == [("timeout", "timeout"), ("plan_step_completed", "partial_failure")]
+    assert told(events)[-3:] == [
+        ("timeout", "timeout"),
+        ("step_completed", "partial_failure"),
+        ("plan_step_completed", "partial_failure"),
+    ]
     assert docs.closed == 1
 
 
@@ -244,6 +253,7 @@ async def test_a_temporary_failure_is_retried_under_the_same_result_key() -> Non
     events = await bench.ended()
     assert told(events) == [
         ("step_started", "in_progress"),
+        ("subagent_pending", "pending"),
         ("subagent_started", "in_progress"),
         ("subagent_result", "partial"),
         ("retry", "retrying"),
@@ -251,11 +261,12 @@ async def test_a_temporary_failure_is_retried_under_the_same_result_key() -> Non
         ("subagent_result", "partial"),
         ("subagent_result", "success"),
         ("subagent_completed", "success"),
+        ("step_completed", "success"),
         ("plan_step_completed", "success"),
     ]
     results = [event["content"] for event in events if event["type"] == "subagent_result"]
     assert [(each["result_key"], each["revision"]) for each in results] == [("docs_result", n) for n in (1, 2, 3)]
-    assert events[3]["content"]["payload"] == {"attempt": 2, "retry_count": 1, "reason": "busy"}
+    assert events[4]["content"]["payload"] == {"attempt": 2, "retry_count": 1, "reason": "busy"}
     assert [span.attributes["attempt"] for span in bench.telemetry.spans if span.name == "aggregation.retry"] == [2, 3]
     assert [turns.left for turns in bench.turns.values()] == [[True]]
 
@@ -290,11 +301,29 @@ async def test_a_disabled_subagent_or_an_open_circuit_is_degraded() -> None:
         turns.refuses = True
     await bench.begin(here("docs"), expects("rows"), expects("new"), stream="again")
     assert (await bench.take(Progress(), "again")).ignored is None
-    assert told(await bench.events("again"))[1:3] == [("degraded", "degraded")] * 2
+    assert told(await bench.events("again"))[4:6] == [("degraded", "degraded")] * 2
     assert (await bench.take(Push(name="rows", status="success"), "again")).ignored == "degraded"
     assert len(docs.contexts) == 1
     await bench.take(Cancel(), "again")
     await bench.until(lambda: bench.idle)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["not written", "written, and the reply lost"])
+async def test_a_retry_after_an_error_that_could_not_be_written_can_be_sent_again(late: bool) -> None:
+    bench = Workbench()
+    await bench.begin(expects("docs"), expects("rows"))
+    await bench.push("docs", "error", revision=1)
+    bench.log.faults, bench.log.late = [StreamUnavailable("gone")], late
+    with pytest.raises(StreamUnavailable):
+        await bench.push("docs", "success", {"n": 1}, revision=1)
+    again = await bench.push("docs", "success", {"n": 1}, revision=1)
+    assert again.ignored == ("duplicate" if late else None)
+    await bench.push("rows", "success")
+    events = await bench.ended()
+    results = [event["content"] for event in events if event["type"] == "subagent_result"]
+    assert [(each["status"], each["revision"]) for each in results] == [("error", 1), ("success", 2), ("success", 1)]
+    assert events[-1]["content"]["status"] == "success"
+    assert events[-1]["content"]["payload"]["subagents"]["docs_result"]["attempts"] == 2
 
 
 async def test_after_a_pushed_error_another_attempt_can_be_pushed() -> None:
@@ -323,8 +352,12 @@ async def test_a_block_ends_the_step_keeps_results_and_sends_the_callback(decisi
     assert receipt.ignored is None
     await bench.advance(5.0)
     events = await bench.ended()
-    assert told(events)[-2:] == [("safety", "block"), ("plan_step_completed", "blocked")]
-    assert [event["content"]["payload"] for event in events if event["content"]["stage"] == "rows"][1] == {"r": 1}
+    assert told(events)[-3:] == [
+        ("safety", "block"),
+        ("step_completed", "blocked"),
+        ("plan_step_completed", "blocked"),
+    ]
+    assert [event["content"]["payload"] for event in events if event["content"]["stage"] == "rows"][2] == {"r": 1}
     ((url, notice),) = bench.notices
     assert url == "https://planner.example/cb"
     assert notice == {
@@ -415,7 +448,7 @@ async def test_a_thousand_pushes_race_with_a_block_and_the_deadline() -> None:
     assert reasons[500:800] == ["late"] * 300
     assert set(reasons[800:]) == {"ended"}
     assert bench.log.appends < 50
-    assert len(events) == 1 + 501 + 1 + 2
+    assert len(events) == 1 + 2 + 501 + 1 + 3
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -552,7 +585,7 @@ async def test_a_pushed_result_cancels_the_call_of_its_subagent() -> None:
 
 
 async def test_a_full_memory_log_has_room_for_the_end_of_the_step() -> None:
-    bench = Workbench(max_bytes=20_000)
+    bench = Workbench(max_bytes=40_000)
     await bench.begin(*(msgspec.structs.replace(expects("rows"), result_key=f"r{n}") for n in range(30)))
     refused = 0
     for n in range(30):
@@ -577,7 +610,7 @@ async def test_a_step_whose_start_cannot_be_written_is_refused(error: AnabranchE
     assert [turns.left for turns in bench.turns.values()] == [[None]]
     assert bench.alarms.pending == 0
     if not isinstance(error, LeaseLost):
-        assert told(await bench.events()) == [("plan_step_completed", "failed")]
+        assert told(await bench.events()) == [("step_completed", "failed"), ("plan_step_completed", "failed")]
 
 
 @pytest.mark.parametrize(("faults", "status"), [([], "success"), ([StreamUnavailable("gone")], "failed")])

@@ -44,7 +44,7 @@ def command(chance: random.Random) -> Any:
             name=chance.choice(KEYS),
             status=chance.choice(STATUSES),
             payload=msgspec.Raw(b'{"n":%d}' % chance.randrange(9)),
-            attempt=chance.choice((1, 1, 1, 2, 3)),
+            attempt=chance.choice((None, None, 1, 1, 1, 2, 3)),
             revision=chance.choice((None, *range(8))),
         )
     if kind < 0.96:
@@ -117,6 +117,10 @@ async def checked(bench: Workbench, heard: list[tuple[Any, Receipt | str]], loss
         assert len(stepped) == 1 or bench.log.late
     assert len(ends) <= 1
     assert not ends or events[-1] is ends[0]
+    completed = [event["sequence"] for event in events if event["type"] == "step_completed"]
+    # A full stream has room for the end only.
+    assert completed in ([], [events[-1]["sequence"] - 1])
+    assert not completed or events[-1]["content"] == events[-2]["content"]
     latest: dict[tuple[str, str | None], int] = {}
     for event in events:
         key = event["type"], event["content"]["result_key"]

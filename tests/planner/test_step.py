@@ -8,6 +8,7 @@ import pytest
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import LAST
 from anabranch.domain.events import (
+    PlanStepCompleted,
     SafetyDecided,
     StepCompleted,
     StepEvent,
@@ -15,6 +16,7 @@ from anabranch.domain.events import (
     StepStarted,
     SubagentCompleted,
     SubagentDegraded,
+    SubagentPending,
     SubagentResult,
     SubagentRetried,
     SubagentStarted,
@@ -29,13 +31,15 @@ def stepped(*keys: str, next_step_id: str | None = None, **more: Any) -> Step:
     expected = tuple(Expected(key=key, result_key=f"{key}_result", **more) for key in keys)
     directive = Directive(session_id="s", plan_step_id="p", expected=expected, next_step_id=next_step_id)
     step = Step(directive, now=0.0, timeout_s=10.0)
-    assert step.begin().events == (StepStarted(expected=keys),)
+    pending = [SubagentPending(subagent=key, result_key=f"{key}_result") for key in keys]
+    assert step.begin().events == (StepStarted(expected=keys), *pending)
     return step
 
 
 def deliver(step: Step, key: str, status: SubagentStatus, now: float = 1.0, **more: Any) -> Applied:
     words = {name: more.pop(name) for name in ("verdict", "reason") if name in more}
-    fragment = Fragment(status=status, payload=msgspec.Raw(b'{"a":1}'), **words)
+    payload = msgspec.Raw(msgspec.json.encode(more.pop("payload", {"a": 1})))
+    fragment = Fragment(status=status, payload=payload, **words)
     return step.deliver(f"{key}_result", fragment, now, **more)
 
 
@@ -47,16 +51,19 @@ def revisions(applied: Applied) -> list[int]:
     return [event.revision for event in applied.events if isinstance(event, SubagentResult)]
 
 
-def end(applied: Applied) -> StepCompleted:
-    assert isinstance(applied.events[-1], StepCompleted)
-    return applied.events[-1]
+def end(applied: Applied) -> PlanStepCompleted:
+    before, last = applied.events[-2:]
+    assert isinstance(before, StepCompleted)
+    assert isinstance(last, PlanStepCompleted)
+    assert msgspec.structs.asdict(before) == msgspec.structs.asdict(last)
+    return last
 
 
 def test_a_pushing_subagent_starts_with_its_first_push_and_completes_with_its_last() -> None:
     step = stepped("docs")
     assert kinds(deliver(step, "docs", "partial")) == [SubagentStarted, SubagentResult]
     applied = deliver(step, "docs", "success", now=2.5)
-    assert kinds(applied) == [SubagentResult, SubagentCompleted, StepCompleted]
+    assert kinds(applied) == [SubagentResult, SubagentCompleted, StepCompleted, PlanStepCompleted]
     assert applied.events[1] == SubagentCompleted(
         subagent="docs", result_key="docs_result", status="success", latency_ms=2500
     )
@@ -91,16 +98,71 @@ def test_a_subagent_may_number_only_its_partials() -> None:
     assert end(deliver(step, "docs", "success", attempt=2, revision=0)).status == "success"
 
 
-def test_a_result_after_an_error_is_another_attempt_unless_its_revision_is_old() -> None:
+def test_a_result_after_an_error_is_another_attempt_unless_it_was_sent_before() -> None:
     step = stepped("docs", "rows")
     deliver(step, "docs", "partial", revision=1)
     deliver(step, "docs", "error", revision=2)
-    assert deliver(step, "docs", "error", attempt=None, revision=2).ignored == "duplicate"
-    assert deliver(step, "docs", "partial", attempt=None, revision=1).ignored == "superseded"
-    again = deliver(step, "docs", "success", attempt=None, revision=3)
+    assert deliver(step, "docs", "error", revision=2).ignored == "duplicate"
+    assert deliver(step, "docs", "partial", revision=1).ignored == "superseded"
+    again = deliver(step, "docs", "success", revision=3)
     assert isinstance(again.events[0], SubagentRetried)
     assert again.events[0].attempt == 2
     assert step.part("docs_result").state == "success"
+
+
+def test_a_retry_after_an_error_may_count_revisions_from_one_again() -> None:
+    step = stepped("docs", "rows")
+    deliver(step, "docs", "error", revision=1, reason="it broke")
+    again = deliver(step, "docs", "success", revision=1)
+    assert kinds(again) == [SubagentRetried, SubagentResult, SubagentCompleted]
+    assert again.events[0] == SubagentRetried(subagent="docs", result_key="docs_result", attempt=2, reason="it broke")
+    assert revisions(again) == [2]
+    assert deliver(step, "docs", "success", revision=1).ignored == "duplicate"
+    assert deliver(step, "docs", "error", revision=1).ignored == "duplicate"
+    assert step.part("docs_result").state == "success"
+
+
+def test_a_retry_is_recognized_by_its_first_result_that_differs() -> None:
+    step = stepped("docs", "rows")
+    deliver(step, "docs", "partial", revision=1, payload={"at": 1})
+    deliver(step, "docs", "partial", revision=2, payload={"at": 2})
+    deliver(step, "docs", "error", revision=3)
+    assert deliver(step, "docs", "partial", revision=2, payload={"at": 2}).ignored == "superseded"
+    assert deliver(step, "docs", "partial", revision=1, payload={"at": 1}).ignored == "superseded"
+    assert step.part("docs_result").state == "error"
+    again = deliver(step, "docs", "partial", revision=1, payload={"at": 0})
+    assert kinds(again) == [SubagentRetried, SubagentResult]
+    assert revisions(again) == [4]
+    assert deliver(step, "docs", "partial", revision=1, payload={"at": 0}).ignored == "duplicate"
+    assert revisions(deliver(step, "docs", "partial", revision=2, payload={"at": 2})) == [5]
+    assert revisions(deliver(step, "docs", "success", revision=3)) == [6]
+
+
+def test_the_same_error_is_a_duplicate_whatever_its_message_and_another_revision_is_another_failure() -> None:
+    step = stepped("docs", "rows")
+    deliver(step, "docs", "partial", revision=1)
+    deliver(step, "docs", "error", revision=2, payload={"message": "at 10:02"})
+    assert deliver(step, "docs", "error", revision=2, payload={"message": "at 10:03"}).ignored == "duplicate"
+    again = deliver(step, "docs", "error", revision=1)
+    assert kinds(again) == [SubagentRetried, SubagentResult, SubagentCompleted]
+    assert step.part("docs_result").attempt == 2
+    assert deliver(step, "docs", "error", revision=1).ignored == "duplicate"
+
+
+def test_a_repeated_partial_of_an_attempt_that_ended_below_it_is_no_retry() -> None:
+    step = stepped("docs", "rows")
+    deliver(step, "docs", "partial", revision=2)
+    deliver(step, "docs", "error", revision=1)
+    assert deliver(step, "docs", "partial", revision=2).ignored == "completed"
+    assert step.part("docs_result").state == "error"
+
+
+def test_an_error_without_a_revision_can_be_retried_with_any_revision() -> None:
+    step = stepped("docs", "rows")
+    deliver(step, "docs", "partial", revision=1)
+    deliver(step, "docs", "error")
+    assert deliver(step, "docs", "partial", revision=1).ignored is not None
+    assert revisions(deliver(step, "docs", "success", revision=1)) == [3]
 
 
 def test_revisions_may_count_from_zero() -> None:
@@ -247,7 +309,14 @@ def test_allow_and_warn_are_events_and_the_step_continues() -> None:
 def test_a_blocking_verdict_in_a_result_ends_the_step_after_the_result() -> None:
     step = stepped("safety", "docs")
     applied = deliver(step, "safety", "success", verdict="block", reason="no")
-    assert kinds(applied) == [SubagentStarted, SubagentResult, SafetyDecided, SubagentCompleted, StepCompleted]
+    assert kinds(applied) == [
+        SubagentStarted,
+        SubagentResult,
+        SafetyDecided,
+        SubagentCompleted,
+        StepCompleted,
+        PlanStepCompleted,
+    ]
     assert end(applied).status == "blocked"
     assert end(applied).outcomes["docs_result"].status == "cancelled"
 
@@ -271,7 +340,7 @@ def test_a_called_subagent_is_retried_and_then_fails() -> None:
     assert deliver(step, "docs", "partial", attempt=1).ignored == "superseded"
     assert step.fail("docs_result", 1, "old", 1.0).ignored == "superseded"
     applied = step.fail("docs_result", 2, "down", 2.0)
-    assert kinds(applied) == [SubagentCompleted, StepCompleted]
+    assert kinds(applied) == [SubagentCompleted, StepCompleted, PlanStepCompleted]
     assert end(applied).status == "partial_failure"
     assert end(applied).outcomes["docs_result"].error == "down"
     assert end(applied).outcomes["docs_result"].attempts == 2
@@ -291,7 +360,12 @@ def test_assigning_an_earlier_state_undoes_commands() -> None:
     deliver(step, "docs", "success", revision=2)
     step.state = mark
     assert step.end is None
-    assert kinds(deliver(step, "docs", "success", revision=2)) == [SubagentResult, SubagentCompleted, StepCompleted]
+    assert kinds(deliver(step, "docs", "success", revision=2)) == [
+        SubagentResult,
+        SubagentCompleted,
+        StepCompleted,
+        PlanStepCompleted,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,4 +21,4 @@ async def test_a_push_to_a_step_whose_start_could_not_be_written_is_refused() ->
         with pytest.raises(StreamUnavailable):
             await push
     await bench.advance(1.0)
-    assert told(await bench.ended()) == [("plan_step_completed", "failed")]
+    assert told(await bench.ended()) == [("step_completed", "failed"), ("plan_step_completed", "failed")]

@@ -7,7 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from anabranch.domain.events import StepCompleted, StepEvent, SubagentCompleted, SubagentResult, SubagentStatus
+from anabranch.domain.events import (
+    PlanStepCompleted,
+    StepCompleted,
+    StepEvent,
+    SubagentCompleted,
+    SubagentPending,
+    SubagentResult,
+    SubagentStatus,
+)
 from anabranch.domain.steps import Directive, Expected, Fragment, Progress, Trace
 from anabranch.planner.encoder import encode
 from anabranch.planner.step import Applied, Step
@@ -19,6 +27,10 @@ numbers = st.none() | st.integers(0, 6)
 statuses = st.sampled_from(get_args(SubagentStatus))
 verdicts = st.sampled_from([None, None, None, None, "allow", "warn", "block"])
 TRACE = Trace(trace_id="0" * 32, span_id="0" * 16)
+
+
+def what(revision: int, fragment: Fragment) -> tuple[int, str, bytes]:
+    return revision, fragment.status, b"" if fragment.status == "error" else bytes(fragment.payload)
 
 
 class Steps(RuleBasedStateMachine):
@@ -36,9 +48,11 @@ class Steps(RuleBasedStateMachine):
         self.required = {key for key, must in zip(KEYS, required, strict=True) if must}
         self.step = Step(Directive(session_id="s", plan_step_id="p", expected=expected), now=0.0, timeout_s=5)
         self.events: list[StepEvent] = list(self.step.begin().events)
+        # What each attempt has sent with a revision: the revision, the status and, but of an error, the payload.
+        self.sent: dict[tuple[str, int], set[tuple[int, str, bytes]]] = {}
 
     def heard(self, applied: Applied) -> Applied:
-        ended_before = any(isinstance(event, StepCompleted) for event in self.events)
+        ended_before = any(isinstance(event, PlanStepCompleted) for event in self.events)
         if ended_before:
             assert not applied.events
         self.events += applied.events
@@ -86,9 +100,30 @@ class Steps(RuleBasedStateMachine):
             case "duplicate":
                 assert attempt == before.attempt
                 assert revision is not None
+        self.remember(key, fragment, revision, applied)
         if applied.ignored is None and revision is not None:  # once more the very same
             again = self.heard(self.step.deliver(key, fragment, self.now, attempt=attempt, revision=revision))
             assert again.ignored == ("duplicate" if self.step.end is None else "ended")
+
+    @rule(key=keys, status=statuses, revision=numbers, payload=st.sampled_from([b'{"n":1}', b'{"n":2}']))
+    def push(self, key: str, status: SubagentStatus, revision: int | None, payload: bytes) -> None:
+        """Without an attempt: after an error it is a retry, unless the failed attempt has sent the very same."""
+        self.heard(self.step.expire(self.now))
+        before, ended = self.step.part(key), self.step.end
+        fragment = Fragment(status=status, payload=msgspec.Raw(payload))
+        known = revision is not None and what(revision, fragment) in self.sent.get((key, before.attempt), ())
+        applied = self.heard(self.step.deliver(key, fragment, self.now, revision=revision))
+        taken = applied.ignored is None
+        if before.state == "error" and ended is None and self.now < self.deadlines[key]:
+            assert taken is not known
+            assert self.step.part(key).attempt == before.attempt + taken
+        elif taken:
+            assert self.step.part(key).attempt == max(1, before.attempt)
+        self.remember(key, fragment, revision, applied)
+
+    def remember(self, key: str, fragment: Fragment, revision: int | None, applied: Applied) -> None:
+        if applied.ignored is None and revision is not None:
+            self.sent.setdefault((key, self.step.part(key).attempt), set()).add(what(revision, fragment))
 
     @rule(key=keys)
     def start(self, key: str) -> None:
@@ -133,9 +168,17 @@ class Steps(RuleBasedStateMachine):
 
     @invariant()
     def one_end_and_it_is_the_last(self) -> None:
-        ends = [event for event in self.events if isinstance(event, StepCompleted)]
+        ends = [event for event in self.events if isinstance(event, PlanStepCompleted)]
         assert len(ends) == (self.step.end is not None)
         assert not ends or self.events[-1] is ends[0]
+        completed = [at for at, event in enumerate(self.events) if isinstance(event, StepCompleted)]
+        assert completed == [len(self.events) - 2] * len(ends)
+
+    @invariant()
+    def every_subagent_is_pending_first(self) -> None:
+        pending = [event.result_key for event in self.events[1:4] if isinstance(event, SubagentPending)]
+        assert pending == list(KEYS)
+        assert not any(isinstance(event, SubagentPending) for event in self.events[4:])
 
     @invariant()
     def only_rising_revisions_under_every_key(self) -> None:

@@ -1,13 +1,19 @@
 """Spec 2's TelemetryContextStore: traces by session, step and subagent, over any cache."""
 
+from pathlib import Path
+
 import pytest
 
+from anabranch.domain.contracts import SystemClock
 from anabranch.domain.errors import InternalError
 from anabranch.domain.model import Context
 from anabranch.domain.steps import Trace
 from anabranch.planner.services import TelemetryContextStore, step_trace, within
-from anabranch.policies.cache import MemoryCache
+from anabranch.policies.cache import MemoryCache, RedisCache
+from anabranch.redis.client import Redis
+from anabranch.telemetry.log import SilentTelemetry
 from anabranch.testing import ManualClock
+from support.valkey_server import running_valkey
 
 TRACE = Trace(trace_id="a" * 32, span_id="b" * 16, parent_span_id="c" * 16, tracestate="x=1")
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-31c8b63d42d203f9-01"
@@ -23,6 +29,21 @@ async def test_a_stored_trace_is_found_by_session_step_and_subagent_until_it_exp
     assert await store.get("1", "s:p", "k") is None
     clock.advance(61)
     assert await store.get("s", "p", "docs") is None
+
+
+async def test_a_trace_stored_by_one_worker_is_found_by_another_through_redis(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with running_valkey(tmp_path) as valkey:
+        redis = Redis(valkey.url, timeout_s=20.0, clock=SystemClock(), telemetry=SilentTelemetry())
+        caches = [RedisCache(redis, MemoryCache(100_000, clock), wait_s=20.0) for _ in range(2)]
+        one, other = (TelemetryContextStore(cache, 60) for cache in caches)
+        await one.put("s", "p", "docs", TRACE)
+        await caches[0].settled()
+        assert await other.get("s", "p", "docs") == TRACE
+        assert await other.get("s", "p", "rows") is None
+        await redis.close()
+        await one.put("s", "p", "rows", TRACE)
+        assert await one.get("s", "p", "rows") == TRACE, "without Redis, in memory"
 
 
 class BrokenCache:

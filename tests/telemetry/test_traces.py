@@ -86,6 +86,20 @@ async def test_upstream_calls_carry_the_traceparent_of_their_span(
     assert {request.headers["tracestate"] for request in space.requests} == {REMOTE["tracestate"]}
 
 
+async def test_the_spans_of_a_planner_step_are_in_the_trace_of_its_request(serve: Serve, collector: Collector) -> None:
+    async with serve(otlp_endpoint=collector.url, planner_retries=1) as server:
+        steps = "/planner/sessions/s/steps"
+        step = {"plan_step_id": "p", "expected_subagents": [{"key": "lookup"}, {"key": "voice"}]}
+        status, _, _ = await server.post(steps, step, headers=REMOTE)
+        assert status == 201
+        for key, result in (("lookup", "error"), ("lookup", "success"), ("voice", "error")):
+            await server.post(f"{steps}/p/subagents/{key}/events", {"status": result})
+        await collector.until(lambda: len(collector.named("aggregation.wait")) == 3)
+    spans = [span for span in collector.spans if span.name.startswith("aggregation.")]
+    assert {span.name for span in spans} == {"aggregation.wait", "aggregation.emit", "aggregation.retry"}
+    assert {(span.trace, span.parent) for span in spans} == {(TRACE, CALLER)}
+
+
 async def test_log_lines_carry_the_trace_id(
     serve: Serve, space: Space, collector: Collector, capsys: pytest.CaptureFixture[str]
 ) -> None:

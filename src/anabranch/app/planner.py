@@ -21,7 +21,7 @@ from anabranch.domain.errors import (
     StreamUnavailable,
 )
 from anabranch.domain.eventlog import Entry, Page
-from anabranch.domain.events import StepCompleted
+from anabranch.domain.events import PlanStepCompleted
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Command, Directive, Progress, Receipt, Trace, stream_of
 from anabranch.eventlog.reader import StreamReader, StreamReaders
@@ -183,7 +183,7 @@ class Planner:
         """The final entry of a step whose worker is gone."""
         about = _about(page)
         return encode(
-            StepCompleted(status="worker_lost", reason=LOST),
+            PlanStepCompleted(status="worker_lost", reason=LOST),
             session_id=about.session_id,
             plan_step_id=about.plan_step_id,
             at=self._wall(),

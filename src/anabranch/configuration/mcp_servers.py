@@ -26,7 +26,7 @@ from anabranch.configuration.config_file import (
 )
 from anabranch.configuration.extras import require
 from anabranch.domain.errors import ConfigurationError, UpstreamError
-from anabranch.domain.mcp import Aggregation, McpServer, ServerRule
+from anabranch.domain.mcp import QUERY, Aggregation, McpServer, ServerRule, placeholders
 from anabranch.domain.ranking import NEUTRAL, Weights
 from anabranch.network.addresses import parse
 
@@ -51,7 +51,7 @@ VARIABLES = "write env: {NAME: ${NAME}}"
 # Fields of other clients that must not be ignored, and what to use instead.
 UNSUPPORTED = {
     "timeout": "set aggregator.serverTimeoutSecs, in seconds",
-    "initTimeout": "a server has 30 seconds to be ready",
+    "initTimeout": "a command has 30 seconds to be ready, a url 10",
     "envFile": VARIABLES,
     "env_file": VARIABLES,
     "disabledTools": ONE_TOOL,
@@ -114,6 +114,11 @@ def _server(name: str, entry: object, typed: object, environment: Mapping[str, s
         description=_description(texts),
         **{attribute: texts.text(field) for field, attribute in TEXTS.items()},
     )
+    if server.query_argument is not None and QUERY in placeholders(server.arguments):
+        raise ConfigurationError(
+            f"{where} says twice where the question goes, in queryArgument and with {{query}} in arguments; leave one "
+            "of them out."
+        )
     if enabled:
         _check_program(server, environment, texts.at("command"))
     return server
@@ -227,6 +232,8 @@ def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> An
     if next(remaining, None) is None or not depth:
         raise ConfigurationError(f"{where}: the arguments are too large or too deeply nested.")
     match value:
+        case {"query": None, **others} if not others:  # {query} without quotes, as YAML reads it
+            raise ConfigurationError(f'{where}: write "{{query}}" in quotes, for the question.')
         case dict():
             return {
                 as_text(key, f"{where}: a name"): _json(one, f"{where}.{key}", remaining, depth - 1)
@@ -237,7 +244,7 @@ def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> An
         case None | bool():
             return value
         case str():
-            return as_text(value, where)
+            return _template(as_text(value, where), where)
         case int() if abs(value) < 2**63:
             return value
         case float() if abs(value) < float("inf"):
@@ -246,6 +253,16 @@ def _json(value: object, where: str, remaining: Iterator[int], depth: int) -> An
             return value.isoformat()
         case _:
             raise ConfigurationError(f"{where} takes a JSON value, not {type_name(value)}.")
+
+
+def _template(text: str, where: str) -> str:
+    for name in placeholders(text):
+        if name != QUERY:
+            raise ConfigurationError(
+                f"{where} has the unknown placeholder {{{name}}}; {{query}} is the question, and {{{{{name}}}}} is a "
+                f"literal {{{name}}}."
+            )
+    return text
 
 
 MAX_PATTERN = 1_000

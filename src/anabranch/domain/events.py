@@ -94,6 +94,13 @@ class StepStarted(Event):
     expected: tuple[str, ...]
 
 
+class SubagentPending(Event):
+    """The step waits for this subagent; nothing of it has happened yet."""
+
+    subagent: str
+    result_key: str
+
+
 class SubagentStarted(Event):
     subagent: str
     result_key: str
@@ -176,8 +183,8 @@ class Outcome(Value, gc=False):
     error: str | None = None
 
 
-class StepCompleted(Event):
-    """The end of a step; `outcomes` are by result key."""
+class StepEnd(Event):
+    """How a step ended; `outcomes` are by result key."""
 
     status: StepStatus
     outcomes: dict[str, Outcome] = {}
@@ -185,7 +192,23 @@ class StepCompleted(Event):
     next_step_id: str | None = None
 
 
+class StepCompleted(StepEnd):
+    """The last lifecycle event of a step, directly before the end of its stream."""
+
+
+class PlanStepCompleted(StepEnd):
+    """The end of a step's stream."""
+
+
 SubagentEvent = (
-    SubagentStarted | SubagentResult | SubagentCompleted | SubagentRetried | SubagentTimedOut | SubagentDegraded
+    SubagentPending
+    | SubagentStarted
+    | SubagentResult
+    | SubagentCompleted
+    | SubagentRetried
+    | SubagentTimedOut
+    | SubagentDegraded
 )
-StepEvent = StepStarted | SubagentEvent | StreamDegraded | SafetyDecided | StepProgressed | StepCompleted
+StepEvent = (
+    StepStarted | SubagentEvent | StreamDegraded | SafetyDecided | StepProgressed | StepCompleted | PlanStepCompleted
+)

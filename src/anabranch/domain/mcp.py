@@ -1,6 +1,7 @@
 """MCP servers: configuration and health; spec 3's query, response and errors."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from anabranch.domain.errors import AnabranchError
@@ -15,10 +16,45 @@ HOPS = "anabranch/hops"
 MAX_HOPS = 3
 
 
+# In texts of `arguments`: {query} is the question, {{name}} a literal {name}. A ${name} is left alone.
+QUERY = "query"
+PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w{0,63})\}\}|(?<![${])\{([A-Za-z_]\w{0,63})\}")
+
+
+def placeholders(value: object) -> Iterator[str]:
+    """The names of the placeholders in the texts of a JSON value."""
+    match value:
+        case str():
+            yield from (found[2] for found in PLACEHOLDER.finditer(value) if found[2])
+        case Mapping():
+            for one in value.values():
+                yield from placeholders(one)
+        case list() | tuple():
+            for one in value:
+                yield from placeholders(one)
+
+
+def filled(value: Any, query: str) -> Any:
+    """A JSON value with the question in place of {query}."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{{{found[1]}}}" if found[1] else query if found[2] == QUERY else found[0]
+
+    match value:
+        case str():
+            return PLACEHOLDER.sub(fill, value)
+        case Mapping():
+            return {name: filled(one, query) for name, one in value.items()}
+        case list() | tuple():
+            return [filled(one, query) for one in value]
+        case _:
+            return value
+
+
 class McpServer(Value):
-    """An entry of `mcpServers:`: a command to run, or a URL. `tool` is called with the question in `query_argument` and
-    with `arguments`; `result_path` locates the results in its reply. What is not configured is detected. `description`
-    is shown to clients."""
+    """An entry of `mcpServers:`: a command to run, or a URL. `tool` is called with `arguments`, and with the question
+    in `query_argument` or in place of {query} in the arguments; `result_path` locates the results in its reply. What is
+    not configured is detected. `description` is shown to clients."""
 
     name: str
     command: str | None = None

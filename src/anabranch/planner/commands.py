@@ -202,7 +202,7 @@ def end(
 ) -> StepCommand:
     return StepCommand(
         apply=partial(Step.stop, status=status, reason=plain(reason), now=now),
-        answers=events.StepCompleted,
+        answers=events.PlanStepCompleted,
         status=status,
         keeps=True,
         forced=True,

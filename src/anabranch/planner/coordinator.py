@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from anabranch.domain.errors import AnabranchError, Conflict, NotFound, Overloaded, ShuttingDown
-from anabranch.domain.events import StepCompleted
+from anabranch.domain.events import PlanStepCompleted
 from anabranch.domain.model import Context
 from anabranch.domain.signals import EventIgnored
 from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt
@@ -19,7 +19,9 @@ from anabranch.planner.step_runner import OpenedStep, StepRunner
 TRIES = 3
 
 
-async def send_callback(services: PlannerServices, directive: Directive, end: StepCompleted, context: Context) -> None:
+async def send_callback(
+    services: PlannerServices, directive: Directive, end: PlanStepCompleted, context: Context
+) -> None:
     """Tries up to three times, and records a breadcrumb of the result."""
     assert directive.callback_url is not None, "only a step with a callback URL has a callback"
     body = msgspec.json.encode(

@@ -8,6 +8,7 @@ import msgspec
 
 from anabranch.domain.eventlog import Entry, one_line
 from anabranch.domain.events import (
+    PlanStepCompleted,
     SafetyDecided,
     StepCompleted,
     StepEvent,
@@ -16,6 +17,8 @@ from anabranch.domain.events import (
     StreamDegraded,
     SubagentCompleted,
     SubagentDegraded,
+    SubagentEvent,
+    SubagentPending,
     SubagentResult,
     SubagentRetried,
     SubagentStarted,
@@ -40,7 +43,9 @@ EVENT_TYPES: Mapping[type[StepEvent], str] = {
     StreamDegraded: "degraded",
     SafetyDecided: "safety",
     StepProgressed: "progress",
-    StepCompleted: "plan_step_completed",
+    StepCompleted: "step_completed",
+    PlanStepCompleted: "plan_step_completed",
+    SubagentPending: "subagent_pending",
     SubagentStarted: "subagent_started",
     SubagentResult: "subagent_result",
     SubagentCompleted: "subagent_completed",
@@ -123,7 +128,7 @@ def encode(
         revision=content.revision,
         body=one_line(msgspec.json.encode(record)),
         partial=isinstance(event, SubagentResult) and event.status not in FINAL,
-        final=isinstance(event, StepCompleted),
+        final=isinstance(event, PlanStepCompleted),
     )
     return EncodedEvent(event=event, record=record, entry=entry)
 
@@ -139,9 +144,17 @@ def content_of(event: StepEvent) -> StepContent:
             return _content("safety", event.verdict, event.revision, raw(decision))
         case StepProgressed():
             return _content(event.stage, event.status, event.revision, event.payload)
-        case StepCompleted():
+        case StepCompleted() | PlanStepCompleted():
             end = {"subagents": event.outcomes, "reason": event.reason, "next_step_id": event.next_step_id}
             return _content("step", event.status, 1, raw(end))
+        case _:
+            return _subagent_content(event)
+
+
+def _subagent_content(event: SubagentEvent) -> StepContent:
+    match event:
+        case SubagentPending():
+            return _content(event.subagent, "pending", 1, EMPTY, event.result_key)
         case SubagentStarted():
             return _content(event.subagent, "in_progress", event.attempt, EMPTY, event.result_key)
         case SubagentResult():

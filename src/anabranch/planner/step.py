@@ -11,6 +11,7 @@ from anabranch.domain.eventlog import LAST
 from anabranch.domain.events import (
     Outcome,
     OutcomeStatus,
+    PlanStepCompleted,
     SafetyDecided,
     SafetyVerdict,
     StepCompleted,
@@ -21,6 +22,7 @@ from anabranch.domain.events import (
     StreamDegraded,
     SubagentCompleted,
     SubagentDegraded,
+    SubagentPending,
     SubagentResult,
     SubagentRetried,
     SubagentStarted,
@@ -32,11 +34,13 @@ from anabranch.domain.steps import Directive, Expected, Fragment, Ignored, Progr
 State = Literal["waiting", "running"] | OutcomeStatus
 OPEN = ("waiting", "running")
 FINAL = ("success", "error")
+# How many results of an attempt are remembered, to recognize one that is sent again: more than a request can have.
+MAX_REMEMBERED = 200
 
 
 class SubagentState(Value):
     """The state of one subagent. The revisions of its `attempt` count from `base`; `numbered` says that it has sent one
-    with a number. `deadline` holds for all attempts together."""
+    with a number, `sent` has a digest of each. `deadline` holds for all attempts together."""
 
     expected: Expected
     deadline: float
@@ -46,6 +50,7 @@ class SubagentState(Value):
     base: int = 0
     revision: int = 0
     numbered: bool = False
+    sent: tuple[int, ...] = ()
     delivered: bool = False
     latency_ms: int | None = None
     error: str | None = None
@@ -65,11 +70,16 @@ class SubagentState(Value):
             error=self.error,
         )
 
-    def implied_attempt(self, revision: int | None) -> int:
-        """The attempt of a result that names none: after an error the next one, unless the revision is an old one."""
-        attempt = max(1, self.attempt)
-        is_new = revision is None or self.placed(attempt, revision)[1] > self.revision
-        return attempt + (self.state == "error" and is_new)
+    def implied_attempt(self, revision: int | None, fragment: Fragment) -> int:
+        """The attempt of a result that names none: after an error the next one, unless the failed attempt has sent the
+        same result under the same revision. Without a revision every result is a new one."""
+        is_new = revision is None or digest(revision, fragment) not in self.sent
+        return max(1, self.attempt) + (self.state == "error" and is_new)
+
+    def remembered(self, attempt: int, revision: int | None, fragment: Fragment) -> tuple[int, ...]:
+        """What the attempt has sent, with this result."""
+        sent = self.sent if attempt == self.attempt else ()
+        return sent if revision is None else (*sent, digest(revision, fragment))[-MAX_REMEMBERED:]
 
     def placed(self, attempt: int, revision: int | None) -> tuple[int, int]:
         """The base of an attempt's revisions, and the revision's place among all of this result."""
@@ -80,6 +90,12 @@ class SubagentState(Value):
         if revision < 1 and (fresh or not self.numbered):  # a subagent that counts from zero
             base = self.revision + 1 - revision
         return base, base + revision
+
+
+def digest(revision: int, fragment: Fragment) -> int:
+    """Equal, within this process, for results with the same revision, status and payload; for errors whatever their
+    payload, which may name a time or a trace."""
+    return hash((revision, fragment.status, b"" if fragment.status == "error" else bytes(fragment.payload)))
 
 
 def outcome_of(parts: Collection[SubagentState]) -> StepStatus:
@@ -103,7 +119,7 @@ class StepState(Value):
     parts: dict[str, SubagentState]
     next_step_id: str | None
     started: bool = False
-    end: StepCompleted | None = None
+    end: PlanStepCompleted | None = None
     decisions: int = 0
     progress: int = 0
 
@@ -132,7 +148,7 @@ class Step:
         self.state = StepState(parts=parts, next_step_id=directive.next_step_id)
 
     @property
-    def end(self) -> StepCompleted | None:
+    def end(self) -> PlanStepCompleted | None:
         return self.state.end
 
     @property
@@ -148,7 +164,9 @@ class Step:
 
     def begin(self) -> Applied:
         self._set(started=True)
-        return Applied(events=(StepStarted(expected=tuple(one.key for one in self._directive.expected)),))
+        expected = self._directive.expected
+        pending = (SubagentPending(subagent=one.key, result_key=one.result_key) for one in expected)
+        return Applied(events=(StepStarted(expected=tuple(one.key for one in expected)), *pending))
 
     def start(self, result_key: str, now: float) -> Applied:
         """The subagent is called."""
@@ -179,7 +197,7 @@ class Step:
         """A result, or a part of one."""
         self._require_started()
         part = self.part(result_key)
-        attempt = part.implied_attempt(revision) if attempt is None else attempt
+        attempt = part.implied_attempt(revision, fragment) if attempt is None else attempt
         base, placed = part.placed(attempt, revision)
         if not 1 <= attempt <= LAST or placed > LAST or (revision is not None and revision < 0):
             raise InvalidQuestion("The attempt or the revision is out of range.")
@@ -201,6 +219,7 @@ class Step:
             base=base,
             revision=placed,
             numbered=revision is not None or (attempt == part.attempt and part.numbered),
+            sent=part.remembered(attempt, revision, fragment),
             delivered=part.delivered or fragment.status in ("partial", "success"),
             latency_ms=None,
             error=None,
@@ -220,7 +239,7 @@ class Step:
         part = self._part_at(now, result_key)
         if ignored := self._ignored(part, attempt, None, part.revision + 1, now):
             return self._applied(ignored)
-        self._change(part, state="running", attempt=attempt, base=part.revision, numbered=False, error=None)
+        self._change(part, state="running", attempt=attempt, base=part.revision, numbered=False, sent=(), error=None)
         self._events.append(
             SubagentRetried(subagent=part.expected.key, result_key=result_key, attempt=attempt, reason=reason)
         )
@@ -318,7 +337,7 @@ class Step:
             latency_ms = max(0, round((now - self._started_at) * 1000))
         status: Literal["success", "error"] = "success" if good else "error"
         error = None if good else reason or None
-        self._change(part, state=status, latency_ms=latency_ms, error=error)
+        self._change(part, state=status, latency_ms=latency_ms, error=error, sent=() if good else part.sent)
         self._events.append(
             SubagentCompleted(
                 subagent=part.expected.key,
@@ -350,9 +369,9 @@ class Step:
             if part.open:
                 self._change(part, state="cancelled")
         outcomes = {key: part.outcome for key, part in self.state.parts.items()}
-        end = StepCompleted(
+        end = PlanStepCompleted(
             status=status, outcomes=outcomes, reason=reason or None, next_step_id=self.state.next_step_id
         )
         self._set(end=end)
-        self._events.append(end)
+        self._events += [StepCompleted(**msgspec.structs.asdict(end)), end]
         return self._applied()

@@ -22,8 +22,8 @@ from anabranch.domain.errors import (
 )
 from anabranch.domain.eventlog import epoch
 from anabranch.domain.events import (
+    PlanStepCompleted,
     SafetyDecided,
-    StepCompleted,
     StepEvent,
     SubagentCompleted,
     SubagentDegraded,
@@ -509,7 +509,7 @@ class StepRunner:
                 task = self._tasks[event.result_key]
                 task.cancel()
                 task.reopen(event.attempt)
-            case StepCompleted() if self._running:
+            case PlanStepCompleted() if self._running:
                 self._services.telemetry.noted(StepEnded(status=event.status, latency_ms=self._since_ms()))
                 self._end()
             case _:

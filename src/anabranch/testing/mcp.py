@@ -39,7 +39,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """How the server behaves. `results` are the results, or how many to generate from the query. A query that contains
     a word of `mishaps` (or any query, for the word `*`) fails in that way. `old` supports only the protocol of 2025,
     `deaf` never answers, `late_ms` is how long it takes to start, `stubborn` keeps running after the end of its input
-    and after SIGTERM. `timed` adds to each title how long the call took in the server."""
+    and after SIGTERM. `timed` adds to each title how long the call took in the server. `takes` are the properties of
+    the tool's arguments, in place of a query and a limit; the query is then all arguments as JSON. With `traced` the
+    text of each result is the call's metadata as JSON."""
 
     name: str = "testing"
     tool: str = "search"
@@ -52,6 +54,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     deaf: bool = False
     stubborn: bool = False
     timed: bool = False
+    takes: Mapping[str, Any] | None = None
+    traced: bool = False
 
 
 class ScenarioServer:
@@ -75,10 +79,11 @@ class ScenarioServer:
         context: ServerRequestContext[Any],  # noqa: ARG002
         params: types.PaginatedRequestParams | None,  # noqa: ARG002
     ) -> types.ListToolsResult:
+        takes = self._scenario.takes
         tool = types.Tool(
             name=self._tool,
             description="Search the library for what a query asks.",
-            input_schema=SCHEMA,
+            input_schema=SCHEMA if takes is None else {"type": "object", "properties": takes, "required": [*takes][:1]},
             output_schema=FOUND if self._scenario.form == "structured" else None,
         )
         return types.ListToolsResult(tools=[tool])
@@ -89,13 +94,16 @@ class ScenarioServer:
         began = time.perf_counter()
         arguments = {"query": "", "limit": 100, **(params.arguments or {})}
         query = str(arguments["query"])
+        if self._scenario.takes is not None:
+            query = json.dumps(params.arguments, sort_keys=True)
         if params.name != self._tool:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
         failure = await self._mishap(query, context)
         if failure is not None:
             return failure
         await asyncio.sleep(self._scenario.delay_ms / 1000)
-        return self._found(query, int(arguments["limit"] or 100), (time.perf_counter() - began) * 1000)
+        took_ms = (time.perf_counter() - began) * 1000
+        return self._found(query, int(arguments["limit"] or 100), took_ms, params.meta or {})
 
     async def _mishap(
         self, query: str, context: ServerRequestContext[Any]
@@ -131,7 +139,7 @@ class ScenarioServer:
                 pass
         return None
 
-    def _found(self, query: str, limit: int, took_ms: float) -> types.CallToolResult:
+    def _found(self, query: str, limit: int, took_ms: float, meta: Mapping[str, Any]) -> types.CallToolResult:
         scenario = self._scenario
         if isinstance(scenario.results, int):
             results = [_result(scenario.name, query, number) for number in range(scenario.results)][:limit]
@@ -139,6 +147,8 @@ class ScenarioServer:
             results = [{**result} for result in scenario.results[:limit]]
         if scenario.timed:
             results = [{**one, "title": f"{one.get('title', '')} took {took_ms:.3f} ms"} for one in results]
+        if scenario.traced:
+            results = [{**one, "text": json.dumps(dict(meta), default=str)} for one in results]
         match scenario.form:
             case "structured":
                 text = types.TextContent(text=json.dumps({"results": results}))

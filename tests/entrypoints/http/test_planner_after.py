@@ -135,6 +135,27 @@ async def test_another_worker_passes_the_old_ways_answer_on(tmp_path: Path, valk
         assert len(await recorded(file, 4)) == 4
 
 
+async def test_a_retry_through_another_worker_is_taken_and_a_repeated_push_is_not(
+    tmp_path: Path, valkey: Valkey
+) -> None:
+    given: dict[str, Any] = {"redis_url": valkey.url, "timing": NOTHING_TO_RESTORE}
+    async with desk(tmp_path / "one", **given) as one, desk(tmp_path / "two", **given) as other:
+        await one.begin("s", "p", "lookup", "rows")
+        for planner in (one, other):
+            assert (await planner.push("s", "p", "lookup", status="error", revision=1))[0] == (
+                202 if planner is one else 200
+            )
+        status, taken = await other.push("s", "p", "lookup", revision=1, payload={"n": 2})
+        assert (status, taken["accepted"]) == (202, True)
+        status, again = await one.push("s", "p", "lookup", revision=1, payload={"n": 2})
+        assert (status, again["reason"]) == (200, "duplicate")
+        assert (await other.push("s", "p", "rows"))[0] == 202
+        events = [await planner.events("s", "p") for planner in (one, other)]
+    assert events[0] == events[1]
+    end = events[0]["events"][-1]["content"]
+    assert (end["status"], end["payload"]["subagents"]["lookup"]["attempts"]) == ("success", 2)
+
+
 async def test_while_redis_is_gone_others_learn_nothing_either(tmp_path: Path, valkey: Valkey) -> None:
     async with desk(
         tmp_path / "data", people=("alice", "bob"), redis_url=valkey.url, timing=NOTHING_TO_RESTORE

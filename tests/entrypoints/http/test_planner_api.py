@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
@@ -69,12 +70,16 @@ async def test_a_step_is_handed_over_fed_and_read_again(planner: Desk, session: 
     assert [event["sequence"] for event in page["events"]] == list(range(1, len(page["events"]) + 1))
     assert [event["type"] for event in page["events"]] == [
         "step_started",
+        "subagent_pending",
         "subagent_started",
         "subagent_result",
         "subagent_completed",
+        "step_completed",
         "plan_step_completed",
     ]
-    found = page["events"][2]
+    for event in page["events"]:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["timestamp"])
+    found = page["events"][3]
     assert set(found) == {"session_id", "plan_step_id", "sequence", "type", "timestamp", "content", "telemetry"}
     assert found["sequence"] == taken["sequence"]
     assert found["content"] == {
@@ -85,7 +90,64 @@ async def test_a_step_is_handed_over_fed_and_read_again(planner: Desk, session: 
         "result_key": "quote_conversion",
     }
     assert found["telemetry"]["trace_id"] == TRACE["trace_id"]
+    assert (found["telemetry"]["latency_ms"], found["telemetry"]["metrics"]) == (930, {"retrieval_count": 4})
     assert page["events"][-1]["content"]["status"] == "success"
+    assert page["events"][-2]["content"] == page["events"][-1]["content"]
+
+
+async def test_every_expected_subagent_is_pending_first(planner: Desk, session: str) -> None:
+    docs = {"key": "documentation", "result_key": "doc", "input": {"question": ""}, "telemetry": TRACE}
+    await planner.begin(
+        session, "p", docs, {"key": "lookup", "result_key": "one"}, {"key": "lookup", "result_key": "two"}
+    )
+    events = (await planner.events(session, "p"))["events"]
+    assert events[0]["type"] == "step_started"
+    pending = events[1:4]
+    assert [(event["type"], event["content"]["status"]) for event in pending] == [("subagent_pending", "pending")] * 3
+    assert [(event["content"]["stage"], event["content"]["result_key"]) for event in pending] == [
+        ("documentation", "doc"),
+        ("lookup", "one"),
+        ("lookup", "two"),
+    ]
+    assert pending[0]["telemetry"]["trace_id"] == TRACE["trace_id"]
+    assert "subagent_pending" not in [event["type"] for event in events[4:]]
+
+
+async def test_a_retry_after_an_error_is_taken_although_its_revisions_start_at_one_again(
+    planner: Desk, session: str
+) -> None:
+    await planner.begin(session, "p", "lookup", "other")
+    path = f"/planner/sessions/{session}/steps/p/subagents/lookup/events"
+    first: list[Any] = [
+        {"status": "partial", "revision": 1, "payload": {"found": 1}},
+        {"status": "error", "revision": 2, "payload": {"message": "It broke."}},
+    ]
+    status, sent = await planner.ask("POST", path, first)
+    assert (status, [one["accepted"] for one in sent["results"]]) == (202, [True, True])
+    status, sent = await planner.ask("POST", path, first)
+    assert (status, [one["reason"] for one in sent["results"]]) == (200, ["superseded", "duplicate"])
+    second: list[Any] = [
+        {"status": "partial", "revision": 1, "payload": {"found": 7}},
+        {"status": "success", "revision": 2, "payload": {"found": 8}},
+    ]
+    status, sent = await planner.ask("POST", path, second)
+    assert (status, [one["accepted"] for one in sent["results"]]) == (202, [True, True])
+    status, sent = await planner.ask("POST", path, [*first, *second])
+    assert (status, {one["accepted"] for one in sent["results"]}) == (200, {False})
+    assert (await planner.push(session, "p", "other"))[0] == 202
+    events = [
+        event for event in (await planner.events(session, "p"))["events"] if event["content"]["stage"] == "lookup"
+    ]
+    assert [(event["type"], event["content"]["status"], event["content"]["revision"]) for event in events[2:]] == [
+        ("subagent_result", "partial", 1),
+        ("subagent_result", "error", 2),
+        ("subagent_completed", "error", 1),
+        ("retry", "retrying", 2),
+        ("subagent_result", "partial", 3),
+        ("subagent_result", "success", 4),
+        ("subagent_completed", "success", 2),
+    ]
+    assert events[-2]["content"]["payload"] == {"found": 8}
 
 
 async def test_pages_of_step_events_follow_one_another(planner: Desk, session: str) -> None:
@@ -215,7 +277,7 @@ async def test_a_session_is_its_owners_alone(planner: Desk, session: str, method
         assert (status, refused) == missing
     assert (await planner.ask(method, path + rest, body))[0] == 404, "nor the operator's, who has a name of its own"
     assert (await planner.ask(method, path + rest, body, headers={"Authorization": "Bearer ab_none"}))[0] == 401
-    assert len((await planner.events(session, "p", who="alice"))["events"]) == 1, "nothing has happened to it"
+    assert len((await planner.events(session, "p", who="alice"))["events"]) == 2, "nothing has happened to it"
 
 
 @pytest.mark.parametrize("rest", ["/p/subagents/lookup/events", "/p/progress", "/p/safety"])
@@ -348,7 +410,7 @@ async def test_an_invalid_push_changes_nothing(planner: Desk, session: str, even
     path = f"/planner/sessions/{session}/steps/p/subagents/lookup/events"
     status, refused = await planner.ask("POST", path, event)
     assert status == refusal, refused
-    assert len((await planner.events(session, "p"))["events"]) == 1
+    assert len((await planner.events(session, "p"))["events"]) == 2
 
 
 @pytest.mark.parametrize("where", ["stream?last_event_id=", "events?after="])

@@ -41,10 +41,11 @@ async def test_streams_end_before_the_server_does(tmp_path: Path) -> None:
             connect(f"{sockets}/over/ws") as idle,
         ):
             streams = [Stream(followed), Stream(waiting)]
-            for stream in streams:
-                await stream.events(1)
+            for stream, count in zip(streams, (2, 7), strict=True):
+                await stream.events(count)
             for one in (socket, idle):
                 await one.recv()
+            await idle.recv()  # its seven events are two messages
             program.send(signal.SIGTERM)
             live, over = [await stream.rest() for stream in streams]
             last = [json.loads(message) async for message in socket][-1]

@@ -109,7 +109,7 @@ async def test_a_planner_websocket_sends_the_events_of_the_stream(planner: Desk,
         assert connection.subprotocol is None
         first = json.loads(await connection.recv())
         assert (first["type"], first["batch_sequence"]) == ("event_batch", 1)
-        assert json.loads(await connection.recv()) == {"type": "heartbeat", "sequence": 1}
+        assert json.loads(await connection.recv()) == {"type": "heartbeat", "sequence": 2}
         for n in range(6):
             await planner.push(session, "p", "lookup", status="partial", payload={"n": n})
         await planner.push(session, "p", "lookup")
@@ -134,7 +134,7 @@ async def test_a_planner_websocket_continues_with_the_next_step(planner: Desk, s
     await planner.begin(session, "p", next_step_id="q")
     async with socket(planner, session, "p") as connection:
         await planner.push(session, "p", "lookup")
-        last = (await read(connection, 5))[-1]["sequence"]
+        last = (await read(connection, 7))[-1]["sequence"]
         await planner.begin(session, "q")
         await planner.push(session, "q", "lookup")
         messages, code = await rest(connection)

@@ -93,6 +93,16 @@ async def test_a_client_comes_back_with_its_cursor(planner: Desk, session: str) 
     assert rest == events[9:], "the header is the newer one"
 
 
+async def test_a_stream_cut_between_step_completed_and_the_end_goes_on_with_the_end(
+    planner: Desk, session: str
+) -> None:
+    events = await finished(planner, session, "p")
+    assert types(events)[-2:] == ["step_completed", "plan_step_completed"]
+    async with planner.stream(session, "p", f"?last_event_id={len(events) - 1}") as stream:
+        rest = [event for frame in await stream.rest() for event in frame.data["events"]]
+    assert types(rest) == ["plan_step_completed"]
+
+
 async def test_a_cursor_at_the_end_of_a_step_is_204(planner: Desk, session: str) -> None:
     events = await finished(planner, session, "p")
     path = f"/planner/sessions/{session}/steps/p/stream"
@@ -114,7 +124,7 @@ async def test_heartbeats_say_how_far_it_is_and_move_no_cursor(planner: Desk, se
     async with planner.stream(session, "p") as stream:
         await stream.events(1)
         beats = [await anext(stream) for _ in range(2)]
-        assert beats == [(None, "heartbeat", {"type": "heartbeat", "sequence": 1})] * 2
+        assert beats == [(None, "heartbeat", {"type": "heartbeat", "sequence": 2})] * 2
         await planner.push(session, "p", "lookup", status="partial")
         head = (await stream.events(2))[-1]["sequence"]
         assert (await anext(stream)).data == {"type": "heartbeat", "sequence": head}
@@ -124,7 +134,7 @@ async def test_the_stream_goes_on_into_the_next_step(planner: Desk, session: str
     await planner.begin(session, "p", next_step_id="q")
     async with planner.stream(session, "p") as stream:
         await planner.push(session, "p", "lookup")
-        before = await stream.events(5)
+        before = await stream.events(7)
         last = before[-1]["sequence"]
         assert (await anext(stream)).data == {"type": "heartbeat", "sequence": last}, "it waits"
         await planner.begin(session, "q")

@@ -16,12 +16,16 @@ import pytest
 import yaml
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.subscriptions import ToolsListChanged
 
+from anabranch.domain.mcp import HOPS
+from support.mcp_pool_fixtures import LIBRARIAN
 from support.mcp_tool_client import ERAS, STUB
 
 pytestmark = pytest.mark.xdist_group("mcp-stdio")
 
 PATIENCE_S = 30
+REMOTE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "rojo=1"}
 INITIALIZE = {
     "protocolVersion": "2025-11-25",
     "capabilities": {},
@@ -173,19 +177,63 @@ async def test_mcp_stdio_cancellation_ends_the_run(tmp_path: Path) -> None:
                     break
 
 
-async def test_mcp_stdio_reloads_the_configuration_on_sighup(tmp_path: Path) -> None:
+async def test_mcp_stdio_reloads_the_configuration_on_sighup_and_announces_changed_tools(tmp_path: Path) -> None:
     file = configured(tmp_path, "rivers")
     async with wire(file) as client:
         await client.call(1, "initialize", **INITIALIZE)
-        await client.heard()
+        assert (await client.heard())["result"]["capabilities"]["tools"]["listChanged"] is True
+        await client.send(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+        await client.call(2, "tools/list")
+        assert "rivers" in (await client.heard())["result"]["tools"][0]["description"]
         configured(tmp_path, "rivers", "lakes")
         client.process.send_signal(signal.SIGHUP)
-        number = 1
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                number += 1
-                await client.call(number, "tools/list")
-                if "rivers, lakes" in (await client.heard())["result"]["tools"][0]["description"]:
-                    break
+        assert (await client.heard())["method"] == "notifications/tools/list_changed"
+        await client.call(3, "tools/list")
+        assert "rivers, lakes" in (await client.heard())["result"]["tools"][0]["description"]
+        client.process.send_signal(signal.SIGHUP)  # changes nothing, and nothing is announced
+        configured(tmp_path)
+        client.process.send_signal(signal.SIGHUP)
+        assert (await client.heard())["method"] == "notifications/tools/list_changed"
+        await client.call(4, "tools/list")
+        assert [tool["name"] for tool in (await client.heard())["result"]["tools"]] == ["search", "ask"]
         client.process.send_signal(signal.SIGINT)
         assert await client.ended() == 0
+
+
+async def test_mcp_stdio_client_of_the_modern_protocol_subscribes_to_changed_tools(tmp_path: Path) -> None:
+    file = configured(tmp_path, "rivers")
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "anabranch", "mcp", "--config", str(file)], env=variables(tmp_path)
+    )
+    own = psutil.Process()
+    before = {child.pid for child in own.children()}
+    async with asyncio.timeout(PATIENCE_S), Client(stdio_client(command), mode="auto") as tools:
+        capability = tools.server_capabilities.tools
+        assert capability is not None
+        assert capability.list_changed
+        async with tools.listen(tools_list_changed=True) as changes:
+            (program,) = (child for child in own.children() if child.pid not in before)
+            configured(tmp_path)
+            program.send_signal(signal.SIGHUP)
+            assert isinstance(await anext(aiter(changes)), ToolsListChanged)
+        assert [tool.name for tool in (await tools.list_tools()).tools] == ["search", "ask"]
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_tool_call_over_stdio_continues_the_trace_and_the_hops_of_its_caller(
+    tmp_path: Path, mode: Literal["legacy", "auto"]
+) -> None:
+    scenario = json.dumps({"name": "lib", "results": 1, "traced": True})
+    lib = {"command": sys.executable, "args": ["-P", LIBRARIAN, "--scenario", scenario]}
+    file = tmp_path / "anabranch.yaml"
+    slow = {"serverTimeoutSecs": 30, "totalTimeoutSecs": 30}  # a busy machine starts the server slowly
+    file.write_text(yaml.safe_dump({"mcpServers": {"lib": lib}, "aggregator": slow}), encoding="utf-8")
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "anabranch", "mcp", "--config", str(file)], env=variables(tmp_path)
+    )
+    meta: Any = {**REMOTE, HOPS: 2}
+    async with Client(stdio_client(command), mode=mode) as tools:
+        result = await tools.call_tool("aggregate", {"query_text": "rivers"}, meta=meta)
+    (found,) = result.structured_content["results"]
+    received = json.loads(found["server_result"]["content"]["text"])
+    assert {name: received[name] for name in (*REMOTE, HOPS)} == {**REMOTE, HOPS: 3}

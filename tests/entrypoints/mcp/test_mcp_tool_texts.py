@@ -14,7 +14,7 @@ from anabranch.domain.mcp import AggregatedResponse, Aggregation, McpServer
 from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.mcp.question_tools import McpCaller
 from anabranch.entrypoints.mcp.schemas import AskResponse, SearchResponse, output_schema
-from anabranch.entrypoints.mcp.server import server
+from anabranch.entrypoints.mcp.server import Tools, server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import configured_log
 from support.mcp_tool_client import ERAS, stub
@@ -35,7 +35,7 @@ def client(anabranch: Anabranch, mode: str = "auto") -> Client:
     def asker(_: object) -> McpCaller:
         return McpCaller(anabranch.context(operator=True), Caller(operator=True), trusted=True)
 
-    return Client(server(anabranch, configured_log(anabranch.settings), asker), mode=mode)
+    return Client(server(Tools(anabranch, configured_log(anabranch.settings)), asker), mode=mode)
 
 
 async def said(tools: Client, tool: str, **arguments: Any) -> str:

@@ -51,6 +51,24 @@ async def test_pool_uses_one_connection_per_server_in_both_protocols() -> None:
         assert [one.reconnects for one in pool.health()] == [0, 0, 0]
 
 
+async def test_a_tool_without_a_question_argument_is_called_with_fixed_arguments_and_a_template() -> None:
+    takes = {"repo_path": {"type": "string"}, "grep": {"type": "string"}, "since": {"type": "string"}}
+    log = server("log", tool="git_log", takes=takes, results=1)
+    fixed = msgspec.structs.replace(log, tool="git_log", arguments={"repo_path": "/srv"})
+    template = msgspec.structs.replace(
+        log, name="grep", tool="git_log", arguments={"repo_path": "/srv", "grep": "fix: {query}"}
+    )
+    async with pooled(fixed, template) as pool:
+        replies = [await ask(pool, name, 'the "weir"') for name in ("log", "grep")]
+        told = [(one.tool, one.query_argument) for one in pool.health()]
+    sent = [reply.passages[0].text.partition("<")[2].partition(">")[0] for reply in replies]
+    assert [json.loads(text) for text in sent] == [
+        {"repo_path": "/srv"},
+        {"repo_path": "/srv", "grep": 'fix: the "weir"'},
+    ]
+    assert told == [("git_log", None), ("git_log", "grep")]
+
+
 SECRET = "sesame-open-please"
 
 

@@ -161,3 +161,23 @@ async def test_killed_and_hanging_real_servers_do_not_affect_others(ab: Anabranc
     everything.send_signal(signal.SIGCONT)
     again = await aggregated(ab, "refunds")
     assert {statuses(again)[name] for name in SERVERS if name != "time"} == {"success"}
+
+
+async def test_git_log_of_the_real_git_server_is_called_with_fixed_arguments(home: Path) -> None:
+    files = str(home / "files")
+    server = McpServer(
+        name="git",
+        command=str(BIN / "mcp-server-git"),
+        env=PATH,
+        tool="git_log",
+        arguments={"repo_path": files, "max_count": 5},
+    )
+    slow = Aggregation(server_timeout_s=30.0, total_timeout_s=30.0)
+    settings = Settings(mcp_servers={"git": server}, aggregation=slow, data_dir=str(home / "data"))
+    async with Anabranch.open(settings=settings) as opened:
+        response = await opened.aggregate("refunds", servers=())
+        (health,) = opened.servers()
+    assert statuses(response) == {"git": "success"}
+    assert "Refunds are written down" in response.results[0].server_result.content.text
+    assert (health.tool, health.query_argument) == ("git_log", None)
+    assert "does not get the question" in (health.chosen or "")

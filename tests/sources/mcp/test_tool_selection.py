@@ -240,6 +240,60 @@ def test_configured_tool_and_argument_must_exist() -> None:
         choose(server(), [])
 
 
+GIT_LOG = tool("git_log", "repo_path", repo_path=WORDS, max_count=WHOLE, start_timestamp=WORDS, end_timestamp=WORDS)
+
+
+def test_a_tool_without_a_question_argument_is_called_with_fixed_arguments() -> None:
+    git = server(tool="git_log", arguments={"repo_path": "/srv/repo"})
+    choice = choose(git, [GIT_LOG])
+    assert (choice.query_argument, choice.limit_argument) == (None, "max_count")
+    assert choice.why == "git_log: as configured, takes max_count; it does not get the question"
+    assert arguments(choice, git, "refunds", 7) == {"repo_path": "/srv/repo", "max_count": 7}
+    status = server(tool="git_status", arguments={"repo_path": "/srv/repo"})
+    choice = choose(status, [tool("git_status", "repo_path", repo_path=WORDS)])
+    assert choice.why == "git_status: as configured, takes only `arguments`; it does not get the question"
+    assert arguments(choice, status, "refunds", 7) == {"repo_path": "/srv/repo"}
+
+
+def test_fixed_arguments_are_for_named_tools_and_must_be_complete() -> None:
+    with pytest.raises(NoTool, match="None of its tools clearly takes a question"):
+        choose(server(arguments={"repo_path": "/srv/repo"}), [GIT_LOG])
+    diff = tool("git_diff", "repo_path", "target", repo_path=WORDS, target=WORDS, context_lines=WHOLE)
+    with pytest.raises(NoTool, match="also needs repo_path, target: set that under `arguments`"):
+        choose(server(tool="git_diff", arguments={"context_lines": 3}), [diff])
+    with pytest.raises(NoTool, match=r"It is not clear which argument of now takes the question.*set `arguments`"):
+        choose(server(tool="now"), [tool("now")])
+
+
+def test_the_question_goes_in_place_of_the_placeholder() -> None:
+    given = {"repo_path": "/srv/repo", "grep": "fix: {query}", "more": [{"text": "{query} {{query}} ${query}"}, 3]}
+    log = tool("git_log", "repo_path", repo_path=WORDS, grep=WORDS, more=LIST, since=WORDS)
+    git = server(tool="git_log", arguments=given)
+    choice = choose(git, [log])
+    assert (choice.query_argument, choice.is_template) == ("grep", True)
+    assert choice.why == "git_log: as configured, takes grep; the question goes in place of {query} in `arguments`"
+    assert arguments(choice, git, "a {query} \\1", 7) == {
+        "repo_path": "/srv/repo",
+        "grep": "fix: a {query} \\1",
+        "more": [{"text": "a {query} \\1 {query} ${query}"}, 3],
+    }
+
+
+def test_a_placeholder_decides_which_tool_is_chosen() -> None:
+    tools = [tool("search_code", "query", query=WORDS, reads=True), tool("find_tickets", "filter", filter=WORDS)]
+    tickets = server(arguments={"filter": "state:open {query}"})
+    choice = choose(tickets, tools)
+    assert (choice.tool, choice.query_argument) == ("find_tickets", "filter")
+    assert arguments(choice, tickets, "refund", 5) == {"filter": "state:open refund"}
+
+
+def test_a_placeholder_inside_a_wrapper_object() -> None:
+    inner = {"type": "object", "properties": {"filter": WORDS, "size": WHOLE}, "required": ["filter"]}
+    wrapped = server(tool="find", arguments={"request": {"filter": "a {query}"}})
+    choice = choose(wrapped, [tool("find", "request", request=inner)])
+    assert arguments(choice, wrapped, "b", 5) == {"request": {"filter": "a b", "size": 5}}
+
+
 def test_long_tool_lists_are_cut_in_errors() -> None:
     with pytest.raises(NoTool) as raised:
         choose(server(), [tool(f"x{number}\n" + "y" * 1_000) for number in range(500)])
@@ -281,6 +335,7 @@ def test_tool_selection_survives_any_schema(tools: list[Tool], named: str | None
         assert isinstance(choice, ToolChoice)
         assert choice.tool in {tool.name for tool in tools}
         built = arguments(choice, configured, "x", 10)
+        assert choice.query_argument is not None
         assert (built[choice.wrapper] if choice.wrapper is not None else built)[choice.query_argument] == "x"
 
 

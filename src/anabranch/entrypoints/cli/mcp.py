@@ -82,7 +82,7 @@ def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
 async def _serve(settings: Settings, config: Path | None) -> None:
     from anabranch.app.config_reload import ConfigReload  # noqa: PLC0415
     from anabranch.app.startup import watched  # noqa: PLC0415
-    from anabranch.entrypoints.mcp.stdio import serve  # noqa: PLC0415  MCP's SDK loads only where it runs
+    from anabranch.entrypoints.mcp.stdio import StdioServer  # noqa: PLC0415  MCP's SDK loads only where it runs
     from anabranch.entrypoints.reload_signal import on_hangup  # noqa: PLC0415
     from anabranch.telemetry.log import configured_log  # noqa: PLC0415
     from anabranch.telemetry.metrics import Metrics  # noqa: PLC0415
@@ -98,8 +98,9 @@ async def _serve(settings: Settings, config: Path | None) -> None:
             Anabranch.open(settings=settings, telemetry=telemetry, log_queries=True) as anabranch,
         ):
             await anabranch.warm()
-            async with on_hangup(ConfigReload(settings, anabranch.reconfigure, log, lambda: load(file=config)).again):
-                await serve(anabranch, log)
+            server = StdioServer(anabranch, log)
+            async with on_hangup(ConfigReload(settings, server.reconfigure, log, lambda: load(file=config)).again):
+                await server.serve()
     log.flush()
 
 
@@ -149,7 +150,7 @@ def _table(found: tuple[ServerHealth, ...]) -> Table:
         table.add_column(name, no_wrap=name not in ("server", "tool"), overflow="fold")
     for one in found:
         state = Text(one.state, style=STYLES.get(one.state, "yellow"))
-        tool = flat(f"{one.tool}({one.query_argument})") if one.tool else ""
+        tool = flat(f"{one.tool}({one.query_argument or ''})") if one.tool else ""
         latency = "" if one.latency_ms is None else f", {one.latency_ms} ms"
         table.add_row(one.name, state, one.transport, Text(flat(one.protocol or "")), Text(tool + latency))
     return table

@@ -270,8 +270,11 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def trace(scope: Scope) -> tuple[str | None, str | None]:
-    """`traceparent` and `tracestate`, if they are valid."""
-    traceparent, tracestate = header(scope, b"traceparent") or "", header(scope, b"tracestate") or ""
+    """`traceparent` and `tracestate` of a request, if they are valid."""
+    return valid_trace(header(scope, b"traceparent") or "", header(scope, b"tracestate") or "")
+
+
+def valid_trace(traceparent: str, tracestate: str) -> tuple[str | None, str | None]:
     if TRACEPARENT.fullmatch(traceparent) is None:
         return None, None
     return traceparent, tracestate if tracestate.isprintable() and len(tracestate) <= MAX_TRACESTATE else None

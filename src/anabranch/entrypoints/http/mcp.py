@@ -117,12 +117,15 @@ def _loaded(anabranch: Anabranch, log: Log) -> "StreamableHTTPSessionManager":
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager  # noqa: PLC0415
     from sse_starlette.sse import AppStatus  # noqa: PLC0415
 
-    from anabranch.entrypoints.mcp.server import server  # noqa: PLC0415
+    from anabranch.entrypoints.mcp.server import Tools, server  # noqa: PLC0415
 
     # It would end every response at the stop signal; running ones have until the end of the drain.
     AppStatus.enable_automatic_graceful_drain = False
     return StreamableHTTPSessionManager(
-        server(anabranch, log, _identify), stateless=True, max_request_body_size=anabranch.settings.max_request_bytes
+        # Without `ToolChanges`: there is no lasting connection to send them on.
+        server(Tools(anabranch, log), _identify),
+        stateless=True,
+        max_request_body_size=anabranch.settings.max_request_bytes,
     )
 
 

@@ -1,12 +1,16 @@
 """The MCP server: its three tools (aggregate, search, ask), for any transport."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from anyio import BrokenResourceError, ClosedResourceError
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
@@ -23,6 +27,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden
 from anabranch.domain.mcp import HOPS, AggregatedResponse, AggregatorError, AggregatorQuery, InvalidQuery, ServerHealth
 from anabranch.domain.model import SourceReply
+from anabranch.entrypoints.http.access import valid_trace
 from anabranch.entrypoints.mcp import schemas
 from anabranch.entrypoints.mcp.question_tools import McpCaller, Progress, ask, configured, named, progress_text, search
 from anabranch.entrypoints.mcp.schemas import (
@@ -41,6 +46,8 @@ from anabranch.entrypoints.mcp.schemas import (
 from anabranch.telemetry.log import Log
 
 Request = ServerRequestContext[Any, Any]
+# More hops than this are no count of aggregators.
+MAX_COUNTED = 100
 MAX_DESCRIPTION = 200
 AGGREGATE = """\
 Search many MCP servers at once: every server that fits is asked in parallel, and you get one ranked list without \
@@ -212,16 +219,38 @@ class _Server(Server[Any]):
         """Ignored: the SDK sets None."""
 
 
-def server(anabranch: Anabranch, log: Log, identify: Callable[[Request], McpCaller]) -> Server[Any]:
-    """`identify` returns the caller of a request."""
-    tools = Tools(anabranch, log)
+class ToolChanges:
+    """Notifies the client of a lasting connection that the tools have changed. `listen` is for clients of the modern
+    protocol, which subscribe; others are notified after they have listed the tools."""
+
+    def __init__(self) -> None:
+        self._bus = InMemorySubscriptionBus()
+        self._session: ServerSession | None = None
+        self.listen = ListenHandler(self._bus)
+
+    def on_listed(self, session: ServerSession) -> None:
+        self._session = session
+
+    async def announce(self) -> None:
+        await self._bus.publish(ToolsListChanged())
+        if self._session is not None:
+            with suppress(BrokenResourceError, ClosedResourceError):  # the client has gone
+                await self._session.send_tool_list_changed()
+
+
+def server(tools: Tools, identify: Callable[[Request], McpCaller], changes: ToolChanges | None = None) -> Server[Any]:
+    """`identify` returns the caller of a request. Without `changes` clients are not told that the tools change, and no
+    such capability is declared."""
 
     async def list_tools(request: Request, _params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=list(tools.listed(trusted=identify(request).trusted)))
+        listed = list(tools.listed(trusted=identify(request).trusted))
+        if changes is not None:
+            changes.on_listed(request.session)
+        return ListToolsResult(tools=listed)
 
     async def call_tool(request: Request, params: CallToolRequestParams) -> CallToolResult:
         progress = request.session.report_progress
-        return await tools.call(params.name, params.arguments or {}, _with_hops(identify(request), params), progress)
+        return await tools.call(params.name, params.arguments or {}, _traced(identify(request), params), progress)
 
     return _Server(
         tools,
@@ -231,12 +260,23 @@ def server(anabranch: Anabranch, log: Log, identify: Callable[[Request], McpCall
         get_tool_input_schema=tools.inputs.get,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
+        on_subscriptions_listen=None if changes is None else changes.listen,
     )
 
 
-def _with_hops(caller: McpCaller, params: CallToolRequestParams) -> McpCaller:
-    """Another Anabranch sends the number of hops so far."""
-    hops = (params.meta or {}).get(HOPS)
-    if not isinstance(hops, int) or not 0 < hops < 100:
-        return caller
-    return caller._replace(context=msgspec.structs.replace(caller.context, hops=int(hops)))
+def _traced(caller: McpCaller, params: CallToolRequestParams) -> McpCaller:
+    """The caller with the trace and the number of hops in the call's metadata, where another Anabranch sends them. They
+    take precedence over the HTTP headers, which a client may send once for a whole connection."""
+    meta, context = params.meta or {}, caller.context
+    hops = meta.get(HOPS)
+    if isinstance(hops, int) and 0 < hops < MAX_COUNTED:
+        context = msgspec.structs.replace(context, hops=int(hops))
+    traceparent, tracestate = valid_trace(_text(meta, "traceparent"), _text(meta, "tracestate"))
+    if traceparent is not None:
+        context = msgspec.structs.replace(context, traceparent=traceparent, tracestate=tracestate)
+    return caller._replace(context=context)
+
+
+def _text(meta: Mapping[str, Any], name: str) -> str:
+    found = meta.get(name)
+    return found if isinstance(found, str) else ""

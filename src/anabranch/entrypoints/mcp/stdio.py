@@ -6,11 +6,12 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server.lowlevel import NotificationOptions
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     INVALID_REQUEST,
@@ -26,28 +27,46 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.domain.mcp import Aggregation, McpServer
 from anabranch.entrypoints.mcp.question_tools import McpCaller
-from anabranch.entrypoints.mcp.server import server
+from anabranch.entrypoints.mcp.server import ToolChanges, Tools, server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import Log
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 DRAIN_S = 1.0
+LISTEN = "subscriptions/listen"
 
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 
 
-async def serve(anabranch: Anabranch, log: Log) -> None:
-    """Serve until standard input ends. The caller is the operator, who started this process."""
+class StdioServer:
+    """The server of the one client that started this process, who is the operator."""
 
-    def identify(_request: object) -> McpCaller:
-        return McpCaller(anabranch.context(surface="mcp", operator=True), Caller(operator=True), trusted=True)
+    def __init__(self, anabranch: Anabranch, log: Log) -> None:
+        self._anabranch = anabranch
+        self._tools = Tools(anabranch, log)
+        self._changes = ToolChanges()
+        self._server = server(self._tools, self._identify, self._changes)
 
-    mcp_server = server(anabranch, log, identify)
-    with _private_descriptors() as (source, sink):
-        async with _streams(source, sink, anabranch.settings.max_request_bytes) as (incoming, outgoing):
-            await mcp_server.run(incoming, outgoing, mcp_server.create_initialization_options())
+    async def serve(self) -> None:
+        """Serve until standard input ends."""
+        options = self._server.create_initialization_options(NotificationOptions(tools_changed=True))
+        with _private_descriptors() as (source, sink):
+            async with _streams(source, sink, self._anabranch.settings.max_request_bytes) as (incoming, outgoing):
+                await self._server.run(incoming, outgoing, options)
+
+    async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
+        """Apply another configuration, and tell the client if it changes the tools."""
+        before = self._tools.listed(trusted=True)
+        await self._anabranch.reconfigure(servers, aggregation)
+        if self._tools.listed(trusted=True) != before:
+            await self._changes.announce()
+
+    def _identify(self, _request: object) -> McpCaller:
+        context = self._anabranch.context(surface="mcp", operator=True)
+        return McpCaller(context, Caller(operator=True), trusted=True)
 
 
 @contextmanager
@@ -161,14 +180,15 @@ def _error(request_id: RequestId | None, code: int, message: str) -> JSONRPCErro
 
 
 class _Pending:
-    """Requests without a reply. They may finish after the end of stdin, which in a shell pipe comes at once."""
+    """Requests without a reply. They may finish after the end of stdin, which in a shell pipe comes at once. A
+    subscription is not waited for: it lasts until the end."""
 
     def __init__(self) -> None:
         self._ids: set[RequestId] = set()
         self._all_answered = asyncio.Event()
 
     def add(self, message: JSONRPCMessage) -> None:
-        if isinstance(message, JSONRPCRequest):
+        if isinstance(message, JSONRPCRequest) and message.method != LISTEN:
             self._ids.add(message.id)
 
     def remove(self, message: JSONRPCMessage) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import cast
+from urllib.parse import urlsplit
 
 from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
@@ -222,12 +223,13 @@ async def connected(
 
 
 def connection_error(error: BaseException, server: McpServer, within_s: float) -> str:
-    """Why a connection failed."""
+    """Why a connection failed; of a server at a URL, also where."""
+    name = "The server" if server.url is None else f"The server at {_origin(server.url)}"
     match _root(error):
         case AnabranchError() as known:
             return known.message
         case TimeoutError():
-            return f"The server was not ready within {within_s:.3g} seconds."
+            return f"{name} was not ready within {within_s:.3g} seconds."
         case FileNotFoundError():
             return "The server's command was not found: check `command` and `cwd`."
         case PermissionError():
@@ -235,7 +237,7 @@ def connection_error(error: BaseException, server: McpServer, within_s: float) -
         case MCPError() as mcp_error if mcp_error.code == CONNECTION_CLOSED and server.url is None:
             return "The server's process ended before it was ready."
         case MCPError() as mcp_error if mcp_error.code in UNREACHABLE:
-            return f"The server could not be reached: {sanitize(mcp_error.message, server)}"
+            return f"{name} could not be reached: {sanitize(mcp_error.message, server)}"
         case MCPError() as mcp_error if message := _unreadable_message(mcp_error, server):
             return message
         case MCPError() as mcp_error:
@@ -294,6 +296,12 @@ def _unreadable_message(error: MCPError, server: McpServer) -> str:
         kind = f"of type {found[1]}" if found[1] else "of unknown type"
         return f"The server's reply is {kind}, which is not an MCP message: check `url`."
     return ""
+
+
+def _origin(url: str) -> str:
+    """Without the path and the query, which may contain a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def sanitize(text: str, server: McpServer) -> str:

@@ -200,7 +200,7 @@ class ServerKeeper:
         ready: McpConnection | None = None
         try:
             async with (
-                asyncio.timeout(self._timing.connect_s) as limit,
+                asyncio.timeout(self._connect_s) as limit,
                 sdk.connected(self.server, self._services, self._mode, record_output) as ready,
             ):
                 limit.reschedule(None)
@@ -223,8 +223,13 @@ class ServerKeeper:
                 # Some servers of the legacy protocol exit at the first message of the modern one.
                 self._mode = "legacy" if self._mode == "auto" else "auto"
             if ready is None or not ready.reason:
-                return sdk.connection_error(error, self.server, self._timing.connect_s)
+                return sdk.connection_error(error, self.server, self._connect_s)
         return ready.reason
+
+    @property
+    def _connect_s(self) -> float:
+        timing = self._timing
+        return timing.connect_s if self.server.url is None else max(timing.connect_url_s, self.timeout_s)
 
     async def _watch(self, connection: "McpConnection") -> None:
         while not connection.ended.is_set():

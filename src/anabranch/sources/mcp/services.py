@@ -66,7 +66,9 @@ async def cancel_until_done(*tasks: asyncio.Task[Any]) -> None:
 class McpTiming(Value):
     """Time limits of connections to MCP servers, in seconds."""
 
+    # A program may have to be downloaded first. A URL only has to answer; it has no less time than for a call.
     connect_s: float = 30.0
+    connect_url_s: float = 10.0
     disconnect_s: float = 15.0
     # A connection that lasted so long was stable: when it is lost, the next attempt is immediate.
     stable_s: float = 10.0

@@ -11,7 +11,7 @@ import msgspec
 from mcp_types import Tool, ToolAnnotations
 
 from anabranch.domain.errors import AnabranchError
-from anabranch.domain.mcp import McpServer
+from anabranch.domain.mcp import QUERY, McpServer, filled, placeholders
 from anabranch.sources.mcp.text import normalized, one_line, ranked
 
 SEARCH_VERBS = ranked(
@@ -181,23 +181,26 @@ class NoTool(AnabranchError):
 
 
 class ToolChoice(NamedTuple):
-    """`limit_least` and `limit_most` are the bounds of `limit_argument`, if the server states them. `defaults` are
-    values from the schema for required arguments that are not configured. `wrapper` is the object that contains all
-    arguments, if the tool has one."""
+    """`query_argument` is None if the question is not passed on. `limit_least` and `limit_most` are the bounds of
+    `limit_argument`, if the server states them. `defaults` are values from the schema for required arguments that are
+    not configured. `wrapper` is the object that contains all arguments, if the tool has one. `is_template`: the
+    configured arguments say where the question goes."""
 
     tool: str
-    query_argument: str
+    query_argument: str | None
     limit_argument: str | None
     why: str
     limit_least: int | None = None
     limit_most: int | None = None
     defaults: Mapping[str, Any] = MappingProxyType({})
     wrapper: str | None = None
+    is_template: bool = False
 
 
 class _Inputs:
     """The arguments of a tool, and which of them the operator has configured. `is_closed`: it accepts only those that
-    it lists. `unlisted` are configured arguments that it does not list."""
+    it lists. `unlisted` are configured arguments that it does not list. `template` is the configured argument with
+    {query} in it."""
 
     def __init__(self, server: McpServer, tool: Tool) -> None:
         self.wrapper, schema = unwrapped(tool.input_schema)
@@ -211,12 +214,14 @@ class _Inputs:
         self.query_argument = server.query_argument
         if self.query_argument is not None and self.wrapper:
             self.query_argument = self.query_argument.removeprefix(f"{self.wrapper}.")
+        self.template = next((name for name, value in self.configured.items() if QUERY in placeholders(value)), None)
+        self.query_argument = self.query_argument or self.template
 
 
 class _Candidate:
-    """A tool with the argument for the question, and what else it needs."""
+    """A tool with the argument for the question, if it gets the question, and what else it needs."""
 
-    def __init__(self, tool: Tool, inputs: _Inputs, argument: str) -> None:
+    def __init__(self, tool: Tool, inputs: _Inputs, argument: str | None) -> None:
         self.tool = tool
         self.argument = argument
         self.inputs = inputs
@@ -229,18 +234,25 @@ class _Candidate:
         self.bounds = free[self.limit].bounds() if self.limit else (None, None)
         named, described = words(tool.name), words((tool.description or "")[:300])
         score = 3 * is_read_only(tool) + 4 * is_search(tool) + (not described.isdisjoint(SEARCH_VERBS))
-        score += 3 * (normalized(argument) in QUESTIONS) - 2 * (not named.isdisjoint(LIST_VERBS))
+        score += 3 * (normalized(argument or "") in QUESTIONS) - 2 * (not named.isdisjoint(LIST_VERBS))
         self.score = score - len(self.defaults) - len(self.missing) - len(inputs.unlisted)
 
     def choice(self, how: str) -> ToolChoice:
         wrapper, unlisted = self.inputs.wrapper, self.inputs.unlisted
-        why = f"{_short(self.tool.name)}: {how}takes {_short(self.argument)}"
-        why += f" and {_short(self.limit)}" if self.limit else ""
+        takes = " and ".join(_short(name) for name in (self.argument, self.limit) if name)
+        why = f"{_short(self.tool.name)}: {how}{f'takes {takes}' if takes else 'takes only `arguments`'}"
         why += f" in {_short(wrapper)}" if wrapper else ""
         why += f"; `arguments` gives {_names(unlisted)}, which it does not list" if unlisted else ""
-        if self.argument in self.inputs.configured:
+        if self.argument is None:
+            why += "; it does not get the question"
+        elif self.inputs.template is not None:
+            why += "; the question goes in place of {query} in `arguments`"
+        elif self.argument in self.inputs.configured:
             why += f"; the question goes in place of the {_short(self.argument)} in `arguments`"
-        return ToolChoice(self.tool.name, self.argument, self.limit, why, *self.bounds, self.defaults, wrapper)
+        return ToolChoice(
+            *(self.tool.name, self.argument, self.limit, why, *self.bounds, self.defaults, wrapper),
+            is_template=self.inputs.template is not None,
+        )
 
 
 def choose(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
@@ -266,7 +278,8 @@ def arguments(choice: ToolChoice, server: McpServer, text: str, limit: int) -> d
     bounded = limit if choice.limit_most is None else min(limit, choice.limit_most)
     bounded = bounded if choice.limit_least is None else max(bounded, choice.limit_least)
     limited = {} if choice.limit_argument is None else {choice.limit_argument: bounded}
-    built = {**choice.defaults, **limited, **_configured_arguments(server, choice.wrapper), choice.query_argument: text}
+    asked = {} if choice.query_argument is None or choice.is_template else {choice.query_argument: text}
+    built = {**choice.defaults, **limited, **filled(_configured_arguments(server, choice.wrapper), text), **asked}
     return built if choice.wrapper is None else {choice.wrapper: built}
 
 
@@ -286,15 +299,16 @@ def _configured_choice(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
     argument = inputs.query_argument or _question_argument(inputs.free) or _only_text_argument(inputs)
     if argument is None and (occupied := _question_argument(inputs.known)) is not None:
         raise NoTool(_occupied_message(tool, occupied))
-    if argument is None:
+    if argument is None and not inputs.configured:
         raise NoTool(
             f"It is not clear which argument of {_short(tool.name)} takes the question. Set `queryArgument` to one of:"
-            f" {_names(inputs.known) or 'what it takes, if anything'}."
+            f" {_names(inputs.known) or 'what it takes, if anything'}; or, if it takes no question, set `arguments`."
         )
     candidate = _Candidate(tool, inputs, argument)
-    if inputs.known and argument not in inputs.known and (candidate.missing or inputs.is_closed):
+    is_listed = argument is None or inputs.template is not None or not inputs.known or argument in inputs.known
+    if not is_listed and (candidate.missing or inputs.is_closed):
         raise NoTool(
-            f"The tool {_short(tool.name)} has no argument {_short(argument)!r}. Set `queryArgument` to one of:"
+            f"The tool {_short(tool.name)} has no argument {_short(argument or '')!r}. Set `queryArgument` to one of:"
             f" {_names(inputs.known)}."
         )
     if candidate.refused:
@@ -344,8 +358,9 @@ def _no_candidate_message(server: McpServer, tools: Sequence[Tool]) -> str:
     if named is not None and unconfigured is not None:
         takes = f"{_short(unconfigured.tool.name)} takes: {_names(unconfigured.inputs.known)}"
         return f"No tool has an argument {_short(named)!r}; {takes}. Set `queryArgument` to one of these."
-    if unconfigured is not None and unconfigured.argument in _configured_arguments(server, unconfigured.inputs.wrapper):
-        return _occupied_message(unconfigured.tool, unconfigured.argument)
+    argument = None if unconfigured is None else unconfigured.argument
+    if unconfigured is not None and argument in _configured_arguments(server, unconfigured.inputs.wrapper):
+        return _occupied_message(unconfigured.tool, argument or "")
     also = "" if named is None else f" or has an argument {_short(named)!r}"
     return (
         f"None of its tools clearly takes a question{also}. Set `tool` to one of: {_available(tools)}; and"
@@ -363,8 +378,8 @@ def _unknown_arguments_message(candidate: _Candidate) -> str:
 
 def _occupied_message(tool: Tool, argument: str) -> str:
     return (
-        f"`arguments` gives {_short(argument)}, where the tool {_short(tool.name)} takes the question: leave it out, or"
-        " set `queryArgument` to another."
+        f"`arguments` gives {_short(argument)}, where the tool {_short(tool.name)} takes the question: leave it out,"
+        " write {query} in it, or set `queryArgument` to another."
     )
 
 
