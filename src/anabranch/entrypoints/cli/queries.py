@@ -48,7 +48,6 @@ from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
-EMPTY = "There are no such questions in the query log."
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
 )
@@ -73,12 +72,12 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
             "question": lambda one: one.query or "(not kept)",
             "asked": lambda one: moment(one.created_at.timestamp()),
             "surface": lambda one: one.surface or "",
-            "user": lambda one: one.user or "",
+            **({"user": lambda one: one.user or ""} if any(one.user for one in found) else {}),
             "outcome": lambda one: one.outcome or "",
-            "rating": lambda one: one.rating or "",
+            **({"rating": lambda one: one.rating or ""} if any(one.rating for one in found) else {}),
             "id": lambda one: one.id,
         },
-        empty=_why_empty(settings, EMPTY),
+        empty=_why_empty(settings, "No question matches." if any(given.values()) else "The query log is empty."),
         as_json=as_json,
     )
     if len(found) > limit and not as_json:
@@ -118,7 +117,7 @@ def _print_detail(detail: QueryDetail) -> None:
         ("model", detail.model),
         ("tokens", f"{detail.input_tokens:,} in, {detail.output_tokens:,} out"),
         ("time", f"{detail.latency_ms:,} ms, retrieval {detail.retrieval_ms:,} ms"),
-        ("settings", ", ".join(f"{name} {value}" for name, value in detail.settings.items() if value is not None)),
+        ("settings", ", ".join(_setting(name, value) for name, value in detail.settings.items() if value is not None)),
         ("conversation", detail.conversation_id),
         ("rating", joined(detail.rating or "", detail.comment or "")),
     ]
@@ -133,6 +132,16 @@ def _print_detail(detail: QueryDetail) -> None:
                 for one in detail.passages
             ],
         )
+
+
+def _setting(name: str, value: Any) -> str:
+    match value:
+        case bool():
+            return name if value else f"no {name}"
+        case list():
+            return f"{name} {' '.join(map(str, value))}"
+        case _:
+            return f"{name} {value}"
 
 
 def _score(value: float | None) -> str:
@@ -211,10 +220,10 @@ def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | 
             "comment": lambda one: one.comment or "",
             "rated": lambda one: moment(one.rated_at.timestamp()),
             "surface": lambda one: one.surface or "",
-            "user": lambda one: one.user or "",
+            **({"user": lambda one: one.user or ""} if any(one.user for one in found) else {}),
             "id": lambda one: one.query_id,
         },
-        empty=_why_empty(settings, "No answer has such a rating."),
+        empty=_why_empty(settings, "No rating matches." if any(given.values()) else "No answer has been rated."),
         as_json=as_json,
     )
     if len(found) > limit and not as_json:
