@@ -25,17 +25,17 @@ class QueryEntry(Value):
     query: str | None
     rewritten_query: str | None
     variants: tuple[str, ...]
-    filters: dict[str, Any] | None
-    settings: dict[str, Any]
     outcome: str | None
     refused: bool
-    retrieval_ms: int
-    latency_ms: int
+    rating: Rating | None
+    comment: str | None
     model: str | None
     input_tokens: int
     output_tokens: int
-    rating: Rating | None
-    comment: str | None
+    latency_ms: int
+    retrieval_ms: int
+    settings: dict[str, Any]
+    filters: dict[str, Any] | None
     user: str | UnsetType | None = UNSET
 
 
@@ -160,7 +160,8 @@ def seconds_of(name: str, value: str | None, *, end: bool = False) -> float | No
     if value is None:
         return None
     try:
-        moment = datetime.fromisoformat(value)
+        # In a URL, a `+` that is not escaped is read as a space.
+        moment = datetime.fromisoformat(value.replace(" ", "+") if "T" in value else value)
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         is_day = len(value) <= len("2024-12-31")
         return (moment + timedelta(days=1) if end and is_day else moment).timestamp()

@@ -276,7 +276,9 @@ async def test_a_day_as_the_end_of_a_range_is_included(shelf: Library) -> None:
     await shelf.ask("When does the ferry leave?", who=nat)
     day = (await listed(shelf, nat))[0]["created_at"][:10]
     assert len(await listed(shelf, nat, f"?since={day}&until={day}")) == 1
-    assert await listed(shelf, nat, f"?until={day}T00:00:00Z") == []
+    for start_of_day in ("T00:00:00Z", "T00:00:00", "T02:00:00+02:00", "T02:00:00%2B02:00"):
+        assert await listed(shelf, nat, f"?until={day}{start_of_day}") == []
+        assert len(await listed(shelf, nat, f"?since={day}{start_of_day}")) == 1
 
 
 async def test_a_failed_question_is_listed_with_its_error_code(shelf: Library, space: Space) -> None:
