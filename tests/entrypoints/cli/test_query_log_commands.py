@@ -1,6 +1,7 @@
 """`anabranch queries` and `feedback`: the query log on the command line."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from anabranch.entrypoints.cli.queries import PAGE
 from anabranch.knowledge.model import Caller, CollectionSettings
 from anabranch.knowledge.records import collections, queries
 from anabranch.knowledge.records.database import Database
-from support.cli_runner import PATIENCE_S, Run, environment, here
+from support.cli_runner import PATIENCE_S, Run, environment, here, process
 from support.knowledge_fixtures import query_record
 
 ALICE = Caller(user="alice")
@@ -67,6 +68,17 @@ def test_queries_lists_questions_newest_first(run: Run) -> None:
         ("second", None, "Why\x1b[31m?"),
         ("first", "alice", "What is\nan anabranch?"),
     ]
+
+
+def test_queries_fit_on_a_narrow_terminal(data: Path) -> None:
+    fill(data, 1)
+    narrow = process(data, "queries", FORCE_COLOR="1", COLUMNS="80")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", narrow.out).splitlines()
+    assert lines[0].split() == ["question", "outcome", "id"]
+    assert lines[-1].split()[-1] == "first"
+    assert max(len(line) for line in lines) <= 80
+    assert len(lines) < 20, "a long question is cut off"
+    assert max(len(line) for line in process(data, "queries").out.splitlines()) < 400
 
 
 def test_queries_list_says_if_there_are_more(run: Run) -> None:

@@ -1,7 +1,7 @@
 """`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from anabranch.entrypoints.cli.options import (
 from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, records, write
 from anabranch.entrypoints.cli.terminal import (
     counted,
+    flat,
     joined,
     json_line,
     moment,
@@ -48,6 +49,9 @@ from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
+# On a narrower terminal, a list has only its most important columns.
+WIDE = 130
+MAX_QUESTION = 200
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
 )
@@ -68,15 +72,16 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
     found = _listed(settings, _wanted(settings, **given), limit)
     print_list(
         [query_entry(one, operator=True) for one in found[:limit]],
-        {
-            "question": lambda one: one.query or "(not kept)",
-            "asked": lambda one: moment(one.created_at.timestamp()),
-            "surface": lambda one: one.surface or "",
-            **({"user": lambda one: one.user or ""} if any(one.user for one in found) else {}),
-            "outcome": lambda one: one.outcome or "",
-            **({"rating": lambda one: one.rating or ""} if any(one.rating for one in found) else {}),
-            "id": lambda one: one.id,
-        },
+        _columns(
+            ("question", "outcome", "id"),
+            question=lambda one: _short(one.query),
+            asked=lambda one: moment(one.created_at.timestamp()),
+            surface=lambda one: one.surface or "",
+            user=lambda one: one.user or "",
+            outcome=lambda one: one.outcome or "",
+            rating=lambda one: one.rating or "",
+            id=lambda one: one.id,
+        ),
         empty=_why_empty(settings, "No question matches." if any(given.values()) else "The query log is empty."),
         as_json=as_json,
     )
@@ -214,20 +219,32 @@ def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | 
     found = _listed(settings, _wanted(settings, **given), limit, rated=True)
     print_list(
         [feedback_entry(one, operator=True) for one in found[:limit]],
-        {
-            "question": lambda one: one.query or "(not kept)",
-            "rating": lambda one: one.rating,
-            "comment": lambda one: one.comment or "",
-            "rated": lambda one: moment(one.rated_at.timestamp()),
-            "surface": lambda one: one.surface or "",
-            **({"user": lambda one: one.user or ""} if any(one.user for one in found) else {}),
-            "id": lambda one: one.query_id,
-        },
+        _columns(
+            ("question", "rating", "id"),
+            question=lambda one: _short(one.query),
+            rating=lambda one: one.rating,
+            comment=lambda one: one.comment or "",
+            rated=lambda one: moment(one.rated_at.timestamp()),
+            surface=lambda one: one.surface or "",
+            user=lambda one: one.user or "",
+            id=lambda one: one.query_id,
+        ),
         empty=_why_empty(settings, "No rating matches." if any(given.values()) else "No answer has been rated."),
         as_json=as_json,
     )
     if len(found) > limit and not as_json:
         notes().print(f"There are more than {limit:,}; show more with --limit.")
+
+
+def _short(question: str | None) -> str:
+    """The start of a question, for a list."""
+    text = "(not kept)" if question is None else flat(question)
+    return text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION - 1]}…"
+
+
+def _columns(narrow: Sequence[str], **columns: Callable[[Any], str]) -> Mapping[str, Callable[[Any], str]]:
+    """The columns of a list; on a narrow terminal only those in `narrow`."""
+    return columns if output().width >= WIDE else {name: columns[name] for name in narrow}
 
 
 def _why_empty(settings: Settings, otherwise: str) -> str:
