@@ -115,7 +115,7 @@ class Anabranch:
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """The same, event by event. Leaving the block ends the question and everything it started."""
         asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
-        run = self.start(asked, self.context(tokens=tokens, operator=True))
+        run = self.start(asked, self.context(tokens=tokens, operator=True, streaming=True))
         async with run.listen() as listener:
             yield aiter(listener)
 

@@ -12,7 +12,8 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.domain.contracts import Answerer, Emit, Telemetry
 from anabranch.domain.errors import AnabranchError, Cancelled, InternalError, NotFound
 from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
-from anabranch.knowledge.model import EVERYTHING, Caller
+from anabranch.domain.signals import AnswerRated
+from anabranch.knowledge.model import EVERYTHING, Caller, Rating
 from anabranch.knowledge.records import queries
 from anabranch.knowledge.records.database import new_id
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # it loads numpy
 
 CHAT_SURFACE = "chat"
 LOOK_EVERY_S = 1.0
+OFF = "Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0)"
 
 
 class LogEntry(Value):
@@ -36,10 +38,12 @@ class LogEntry(Value):
 
 class QueryLog:
     """Writes records in the background, in the order in which the questions end, into the data folder if there is one.
-    If it is not `enabled`, only payments are recorded, without the question and the answer."""
+    If it is not `enabled`, only payments are recorded, without the question and the answer, and, if it is `counting`,
+    the number of questions to each collection."""
 
-    def __init__(self, knowledge: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool) -> None:
+    def __init__(self, knowledge: KnowledgeOpener, telemetry: Telemetry, *, enabled: bool, counting: bool) -> None:
         self.enabled = enabled
+        self._counting = counting
         self._exists = False
         self._next_look = 0.0
         self._knowledge = knowledge
@@ -50,18 +54,19 @@ class QueryLog:
     def active(self) -> bool:
         """Whether there are records to write to. If another process creates the data folder, this one notices within
         LOOK_EVERY_S: looking for the file with every question is slow."""
-        if not self.enabled or self._exists:
+        if not self._counting or self._exists:
             return self._exists
         now = time.monotonic()
         if self._knowledge.is_open or now >= self._next_look:
             self._exists, self._next_look = self._knowledge.exists, now + LOOK_EVERY_S
         return self._exists
 
-    def logged(self, inner: Answerer, entry: LogEntry | None) -> Answerer:
-        """The Answerer, recorded where there is something to record it in."""
-        if not self.active and (entry is None or entry.transaction is None):
-            return inner
-        return Logged(inner, self, entry or LogEntry())
+    def logged(self, inner: Answerer, question: Question, entry: LogEntry | None) -> Answerer:
+        """The Answerer, recorded where there is something to record, and something to record it in."""
+        is_paid = entry is not None and entry.transaction is not None
+        if is_paid or (self.active and (self.enabled or _searches(question, entry))):
+            return Logged(inner, self, entry or LogEntry())
+        return inner
 
     def write(self, record: Coroutine[Any, Any, None], context: Context) -> None:
         def done(task: asyncio.Task[None]) -> None:
@@ -81,9 +86,17 @@ class QueryLog:
     async def record(self, record: queries.QueryRecord, question: Question, context: Context) -> None:
         knowledge = await self._knowledge()
         if record.collections is None:
-            keys = () if record.answer is None else await _searched(knowledge, question, Caller.of(context))
+            keys = await _searched(knowledge, question, Caller.of(context))
             record = msgspec.structs.replace(record, collections=keys)
         await knowledge.record(record)
+
+    async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> bool:
+        """Record feedback on a question of the caller's own; False if there is none of that id."""
+        await self.settled()  # the question may have been answered just now
+        rated = await (await self._knowledge()).rate(caller, query, rating, comment)
+        if rated is not None and rated.first:
+            self._telemetry.noted(AnswerRated(surface=rated.surface or "other", rating=rating))
+        return rated is not None
 
 
 class Logged:
@@ -113,7 +126,7 @@ class Logged:
 
     def _failed(self, outcome: str, question: Question, context: Context, time_ms: int) -> None:
         """A question without an answer: no response, no payment, no place in a conversation."""
-        if self._log.active:
+        if self._log.enabled and self._log.active:
             record = msgspec.structs.replace(
                 self._asked(question, context), outcome=outcome, transaction_token=None, latency_ms=time_ms
             )
@@ -132,7 +145,8 @@ class Logged:
             endpoint=entry.endpoint,
             transaction_token=entry.transaction,
             surface=context.surface,
-            settings=settings_of(question),
+            settings={**settings_of(question), "streaming": context.streaming},
+            kept=self._log.enabled or entry.transaction is not None,
         )
 
     def _record(self, question: Question, context: Context, answer: Answer) -> queries.QueryRecord:
@@ -202,6 +216,12 @@ def _code(error: BaseException) -> str:
     if isinstance(error, AnabranchError):
         return error.code
     return Cancelled.code if isinstance(error, asyncio.CancelledError) else InternalError.code
+
+
+def _searches(question: Question, entry: LogEntry | None) -> bool:
+    """Whether a question goes to collections."""
+    keys = None if entry is None else entry.collections
+    return bool(keys) or (keys is None and any(source.kind == "collection" for source in question.sources))
 
 
 async def _searched(knowledge: "Knowledge", question: Question, caller: Caller) -> tuple[int, ...]:

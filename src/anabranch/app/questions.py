@@ -80,6 +80,7 @@ class Questions:
         bearer: str | None = None,
         traceparent: str | None = None,
         tracestate: str | None = None,
+        streaming: bool = False,
     ) -> Context:
         """The Context of a question that is asked now: its deadline is the total time-out."""
         return Context(
@@ -96,6 +97,7 @@ class Questions:
             bearer=bearer,
             traceparent=traceparent,
             tracestate=tracestate,
+            streaming=streaming,
         )
 
     def chat(

@@ -124,7 +124,7 @@ class Runs:
             if key is not None:
                 self._revocations.discard(key, run.stop)
 
-        logged = self._query_log.logged(answerer or self._answerer, entry)
+        logged = self._query_log.logged(answerer or self._answerer, question, entry)
         run = Run(slot.admitted(logged), question, context, self._telemetry, ended=ended)
         if key is not None:
             self._revocations.add(key, run.stop)

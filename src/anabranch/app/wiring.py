@@ -91,7 +91,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         pipeline = build_pipeline(settings, directory, clock, telemetry)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
         questions = Questions(settings, names, clock, role.surface)
-        query_log = QueryLog(knowledge, telemetry, enabled=role.log_queries and settings.query_log_days > 0)
+        keeps = role.log_queries and settings.query_log_days > 0
+        query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
         revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.timing.keys_every_s)
         leaving.push_async_callback(revocations.close)
         answerer = policies.cached(pipeline, knowledge)

@@ -147,7 +147,7 @@ class Question(Value):
 class Context(Value):
     """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
     collection. `key` is the id of the API key of the request, `bearer` the token itself, which is never forwarded.
-    `hops` counts the aggregators that the question has passed."""
+    `hops` counts the aggregators that the question has passed. `streaming`: the caller reads the answer as it comes."""
 
     correlation_id: str
     deadline: float
@@ -163,6 +163,7 @@ class Context(Value):
     traceparent: str | None = None
     tracestate: str | None = None
     hops: int = 0
+    streaming: bool = False
 
     @property
     def trace_id(self) -> str:

@@ -124,6 +124,13 @@ class McpServerStateChanged(Value, gc=False):
     last_words: str = ""
 
 
+class AnswerRated(Value, gc=False):
+    """An answer got its first rating."""
+
+    surface: str
+    rating: str
+
+
 class BreadcrumbsDropped(Value, gc=False):
     """Breadcrumbs that a sink dropped."""
 
@@ -149,4 +156,5 @@ Signal = (
     | StreamClients
     | BreadcrumbsDropped
     | McpServerStateChanged
+    | AnswerRated
 )

@@ -22,6 +22,7 @@ from anabranch.knowledge.model import (
     Job,
     NewDocument,
     Permissions,
+    Rating,
     StoredDocument,
 )
 from anabranch.knowledge.records import collections, documents, jobs, keys, queries
@@ -134,7 +135,7 @@ class Knowledge:
         return await self._database.write(lambda db: collections.delete(db, found.key))
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
-        """How many questions went to a collection: all of them for its owner, else only the caller's."""
+        """How many questions a collection answered: all of them for its owner, else only the caller's."""
         if _is_guest(caller):
             return 0
         user = None if caller.owns(collection.owner) else queries.asker(caller)
@@ -272,9 +273,23 @@ class Knowledge:
             return []
         return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
 
-    async def rate(self, caller: Caller, query: str, rating: queries.Rating, comment: str | None) -> bool:
-        """Feedback on a question of the caller's own; False if there is none of that id."""
+    async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
+        """Feedback on a question of the caller's own; None if there is none of that id."""
         return await self._database.write(lambda db: queries.rate(db, query, caller, rating, comment))
+
+    async def logged_queries(
+        self, caller: Caller, wanted: queries.QueryFilter, before: int | None, limit: int, *, rated: bool
+    ) -> list[queries.LoggedQuery]:
+        """A page of the caller's own entries in the query log, or for the operator of all, newest first; with `rated`
+        of the entries with a rating, latest rating first."""
+        return await self._database.read(lambda db: queries.listed(db, caller, wanted, before, limit, rated=rated))
+
+    async def logged_query(self, caller: Caller, identifier: str) -> queries.LoggedAnswer:
+        """An entry of the query log with its answer."""
+        found = await self._database.read(lambda db: queries.detail(db, caller, identifier))
+        if found is None:
+            raise NotFound(f"There is no query {identifier!r}.")
+        return found
 
     async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""

@@ -58,6 +58,7 @@ SourceType = Literal["file", "url", "text"]
 ItemStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
 JobStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
 Outcome = Literal["added", "replaced", "updated", "unchanged"]
+Rating = Literal["thumbs_up", "thumbs_down"]
 
 
 # The reserved name that stands for all collections.

@@ -29,6 +29,7 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Context, Ground, Question, Status
 from anabranch.domain.signals import (
+    AnswerRated,
     AnswerShared,
     BreadcrumbsDropped,
     BreakerStateChanged,
@@ -145,6 +146,11 @@ METRICS: Mapping[str, Definition] = {
     "anabranch_stage_latency_ms": (PartTime, "One stage of a question.", {"stage": STAGES}),
     "anabranch_questions_running": (SumGauge, "Questions that are answered now.", {}),
     "anabranch_questions_waiting": (SumGauge, "Questions that wait for admission.", {}),
+    "anabranch_feedback": (
+        Counter,
+        "Answers that were rated, by their first rating.",
+        {"rating": ("thumbs_up", "thumbs_down"), "surface": SURFACES},
+    ),
     "anabranch_questions_joined": (Counter, "Questions that shared an answer.", {}),
     "anabranch_limiter": (
         Counter,
@@ -267,6 +273,7 @@ class Metrics:
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
+            AnswerRated: lambda signal: update["anabranch_feedback"][signal.rating][signal.surface](1),
             AnswerShared: lambda _: update["anabranch_questions_joined"](1),
             Retried: lambda signal: update["anabranch_retries"][signal.upstream](1),
             Hedged: lambda signal: update["anabranch_hedges"][signal.upstream]["true" if signal.won else "false"](1),

@@ -87,6 +87,38 @@ async def test_a_model_answers_and_a_conversation_goes_on(filled: Path, models_d
         assert spoken["answer_json"]["sentences"][0] == {"text": "It leaves every 30 minutes.", "citations": [1]}
 
 
+async def test_max_tokens_reaches_the_model_and_is_1024_by_default(
+    filled: Path, models_dir: Path, space: Space
+) -> None:
+    given = asking(space, "scribe", query_rewriting=False)
+    async with library(filled, models_dir, **given) as shelf:
+        for settings in ({}, {"max_tokens": 77}):
+            await shelf.ask("When does the ferry to Texel leave?", settings=settings)
+    assert [json.loads(request.raw)["max_tokens"] for request in space.requests] == [1024, 77]
+
+
+async def test_the_same_question_asks_the_model_once(filled: Path, models_dir: Path, space: Space) -> None:
+    question = "When does the ferry to Texel leave?"
+    async with library(filled, models_dir, **asking(space, "scribe", query_rewriting=False)) as shelf:
+        first, second = [await shelf.ask(question, who="alice") for _ in range(2)]
+        assert len(space.requests) == 1
+        assert (second["answer"], second["sources"]) == (first["answer"], first["sources"])
+        assert second["query_id"] != first["query_id"]
+        await shelf.good("POST", "/v1/query", {"query": question}, who="alice", headers={"Cache-Control": "no-cache"})
+        assert len(space.requests) == 2
+        entries = (await shelf.good("GET", "/v1/queries", who="alice"))["queries"]
+    assert [one["input_tokens"] > 0 for one in entries] == [True, False, True], "a cached answer used no tokens"
+
+
+async def test_a_caller_over_the_limit_gets_429_rate_limited(filled: Path, models_dir: Path) -> None:
+    async with library(filled, models_dir, rate_limit=1, rate_limit_surfaces=("query",)) as shelf:
+        await shelf.ask("When does the ferry to Texel leave?", who="alice")
+        reply = await shelf.call("POST", "/v1/query", {"query": "When does the ferry leave?"}, who="alice")
+        assert (reply.status, reply.code, reply.body["error"]) == (429, "RATE_LIMITED", "rate_limited")
+        assert int(reply.headers["Retry-After"]) > 0
+        await shelf.ask("When does the ferry to Texel leave?", who="bob")
+
+
 async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(filled: Path, models_dir: Path, space: Space) -> None:
     slug = Failure.STATUS_500.value
     async with library(filled, models_dir, **asking(space, slug, query_rewriting=False, model_retries=0)) as shelf:
@@ -139,14 +171,14 @@ async def test_without_the_embedding_model_the_answer_says_what_to_do(tmp_path: 
         assert events[0].data == reply.body
 
 
-async def test_nothing_is_written_down_where_the_log_is_off(filled: Path, models_dir: Path) -> None:
+async def test_where_the_log_is_off_questions_are_counted_and_not_kept(filled: Path, models_dir: Path) -> None:
     async with library(filled, models_dir, query_log_days=0) as shelf:
         answer = await shelf.ask("When does the ferry to Texel leave?")
         assert answer["citations"]
         reply = await shelf.call("POST", "/v1/feedback", {"query_id": answer["query_id"], "rating": "thumbs_up"})
         assert (reply.status, reply.code) == (404, "NOT_FOUND")
         assert "AGGREGATOR_QUERY_LOG_DAYS" in reply.body["message"]
-        assert (await shelf.good("GET", "/v1/collections/travel/stats"))["query_count_30d"] == 0
+        assert (await shelf.good("GET", "/v1/collections/travel/stats"))["query_count_30d"] == 1
 
 
 async def test_an_indexer_that_dies_is_started_again(

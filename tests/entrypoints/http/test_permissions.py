@@ -255,7 +255,7 @@ async def test_an_unknown_key_is_401_on_every_route(shelf: Library) -> None:
         *(("DELETE", "/v1/collections/mixed"), ("GET", "/v1/collections/mixed/stats"), ("POST", "/v1/ingest")),
         *(("GET", "/v1/ingest/x"), ("DELETE", "/v1/ingest/x"), ("GET", "/v1/documents"), ("POST", "/v1/query")),
         *(("GET", "/v1/documents/x"), ("PATCH", "/v1/documents/x"), ("DELETE", "/v1/documents/x")),
-        ("POST", "/v1/feedback"),
+        *(("POST", "/v1/feedback"), ("GET", "/v1/feedback"), ("GET", "/v1/queries"), ("GET", "/v1/queries/x")),
     ):
         reply = await shelf.call(method, path, who="stranger")
         assert (reply.status, reply.code, reply.body["error"]) == (401, "UNAUTHORIZED", "unauthorized")

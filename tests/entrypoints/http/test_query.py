@@ -227,6 +227,33 @@ async def test_without_the_second_look_the_fused_order_stands(shelf: Library) ->
     assert fused == sorted(fused, reverse=True)
 
 
+async def test_reranking_is_on_unless_a_question_turns_it_off(shelf: Library) -> None:
+    for settings in ({}, {"rerank": True}, {"rerank": None}):
+        answer = await shelf.ask("parcels to Iceland", settings=settings)
+        assert all(isinstance(one["scores"]["rerank"], float) for one in answer["sources"])
+
+
+async def test_without_top_k_ten_passages_are_found(shelf: Library) -> None:
+    await shelf.collection("islands", chunking_strategy="sentence", chunk_size=32, chunk_overlap=0)
+    islands = [text(f"Island number {number} has a lighthouse.", title=f"Island {number}") for number in range(12)]
+    await shelf.ingest("islands", *islands)
+    for settings, found in (({}, 10), ({"top_k": 12}, 12)):
+        answer = await shelf.ask("Which island has a lighthouse?", collections=["islands"], settings=settings)
+        assert len(answer["sources"]) == found
+
+
+async def test_an_unexpected_error_is_500_internal_error(shelf: Library) -> None:
+    (item,) = await shelf.ingest("garden", text("Mint spreads fast.", title="Mint"))
+    with closing(sqlite3.connect(shelf.folder / "records.sqlite")) as db:
+        db.execute("UPDATE documents SET created_at = 'damaged' WHERE id = ?", (item["id"],))
+        db.commit()
+    reply = await shelf.call("GET", f"/v1/documents/{item['id']}", headers={"X-Correlation-ID": "c-500"})
+    assert (reply.status, reply.code, reply.body["error"]) == (500, "INTERNAL_ERROR", "internal_error")
+    assert reply.body["details"] == {"correlation_id": "c-500"}
+    assert "damaged" not in reply.body["message"]
+    await shelf.good("DELETE", f"/v1/documents/{item['id']}")
+
+
 async def test_every_question_is_written_down(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds take?", conversation_id="kept", filters={"tags": ["policy"]})
     await shelf.good("POST", "/v1/feedback", {"query_id": answer["query_id"], "rating": "thumbs_up", "comment": "Yes"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
-from anabranch.knowledge.model import Permissions, Strategy, Visibility
+from anabranch.knowledge.model import Permissions, Rating, Strategy, Visibility
 
 if TYPE_CHECKING:
     from anabranch.configuration.settings import Settings
@@ -90,6 +90,19 @@ permission_options = _together(
     ),
     click.option("--user", "users", multiple=True, help="A user who may see a restricted document; repeatable."),
     click.option("--group", "groups", multiple=True, help="A group that may see a restricted document; repeatable."),
+)
+feedback_options = _together(
+    click.option("--user", help="Only of this user."),
+    click.option("--rating", type=click.Choice(get_args(Rating)), help="Only answers with this rating."),
+    click.option("--since", metavar="TIME", help="From this day (UTC) or time on."),
+    click.option("--until", metavar="TIME", help="Up to and including this day (UTC), or before this time."),
+)
+query_options = _together(
+    feedback_options,
+    click.option("-c", "--collection", metavar="NAME", help="Only questions to this collection."),
+    click.option("--conversation", metavar="ID", help="Only this conversation."),
+    click.option("--surface", help="Only of this surface: query, rag_stream, chat, endpoints, mcp, cli…"),
+    click.option("--outcome", help="answered, refused, or the code of an error."),
 )
 
 

@@ -1,4 +1,4 @@
-"""`anabranch keys`, `queries`, `backup` and `restore`: what the records hold besides documents, and copies of them."""
+"""`anabranch keys`, `backup` and `restore`: API keys, and copies of the records."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from anabranch.app.knowledge_opener import folder_of
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.entrypoints.cli.options import ListsByDefault, json_option, settings_option
-from anabranch.entrypoints.cli.resources import alone, exist, read, records, require_records, write
+from anabranch.entrypoints.cli.resources import alone, read, records, require_records, write
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
@@ -24,7 +24,6 @@ from anabranch.entrypoints.cli.terminal import (
 from anabranch.knowledge.records import backup as copies
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records import keys as api_keys
-from anabranch.knowledge.records import queries as query_log
 from anabranch.knowledge.records.database import NAME
 from anabranch.models.factory import LocalEmbedder
 
@@ -99,30 +98,6 @@ def _view(key: api_keys.ApiKey) -> dict[str, Any]:
         "created_at": moment(key.created_at),
         "revoked_at": moment(key.revoked_at) if key.revoked_at else None,
     }
-
-
-@click.group("queries")
-def queries() -> None:
-    """Manage the query log."""
-
-
-@queries.command()
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Questions older than this many days.")
-@click.option("--user", help="Questions of this user: all of them unless --older-than is given.")
-@click.option("--all", "everything", is_flag=True, help="All questions.")
-@json_option
-@settings_option
-def forget(older_than: float | None, user: str | None, everything: bool, as_json: bool, settings: Settings) -> None:
-    """Delete questions with their answers, citations and feedback.
-
-    Without an option, those older than AGGREGATOR_QUERY_LOG_DAYS, which a server deletes by itself.
-    """
-    if everything and older_than is not None:
-        raise click.UsageError("--all and --older-than exclude each other.")
-    default = 0.0 if everything or user is not None else float(settings.query_log_days)
-    days = default if older_than is None else older_than
-    deleted = write(settings, lambda db: query_log.forget(db, days, user)) if exist(settings) else 0
-    print_result({"forgotten": deleted}, f"Deleted {counted(deleted, 'question')}.", as_json=as_json)
 
 
 @click.command("backup")

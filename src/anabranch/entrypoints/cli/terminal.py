@@ -59,8 +59,16 @@ def write_text(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document. Control characters that JSON allows are escaped too."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    write_text(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    write_text(_escaped(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
+
+
+def json_line(value: Any) -> str:
+    """A JSON document on one line, escaped as `print_json` does."""
+    return _escaped(msgspec.json.encode(value).decode()) + "\n"
+
+
+def _escaped(document: str) -> str:
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
 def print_result(value: Any, line: str, *, as_json: bool) -> None:
@@ -72,7 +80,7 @@ def print_result(value: Any, line: str, *, as_json: bool) -> None:
 
 
 def print_list(
-    values: Sequence[Mapping[str, Any]],
+    values: Sequence[Any],
     columns: Mapping[str, Callable[[Any], str | int]],
     *,
     empty: str = "",

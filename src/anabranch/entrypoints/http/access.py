@@ -112,6 +112,7 @@ class Access:
         *,
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
+        streaming: bool = False,
     ) -> Context:
         """The Context of a question of this caller."""
         scope, caller = call.scope, call.caller
@@ -129,6 +130,7 @@ class Access:
             bearer=" ".join(_values(scope, b"authorization")).partition(" ")[2] or None,
             traceparent=traceparent,
             tracestate=tracestate,
+            streaming=streaming,
         )
 
     def may_use_configured(self, scope: Scope, caller: Caller) -> bool:

@@ -30,6 +30,7 @@ from anabranch.entrypoints.http.operations import Operation, RequestLoop
 from anabranch.entrypoints.http.ops import OpsSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
+from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
@@ -108,7 +109,8 @@ class Service:
             EndpointSurface(anabranch, access),
             QuerySurface(anabranch, access, streams),
             RagSurface(anabranch, access, streams),
-            KnowledgeSurface(anabranch, access, self._closing),
+            KnowledgeSurface(anabranch, access),
+            QueryLogSurface(anabranch, access, self._closing),
             PlannerSurface(anabranch, access, self._closing, self._closed),
             streams,
             mcp,

@@ -191,16 +191,16 @@ class ChatSurface(AnswerSurface):
         ]
 
     async def _complete(self, call: Call[ChatRequest]) -> Reply:
-        run, _ = await self._begin(call)
+        run, _ = await self._begin(call, streaming=False)
         return Reply(response(await whole(run, call.receive)))
 
     async def _stream(self, call: Call[ChatRequest]) -> None:
-        run, context = await self._begin(call)
+        run, context = await self._begin(call, streaming=True)
         await self.streams.send(call, run, frame, context, dialect="chat")
 
-    async def _begin(self, call: Call[ChatRequest]) -> tuple[Run, Context]:
+    async def _begin(self, call: Call[ChatRequest], *, streaming: bool) -> tuple[Run, Context]:
         tokens, transactions = call.request.endpoint_tokens, call.request.transaction_tokens
-        context = self.access.context(call, tokens=tokens, transactions=transactions)
+        context = self.access.context(call, tokens=tokens, transactions=transactions, streaming=streaming)
         return call.attach(*await self.anabranch.begin(self._question(call), context)), context
 
     def _question(self, call: Call[ChatRequest]) -> Question:

@@ -103,12 +103,13 @@ class EndpointSurface:
         publication = await publishing.find(call.params["slug"], owner, owners)
         await call.read()
         request, model = call.request, publication.model
-        context = self.access.context(call)
+        streaming = model is not None and bool(request.stream)
+        context = self.access.context(call, streaming=streaming)
         question = self._search(publication, request) if model is None else _relayed(model, request)
         entry = publication.log_entry(request.transaction_token or None)
         answerer = publishing.answerer(publication)
         run = call.attach(*await self.anabranch.begin(question, context, answerer, entry))
-        if model is not None and request.stream:
+        if streaming:
             chunks = CompletionChunks(publication.slug, context.correlation_id)
             await follow(call, run, chunks.frame, self.anabranch.settings)
             return None

@@ -1,30 +1,25 @@
-"""Spec 5's surface of collections, documents, ingestion and feedback, under /v1."""
+"""Spec 5's surface of collections, documents and ingestion, under /v1."""
 
 import asyncio
 import binascii
-import time
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.types import Receive
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
-from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone, RequestTimedOut, RequestTooLarge
+from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
-from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
 from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
-from anabranch.knowledge.records.database import made_at
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
@@ -34,8 +29,6 @@ T = TypeVar("T")
 
 MAX_PAGE = 1_000
 MAX_OFFSET = 1_000_000_000
-RECENT_S = 2.0
-RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 # Base64 takes four bytes for three; the rest is for the JSON around it.
 BASE64_RATIO = 1.4
 MARGIN_BYTES = 1024 * 1024
@@ -59,7 +52,6 @@ class KnowledgeSurface:
 
     anabranch: Anabranch
     access: Access
-    closing: ShutdownEvent
 
     def operations(self) -> list[Operation[Any]]:
         return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
@@ -99,10 +91,6 @@ class KnowledgeSurface:
             ),
             at("GET", job, "get_job", "Status of an ingestion job", self._job, wire.JobView),
             at("DELETE", job, "cancel_job", "Cancel the job", self._cancel, wire.JobView),
-            at(
-                *("POST", "/v1/feedback", "feedback", "Rate an answer", self._feedback, wire.FeedbackRecorded),
-                request_type=wire.Feedback,
-            ),
         ]
 
     def _document_operations(self) -> list[Operation[Any]]:
@@ -243,31 +231,6 @@ class KnowledgeSurface:
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
         removed = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
         return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
-
-    async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
-        request = call.request
-        if self.anabranch.settings.query_log_days == 0:
-            raise NotFound("Questions are not kept here (AGGREGATOR_QUERY_LOG_DAYS is 0), so none can be rated.")
-        recent = abs(time.time() - made_at(request.query_id)) < RECENT_S  # a client may send a time far ahead
-        await self.anabranch.query_log.settled()  # the question may have been answered just now
-        rate = partial(
-            (await self.anabranch.knowledge()).rate, call.caller, request.query_id, request.rating, request.comment
-        )
-        if await rate() or (recent and await self._rated_later(call.receive, rate)):
-            return wire.FeedbackRecorded(recorded=True)
-        raise NotFound(f"There is no query {request.query_id!r}.")
-
-    async def _rated_later(self, receive: Receive, rate: Callable[[], Awaitable[bool]]) -> bool:
-        """Another process may still be recording the question. The wait ends with the request and with the drain."""
-        try:
-            async with until_gone(receive, self.closing, "http.disconnect"):
-                for pause_s in RATE_AGAIN_S:
-                    await asyncio.sleep(pause_s)
-                    if await rate():
-                        return True
-        except TimeoutError:
-            raise self.closing.error or ClientGone() from None
-        return False
 
     async def _view(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
         where = next((one for one in await knowledge.chosen(caller, None) if one.key == document.collection), None)

@@ -101,12 +101,6 @@ class DocumentChanges(Value):
     permissions: PermissionsForm | None = None
 
 
-class Feedback(Value):
-    query_id: Annotated[str, Meta(min_length=1, max_length=100)]
-    rating: Literal["thumbs_up", "thumbs_down"]
-    comment: Annotated[str, Meta(max_length=10_000)] | None = None
-
-
 class IngestForm(Value):
     """Files to ingest as `multipart/form-data`; metadata, permissions and settings are JSON and apply to all files."""
 
@@ -154,7 +148,8 @@ class CollectionList(Value):
 
 
 class CollectionStats(Value):
-    """Counts what the caller can see; `query_count_30d` counts all questions for the owner, else the caller's own."""
+    """Counts what the caller can see; `query_count_30d` counts the answered questions of today and the 29 days before
+    (UTC): all for the owner, else the caller's own."""
 
     document_count: int
     chunk_count: int
@@ -244,10 +239,6 @@ class DocumentPage(Value):
 class DocumentDeleted(Value):
     deleted: bool
     chunks_removed: int
-
-
-class FeedbackRecorded(Value):
-    recorded: bool
 
 
 def permissions(form: PermissionsForm | None) -> Permissions | None:

@@ -308,9 +308,10 @@ class QuerySurface(AnswerSurface):
             with_status=bool(request.sources),
         )
         question = anabranch.questions.query(request.query, search, history, options)
-        context = self.access.context(call)
+        streaming = "text/event-stream" in (header(call.scope, b"accept") or "").lower()
+        context = self.access.context(call, streaming=streaming)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
-        if "text/event-stream" in (header(call.scope, b"accept") or "").lower():
+        if streaming:
             await self.streams.send(call, run, renderer.frame, context, dialect="query")
             return None
         answer = await whole(run, call.receive)

@@ -270,7 +270,7 @@ class RagSurface(AnswerSurface):
                 answer_in=language if request.language is not None else None,
             ),
         )
-        context = self.access.context(call)
+        context = self.access.context(call, streaming=True)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         renderer = RagRenderer(
             language, context.correlation_id, query_id=entry.query_id, with_status=bool(request.sources)

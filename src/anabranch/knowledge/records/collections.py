@@ -64,6 +64,7 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("UPDATE jobs SET completed_at = ? WHERE collection = ? AND completed_at IS NULL", (time.time(), key))
     db.execute("DELETE FROM endpoints WHERE collection = ?", (key,))
     db.execute("DELETE FROM query_collections WHERE collection = ?", (key,))
+    db.execute("DELETE FROM query_counts WHERE collection = ?", (key,))
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
     documents.record_change(db, "collection", 0)
     return len(keys)

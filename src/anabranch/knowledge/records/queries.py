@@ -1,17 +1,22 @@
-"""The query log: questions, retrieved passages, answers, citations and feedback."""
+"""The query log: questions, retrieved passages, answers, citations and feedback; and the number of questions per
+collection, user and day."""
 
 import sqlite3
 import time
-from typing import Any, Literal
+from typing import Any
 
-from anabranch.domain.model import Passage, Value
-from anabranch.knowledge.model import Caller
+import msgspec
+
+from anabranch.domain.model import Passage, Scores, Value
+from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
+from anabranch.knowledge.records.documents import permissions_of
 
 DAY_S = 86_400
+# Counts are kept for this many days, however long questions are kept.
+COUNTED_DAYS = 30
 # The user of guests' questions; "" is the operator.
 GUEST = "(guest)"
-Rating = Literal["thumbs_up", "thumbs_down"]
 
 
 class QuotedChunk(Value):
@@ -23,7 +28,7 @@ class QuotedChunk(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback."""
+    client sends with its feedback. If it is not `kept`, it is only counted."""
 
     id: str
     user: str
@@ -50,6 +55,78 @@ class QueryRecord(Value):
     surface: str | None = None
     settings: Any = None
     outcome: str | None = None
+    kept: bool = True
+
+
+class QueryFilter(Value):
+    """Which entries of the query log are wanted; None: all. `since` and `until` (exclusive) are seconds since 1970."""
+
+    user: str | None = None
+    collection: int | None = None
+    conversation: str | None = None
+    surface: str | None = None
+    outcome: str | None = None
+    rating: Rating | None = None
+    since: float | None = None
+    until: float | None = None
+
+
+class LoggedQuery(Value):
+    """An entry of the query log, without its answer. `key` is its position in the log, `rated_us` in the feedback.
+    `question` is empty if it was not kept; entries of version 0.1.0 have no surface and no settings."""
+
+    key: int
+    id: str
+    user: str
+    created_at: float
+    surface: str | None
+    conversation: str | None
+    question: str
+    rewritten: str | None
+    variants: tuple[str, ...]
+    filters: Any
+    settings: dict[str, Any]
+    outcome: str | None
+    refused: bool
+    retrieval_ms: int
+    latency_ms: int
+    model: str | None
+    input_tokens: int
+    output_tokens: int
+    rating: Rating | None
+    comment: str | None
+    rated_us: int | None
+
+
+class RetrievedPassage(Value):
+    """A passage that was found for a question. `text` is None if its document has a new version."""
+
+    rank: int
+    chunk: str
+    document: str
+    title: str
+    text: str | None
+    scores: Scores
+
+
+class LoggedAnswer(Value):
+    """An entry with its answer, quoting only documents that its reader may see. An answer can quote every passage that
+    was found for it: if its reader may not see all of them any more, it is `withheld`."""
+
+    query: LoggedQuery
+    answer: str | None
+    withheld: bool
+    citations: tuple[QuotedChunk, ...]
+    passages: tuple[RetrievedPassage, ...]
+    faithfulness: float | None
+    relevance: float | None
+
+
+class Rated(Value):
+    """A recorded rating: the surface of its question, and whether it is the question's first."""
+
+    surface: str | None
+    first: bool
 
 
 class Turn(Value):
@@ -64,6 +141,22 @@ def asker(caller: Caller) -> str:
 
 def record(db: sqlite3.Connection, query: QueryRecord) -> None:
     now = time.time()
+    if query.answer is not None:
+        _count(db, query, now)
+    if query.kept:
+        _record_question(db, query, now)
+        if query.answer is not None:
+            _record_answer(db, query, now)
+
+
+def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
+    db.executemany(
+        "INSERT INTO query_counts VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1",
+        ((key, _day(now), query.user) for key in query.collections or ()),
+    )
+
+
+def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.execute(
         "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -88,8 +181,6 @@ def record(db: sqlite3.Connection, query: QueryRecord) -> None:
     db.executemany(
         "INSERT INTO query_collections VALUES (?, ?, ?)", ((key, query.id, now) for key in query.collections or ())
     )
-    if query.answer is not None:
-        _record_answer(db, query, now)
 
 
 def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
@@ -111,7 +202,7 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
         ),
     )
     db.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
         (
             query.id,
             query.answer,
@@ -143,31 +234,154 @@ def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> l
     return [Turn(question=row[0], answer=row[1]) for row in reversed(rows)]
 
 
-def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> bool:
-    """Feedback on the caller's own question; False if none of that id was answered."""
-    rated = db.execute(
-        "UPDATE responses SET feedback = ?, comment = ? WHERE query = ? "
-        "AND EXISTS (SELECT 1 FROM queries WHERE id = query AND (? OR user = ?))",
-        (rating, comment, query, caller.operator, asker(caller)),
+def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
+    """Feedback on the caller's own question; None if none of that id was answered."""
+    row = db.execute(
+        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "
+        "WHERE query = ? AND (? OR user = ?)",
+        (query, caller.operator, asker(caller)),
+    ).fetchone()
+    if row is None:
+        return None
+    db.execute(
+        "UPDATE responses SET feedback = ?, comment = ?, rated_us = max(?, 1 + coalesce((SELECT max(rated_us) FROM "
+        "responses WHERE feedback IS NOT NULL), 0)) WHERE query = ?",
+        (rating, comment, time.time_ns() // 1_000, query),
     )
-    return rated.rowcount == 1
+    return Rated(surface=row["surface"], first=row["feedback"] is None)
+
+
+ENTRY = (
+    "SELECT queries.rowid AS key, queries.*, answer, refused, model, input_tokens, output_tokens, faithfulness, "
+    "relevance, feedback, comment, rated_us FROM queries LEFT JOIN responses ON responses.query = queries.id WHERE "
+)
+CONDITIONS = {
+    "user": "queries.user = ?",
+    "collection": "EXISTS (SELECT 1 FROM query_collections WHERE query = queries.id AND collection = ?)",
+    "conversation": "queries.conversation = ?",
+    "surface": "queries.surface = ?",
+    "outcome": "queries.outcome = ?",
+    "rating": "responses.feedback = ?",
+    "since": "queries.created_at >= ?",
+    "until": "queries.created_at < ?",
+}
+RATED = {"since": "rated_us >= ? * 1000000", "until": "rated_us < ? * 1000000"}
+
+
+def listed(
+    db: sqlite3.Connection,
+    caller: Caller,
+    wanted: QueryFilter,
+    before: int | None = None,
+    limit: int = 50,
+    *,
+    rated: bool = False,
+) -> list[LoggedQuery]:
+    """The entries that a caller may read, newest first, before the `key` of another entry. With `rated`, only those
+    with a rating, and the order, `before`, `since` and `until` are those of the ratings (`rated_us`)."""
+    position, conditions = ("rated_us", CONDITIONS | RATED) if rated else ("queries.rowid", CONDITIONS)
+    values = {conditions[name]: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    if not caller.operator:
+        if (user := _readable_user(caller)) is None:
+            return []
+        values[conditions["user"]] = user
+    if before is not None:
+        values[f"{position} < ?"] = before
+    where = " AND ".join(["feedback IS NOT NULL" if rated else "TRUE", *values])
+    rows = db.execute(f"{ENTRY} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit))
+    return [_entry(row) for row in rows]
+
+
+def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
+    """One entry with its answer; None if the caller may not read it."""
+    row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()
+    if row is None or not (caller.operator or row["user"] == _readable_user(caller)):
+        return None
+    found = db.execute(
+        "SELECT retrievals.*, owner, title, visibility, allowed_users, allowed_groups, chunks.text FROM retrievals "
+        "LEFT JOIN documents ON documents.id = retrievals.document LEFT JOIN chunks ON chunks.key >= first_chunk AND "
+        "chunks.key < first_chunk + chunk_count AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
+        (identifier,),
+    ).fetchall()
+    shown = [one for one in found if one["owner"] is not None and permissions_of(one).permits(caller, one["owner"])]
+    withheld = len(shown) < len(found)
+    visible = {one["document"] for one in shown}
+    quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
+    return LoggedAnswer(
+        query=_entry(row),
+        answer=None if withheld else row["answer"],
+        withheld=withheld,
+        citations=tuple(
+            QuotedChunk(
+                citation_index=one["citation_index"], chunk=one["chunk"], document=one["document"], text=one["quoted"]
+            )
+            for one in quotes
+            if one["document"] in visible
+        ),
+        passages=tuple(_passage(one) for one in shown),
+        faithfulness=row["faithfulness"],
+        relevance=row["relevance"],
+    )
+
+
+def _readable_user(caller: Caller) -> str | None:
+    """The user whose entries a caller may read, unless it is the operator. All guests have one name in the log, so none
+    of them may read any."""
+    return None if caller.user == GUEST else caller.user
+
+
+def _entry(row: sqlite3.Row) -> LoggedQuery:
+    return LoggedQuery(
+        key=row["key"],
+        id=row["id"],
+        user=row["user"],
+        created_at=row["created_at"],
+        surface=row["surface"],
+        conversation=row["conversation"],
+        question=row["original"],
+        rewritten=row["rewritten"],
+        variants=tuple(msgspec.json.decode(row["variants"])),
+        filters=msgspec.json.decode(row["filters"]),
+        settings={"top_k": row["top_k"], **(msgspec.json.decode(row["settings"] or "null") or {})},
+        outcome=row["outcome"],
+        refused=bool(row["refused"]),
+        retrieval_ms=row["retrieval_ms"],
+        latency_ms=row["latency_ms"],
+        model=row["model"],
+        input_tokens=row["input_tokens"] or 0,
+        output_tokens=row["output_tokens"] or 0,
+        rating=row["feedback"],
+        comment=row["comment"],
+        rated_us=row["rated_us"],
+    )
+
+
+def _passage(row: sqlite3.Row) -> RetrievedPassage:
+    return RetrievedPassage(
+        rank=row["rank"],
+        chunk=row["chunk"],
+        document=row["document"],
+        title=row["title"],
+        text=row["text"],
+        scores=Scores(dense=row["dense"], sparse=row["sparse"], fused=row["fused"], rerank=row["rerank"]),
+    )
 
 
 def count(db: sqlite3.Connection, collection: int, days: int, user: str | None = None) -> int:
-    """The number of recent questions to a collection, of one user or of all."""
+    """The number of answered questions to a collection today and on the days before (UTC), of one user or of all."""
     found = db.execute(
-        "SELECT count(*) FROM query_collections JOIN queries ON queries.id = query_collections.query "
-        "WHERE collection = ? AND query_collections.created_at >= ? AND (? IS NULL OR user = ?)",
-        (collection, time.time() - days * DAY_S, user, user),
+        "SELECT coalesce(sum(count), 0) FROM query_counts WHERE collection = ? AND day > ? AND (? IS NULL OR user = ?)",
+        (collection, _day(time.time()) - days, user, user),
     )
     return int(found.fetchone()[0])
 
 
-def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
-    """Delete questions older than some days, of one user or of all; returns how many."""
+def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, counts: bool = False) -> int:
+    """Delete questions older than some days, of one user or of all; returns how many. With `counts`, also the counts of
+    every day that began before: a day's count cannot be divided."""
+    limit = time.time() - days * DAY_S
     old = db.execute(
-        "SELECT id FROM queries WHERE created_at < ? AND (? IS NULL OR user = ?)",
-        (time.time() - days * DAY_S, user, user),
+        "SELECT id FROM queries WHERE created_at < ? AND (? IS NULL OR user = ?)", (limit, user, user)
     ).fetchall()
     for column in (
         "query_collections WHERE query",
@@ -177,4 +391,11 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None) -> int:
         "queries WHERE id",
     ):
         db.executemany(f"DELETE FROM {column} = ?", old)  # noqa: S608  our own names
+    if counts:
+        db.execute("DELETE FROM query_counts WHERE day * ? < ? AND (? IS NULL OR user = ?)", (DAY_S, limit, user, user))
+    db.execute("DELETE FROM query_counts WHERE day <= ?", (_day(time.time()) - COUNTED_DAYS,))
     return len(old)
+
+
+def _day(moment: float) -> int:
+    return int(moment // DAY_S)

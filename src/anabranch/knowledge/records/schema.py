@@ -200,4 +200,29 @@ ALTER TABLE queries ADD COLUMN settings TEXT;
 ALTER TABLE queries ADD COLUMN outcome TEXT;
 """
 
-MIGRATIONS = (FIRST, SURFACES)
+# Counts hold no question, so they are kept longer than questions; `day` counts from 1970-01-01 (UTC). `rated_us` is the
+# time of a rating in microseconds: lists of feedback are ordered by it.
+QUERY_COUNTS = """
+CREATE TABLE query_counts (
+    collection INTEGER NOT NULL,
+    day INTEGER NOT NULL,
+    user TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (collection, day, user)
+) WITHOUT ROWID;
+INSERT INTO query_counts
+    SELECT collection, CAST(queries.created_at / 86400 AS INTEGER), user, count(*)
+    FROM query_collections
+    JOIN queries ON queries.id = query_collections.query
+    JOIN responses ON responses.query = queries.id
+    GROUP BY 1, 2, 3;
+ALTER TABLE responses ADD COLUMN rated_us INTEGER;
+UPDATE responses SET rated_us = CAST(created_at * 1000000 AS INTEGER) WHERE feedback IS NOT NULL;
+CREATE INDEX responses_by_rating ON responses (rated_us) WHERE feedback IS NOT NULL;
+CREATE INDEX queries_by_user ON queries (user);
+UPDATE queries
+    SET outcome = (SELECT iif(refused, 'refused', 'answered') FROM responses WHERE responses.query = queries.id)
+    WHERE outcome IS NULL;
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS)

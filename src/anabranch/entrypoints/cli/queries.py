@@ -1,0 +1,307 @@
+"""`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from anabranch.app.query_log import OFF
+from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import ConfigurationError, NotFound
+from anabranch.entrypoints.cli.options import (
+    ListsByDefault,
+    feedback_options,
+    json_option,
+    query_options,
+    settings_option,
+)
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, records, write
+from anabranch.entrypoints.cli.terminal import (
+    counted,
+    flat,
+    joined,
+    json_line,
+    moment,
+    notes,
+    output,
+    print_fields,
+    print_json,
+    print_list,
+    print_result,
+    print_table,
+    size,
+    write_text,
+)
+from anabranch.entrypoints.logged_queries import (
+    QueryDetail,
+    feedback_entry,
+    query_detail,
+    query_entry,
+    seconds_of,
+)
+from anabranch.knowledge.records import collections
+from anabranch.knowledge.records import queries as query_log
+from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
+
+PAGE = 100
+# On a narrower terminal, a list has only its most important columns.
+WIDE = 130
+MAX_QUESTION = 200
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
+)
+
+
+@click.group("queries", cls=ListsByDefault)
+def queries() -> None:
+    """List, show, export and delete the questions of the query log."""
+
+
+@queries.command("list")
+@query_options
+@limit_option
+@json_option
+@settings_option
+def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | None) -> None:
+    """List questions, newest first."""
+    found = _listed(settings, _wanted(settings, **given), limit)
+    print_list(
+        [query_entry(one, operator=True) for one in found[:limit]],
+        _columns(
+            ("question", "outcome", "id"),
+            question=lambda one: _short(one.query),
+            asked=lambda one: moment(one.created_at.timestamp()),
+            surface=lambda one: one.surface or "",
+            user=lambda one: one.user or "",
+            outcome=lambda one: one.outcome or "",
+            rating=lambda one: one.rating or "",
+            id=lambda one: one.id,
+        ),
+        empty=_why_empty(settings, "No question matches." if any(given.values()) else "The query log is empty."),
+        as_json=as_json,
+    )
+    if len(found) > limit and not as_json:
+        notes().print(f"There are more than {limit:,}; show more with --limit, or all with: anabranch queries export")
+
+
+@queries.command()
+@click.argument("identifier", metavar="ID")
+@json_option
+@settings_option
+def show(identifier: str, as_json: bool, settings: Settings) -> None:
+    """Show a question with its answer, citations and passages."""
+
+    def work(db: Connection) -> list[LoggedAnswer]:
+        found = query_log.detail(db, OPERATOR, identifier)
+        return [] if found is None else [found]
+
+    found = read(settings, work) if settings.query_log_days else []
+    if not found:
+        raise NotFound(_why_empty(settings, f"There is no question {identifier!r} in the query log."))
+    detail = query_detail(found[0], operator=True)
+    if as_json:
+        print_json(detail)
+    else:
+        _print_detail(detail)
+
+
+def _print_detail(detail: QueryDetail) -> None:
+    withheld = "(not shown: a document that it may quote was deleted)" if detail.answer_withheld else None
+    fields = [
+        ("question", detail.query or "(not kept)"),
+        *((name, getattr(detail, name)) for name in ("rewritten_query", "id")),
+        ("asked", moment(detail.created_at.timestamp())),
+        *((name, getattr(detail, name)) for name in ("surface", "user", "outcome")),
+        ("answer", detail.answer or withheld),
+        *((f"[{one.citation_index}]", one.quoted_text) for one in detail.citations),
+        ("model", detail.model),
+        ("tokens", f"{detail.input_tokens:,} in, {detail.output_tokens:,} out"),
+        ("time", f"{detail.latency_ms:,} ms, retrieval {detail.retrieval_ms:,} ms"),
+        ("settings", ", ".join(_setting(name, value) for name, value in detail.settings.items() if value is not None)),
+        ("conversation", detail.conversation_id),
+        ("rating", joined(detail.rating or "", detail.comment or "")),
+    ]
+    print_fields(detail, fields, as_json=False)
+    if detail.passages:
+        output().print()
+        stages = ("dense", "sparse", "fused", "rerank")
+        print_table(
+            ("passage", "rank", *stages, "document"),
+            [
+                [one.title, one.rank, *(_score(getattr(one.scores, stage)) for stage in stages), one.document_id]
+                for one in detail.passages
+            ],
+        )
+
+
+def _setting(name: str, value: Any) -> str:
+    match value:
+        case bool():
+            return name if value else f"no {name}"
+        case list():
+            return f"{name} {' '.join(map(str, value))}"
+        case _:
+            return f"{name} {value}"
+
+
+def _score(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+@queries.command()
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write into this file, which only you can read [default: standard output].",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@query_options
+@settings_option
+def export(file: Path | None, force: bool, settings: Settings, **given: str | None) -> None:
+    """Print every question with its answer, citations and passages as JSON, one per line.
+
+    The newest question comes first. The log is read in parts, so it can be of any size.
+    """
+    wanted, count = _wanted(settings, **given), 0
+    if file is None:
+        for line in _exported(settings, wanted):
+            write_text(line)
+            count += 1
+    else:
+        with _private(file, force) as target:
+            for line in _exported(settings, wanted):
+                target.write(line)
+                count += 1
+        notes().print(f"Wrote {counted(count, 'question')}: {file} ({size(file.stat().st_size)}).")
+    if not count and (reason := _why_empty(settings, "")):
+        notes().print(reason)
+
+
+@queries.command()
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Questions older than this many days.")
+@click.option("--user", help="Questions of this user: all of them unless --older-than is given.")
+@click.option("--all", "everything", is_flag=True, help="All questions.")
+@json_option
+@settings_option
+def forget(older_than: float | None, user: str | None, everything: bool, as_json: bool, settings: Settings) -> None:
+    """Delete questions with their answers, citations and feedback.
+
+    Without an option, those older than AGGREGATOR_QUERY_LOG_DAYS, which a server deletes by itself. --user and --all
+    also delete the counts of the questions, which are otherwise kept for 30 days.
+    """
+    if everything and older_than is not None:
+        raise click.UsageError("--all and --older-than exclude each other.")
+    counts = everything or user is not None
+    days = (0.0 if counts else float(settings.query_log_days)) if older_than is None else older_than
+    deleted = write(settings, lambda db: query_log.forget(db, days, user, counts=counts)) if exist(settings) else 0
+    print_result({"forgotten": deleted}, f"Deleted {counted(deleted, 'question')}.", as_json=as_json)
+
+
+@click.group("feedback", cls=ListsByDefault)
+def feedback() -> None:
+    """List the ratings of answers."""
+
+
+@feedback.command("list")
+@feedback_options
+@limit_option
+@json_option
+@settings_option
+def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | None) -> None:
+    """List ratings, the latest first."""
+    found = _listed(settings, _wanted(settings, **given), limit, rated=True)
+    print_list(
+        [feedback_entry(one, operator=True) for one in found[:limit]],
+        _columns(
+            ("question", "rating", "id"),
+            question=lambda one: _short(one.query),
+            rating=lambda one: one.rating,
+            comment=lambda one: one.comment or "",
+            rated=lambda one: moment(one.rated_at.timestamp()),
+            surface=lambda one: one.surface or "",
+            user=lambda one: one.user or "",
+            id=lambda one: one.query_id,
+        ),
+        empty=_why_empty(settings, "No rating matches." if any(given.values()) else "No answer has been rated."),
+        as_json=as_json,
+    )
+    if len(found) > limit and not as_json:
+        notes().print(f"There are more than {limit:,}; show more with --limit.")
+
+
+def _short(question: str | None) -> str:
+    """The start of a question, for a list."""
+    text = "(not kept)" if question is None else flat(question)
+    return text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION - 1]}…"
+
+
+def _columns(narrow: Sequence[str], **columns: Callable[[Any], str]) -> Mapping[str, Callable[[Any], str]]:
+    """The columns of a list; on a narrow terminal only those in `narrow`."""
+    return columns if output().width >= WIDE else {name: columns[name] for name in narrow}
+
+
+def _why_empty(settings: Settings, otherwise: str) -> str:
+    return otherwise if settings.query_log_days else f"{OFF}."
+
+
+def _wanted(settings: Settings, **given: str | None) -> QueryFilter:
+    """The filter that the options describe."""
+    since, until = seconds_of("--since", given.pop("since")), seconds_of("--until", given.pop("until"), end=True)
+    name = given.pop("collection", None)
+    key = None if name is None else _collection_key(settings, name)
+    values: dict[str, Any] = given
+    return QueryFilter(since=since, until=until, collection=key, **values)
+
+
+def _collection_key(settings: Settings, name: str) -> int:
+    """The collection with this id or name; of two with one name, the operator's own."""
+    matching = [one for one in read(settings, collections.listed) if name in (one.id, one.name)]
+    if not matching:
+        raise NotFound(f"There is no collection {name!r}.")
+    return min(matching, key=lambda one: (one.id != name, one.owner != OPERATOR.owner)).key
+
+
+def _listed(settings: Settings, wanted: QueryFilter, limit: int, *, rated: bool = False) -> list[LoggedQuery]:
+    """At most one entry more than `limit`."""
+    if not settings.query_log_days:
+        return []
+    return read(settings, lambda db: query_log.listed(db, OPERATOR, wanted, None, limit + 1, rated=rated))
+
+
+def _exported(settings: Settings, wanted: QueryFilter) -> Iterator[str]:
+    """A line of JSON for each entry. Each part is a transaction of its own: a long one would make the write-ahead log
+    grow."""
+    if not (settings.query_log_days and exist(settings)):
+        return
+
+    def part(db: Connection, before: int | None) -> list[LoggedAnswer]:
+        entries = query_log.listed(db, OPERATOR, wanted, before, PAGE)
+        details = (query_log.detail(db, OPERATOR, one.id) for one in entries)
+        return [one for one in details if one is not None]
+
+    with records(settings) as database:
+        before: int | None = None
+        while found := database.reading(partial(part, before=before)):
+            for one in found:
+                yield json_line(query_detail(one, operator=True))
+            before = found[-1].query.key
+
+
+def _private(file: Path, force: bool) -> "closing[TextIO]":
+    """The file, opened for writing; others cannot read it."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        descriptor = os.open(file, flags, 0o600)
+        os.fchmod(descriptor, 0o600)  # it may have existed
+        return closing(os.fdopen(descriptor, "w", encoding="utf-8"))
+    except FileExistsError:
+        raise ConfigurationError(f"{file} exists already; --force replaces it.") from None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written ({error.strerror}).") from None

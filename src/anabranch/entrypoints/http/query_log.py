@@ -1,0 +1,231 @@
+"""Reading the query log and its feedback, and rating answers, under /v1."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Receive
+
+from anabranch.app.anabranch import Anabranch
+from anabranch.app.query_log import OFF
+from anabranch.domain.errors import InvalidQuestion, NotFound
+from anabranch.domain.model import Value
+from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone
+from anabranch.entrypoints.http.openapi import integer, parameter
+from anabranch.entrypoints.http.operations import Call, Handler, Operation
+from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
+from anabranch.entrypoints.logged_queries import (
+    FeedbackEntry,
+    QueryDetail,
+    QueryEntry,
+    feedback_entry,
+    query_detail,
+    query_entry,
+    seconds_of,
+)
+from anabranch.knowledge.model import Caller, Rating
+from anabranch.knowledge.records.database import made_at
+from anabranch.knowledge.records.queries import LoggedQuery, QueryFilter
+
+MAX_PAGE = 200
+RECENT_S = 2.0
+RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+GUESTS = "Guests have no entries in the query log; send an API key, or a token that names a user."
+NO_FOLDER = "There is no data folder yet, and questions are kept in it."
+
+Name = Annotated[str, Meta(max_length=500)]
+
+
+class Feedback(Value):
+    query_id: Annotated[str, Meta(min_length=1, max_length=100)]
+    rating: Rating
+    comment: Annotated[str, Meta(max_length=10_000)] | None = None
+
+
+class FeedbackRecorded(Value):
+    recorded: bool
+
+
+class QueryPage(Value):
+    """Entries of the query log, newest first; `next` is the `after` of the next page. `note` says why a list is empty
+    if no entries are kept for this caller."""
+
+    queries: list[QueryEntry]
+    has_more: bool
+    next: str | None
+    note: str | None
+
+
+class FeedbackPage(Value):
+    """Ratings, the latest first; `next` is the `after` of the next page. `note` says why a list is empty if no entries
+    are kept for this caller."""
+
+    feedback: list[FeedbackEntry]
+    has_more: bool
+    next: str | None
+    note: str | None
+
+
+class FeedbackParameters(Value):
+    """The parameters of a list of feedback, as they stand in the URL."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    after: Name | None = None
+    rating: Rating | None = None
+    since: Name | None = None
+    until: Name | None = None
+
+
+class QueryParameters(FeedbackParameters):
+    """The parameters of a list of questions, as they stand in the URL."""
+
+    collection: Name | None = None
+    conversation_id: Name | None = None
+    surface: Name | None = None
+    outcome: Name | None = None
+
+
+TEXT = {"type": "string", "maxLength": 500}
+TIME = {"type": "string", "maxLength": 500, "examples": ["2024-12-31", "2024-12-31T09:00:00Z"]}
+PAGING = (
+    parameter("limit", integer(1, MAX_PAGE, default=50), "Page size"),
+    parameter("after", TEXT, "`next` of the previous page"),
+    parameter("rating", {"enum": ["thumbs_up", "thumbs_down"]}, "Only answers with this rating"),
+    parameter("since", TIME, "From this day (UTC) or time on"),
+    parameter("until", TIME, "Up to and including this day (UTC), or before this time"),
+)
+FILTERS = (
+    parameter("collection", TEXT, "Id or name of a collection"),
+    parameter("conversation_id", TEXT, "Only this conversation"),
+    parameter("surface", TEXT, "`query`, `rag_stream`, `chat`, `endpoints`, `mcp`, `planner`, `cli` or `library`"),
+    parameter("outcome", TEXT, "`answered`, `refused` or an error code"),
+)
+
+
+class LogPage(NamedTuple):
+    entries: list[LoggedQuery] = []
+    next: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class QueryLogSurface:
+    """Callers read and rate their own questions; operators those of all."""
+
+    anabranch: Anabranch
+    access: Access
+    closing: ShutdownEvent
+
+    def operations(self) -> list[Operation[Any]]:
+        at, feedback = self._operation, "/v1/feedback"
+        return [
+            at(
+                *("GET", "/v1/queries", "list_queries", "List questions of the query log", self._queries, QueryPage),
+                parameters=(*PAGING, *FILTERS),
+            ),
+            at(
+                *("GET", "/v1/queries/{query}", "get_query", "Get a question of the query log with its answer"),
+                *(self._query, QueryDetail),
+            ),
+            at("GET", feedback, "list_feedback", "List ratings", self._feedback, FeedbackPage, parameters=PAGING),
+            at(
+                *("POST", feedback, "feedback", "Rate an answer", self._rate, FeedbackRecorded),
+                request_type=Feedback,
+            ),
+        ]
+
+    def _operation(
+        self, method: str, path: str, name: str, summary: str, handler: Handler[Any], response_type: type, **more: Any
+    ) -> Operation[Any]:
+        return Operation(
+            *(method, path, name, summary, handler, KNOWLEDGE),
+            response_types=(response_type,),
+            identify=self.access.caller,
+            **more,
+        )
+
+    async def _queries(self, call: Call[None]) -> QueryPage:
+        given = msgspec.convert(dict(call.query), QueryParameters, strict=False)
+        page = await self._page(call, given, rated=False)
+        entries = [query_entry(one, operator=call.caller.operator) for one in page.entries]
+        return QueryPage(queries=entries, has_more=page.next is not None, next=page.next, note=page.note)
+
+    async def _feedback(self, call: Call[None]) -> FeedbackPage:
+        given = msgspec.convert(dict(call.query), FeedbackParameters, strict=False)
+        page = await self._page(call, given, rated=True)
+        entries = [feedback_entry(one, operator=call.caller.operator) for one in page.entries]
+        return FeedbackPage(feedback=entries, has_more=page.next is not None, next=page.next, note=page.note)
+
+    async def _page(self, call: Call[None], given: FeedbackParameters, *, rated: bool) -> LogPage:
+        if (reason := self._why_empty(call.caller)) is not None:
+            return LogPage(note=reason)
+        await self.anabranch.query_log.settled()
+        knowledge = await self.anabranch.knowledge()
+        cursors, wanted = await knowledge.cursors(), await self._wanted(call.caller, given)
+        before = None if given.after is None else cursors.opened(given.after)
+        if given.after is not None and before is None:
+            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        entries = await knowledge.logged_queries(call.caller, wanted, before, given.limit + 1, rated=rated)
+        if len(entries) <= given.limit:
+            return LogPage(entries)
+        last = entries[given.limit - 1]
+        return LogPage(entries[: given.limit], cursors.sealed((last.rated_us or 0) if rated else last.key))
+
+    def _why_empty(self, caller: Caller) -> str | None:
+        """The reason if nothing is kept for this caller."""
+        if self.anabranch.settings.query_log_days == 0:
+            return f"{OFF}."
+        if caller.user is None and not caller.operator:
+            return GUESTS
+        return None if self.anabranch.knowledge.exists else NO_FOLDER
+
+    async def _wanted(self, caller: Caller, given: FeedbackParameters) -> QueryFilter:
+        since, until = seconds_of("since", given.since), seconds_of("until", given.until, end=True)
+        wanted = QueryFilter(rating=given.rating, since=since, until=until)
+        if not isinstance(given, QueryParameters):
+            return wanted
+        key = None
+        if given.collection is not None:
+            key = (await (await self.anabranch.knowledge()).collection(caller, given.collection)).collection.key
+        return msgspec.structs.replace(
+            wanted,
+            collection=key,
+            conversation=given.conversation_id,
+            surface=given.surface,
+            outcome=given.outcome,
+        )
+
+    async def _query(self, call: Call[None]) -> QueryDetail:
+        if (reason := self._why_empty(call.caller)) is not None:
+            raise NotFound(reason)
+        await self.anabranch.query_log.settled()
+        found = await (await self.anabranch.knowledge()).logged_query(call.caller, call.params["query"])
+        return query_detail(found, operator=call.caller.operator)
+
+    async def _rate(self, call: Call[Feedback]) -> FeedbackRecorded:
+        request = call.request
+        if self.anabranch.settings.query_log_days == 0:
+            raise NotFound(f"{OFF}, so none can be rated.")
+        recent = abs(time.time() - made_at(request.query_id)) < RECENT_S  # a client may send a time far ahead
+        rate = partial(self.anabranch.query_log.rate, call.caller, request.query_id, request.rating, request.comment)
+        if await rate() or (recent and await self._rated_later(call.receive, rate)):
+            return FeedbackRecorded(recorded=True)
+        raise NotFound(f"There is no query {request.query_id!r}.")
+
+    async def _rated_later(self, receive: Receive, rate: Callable[[], Awaitable[bool]]) -> bool:
+        """Another process may still be recording the question. The wait ends with the request and with the drain."""
+        try:
+            async with until_gone(receive, self.closing, "http.disconnect"):
+                for pause_s in RATE_AGAIN_S:
+                    await asyncio.sleep(pause_s)
+                    if await rate():
+                        return True
+        except TimeoutError:
+            raise self.closing.error or ClientGone() from None
+        return False

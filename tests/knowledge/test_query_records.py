@@ -1,0 +1,200 @@
+"""The query log in the records: counts that outlive questions, pages, and entries of earlier schema versions."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.records import collections, queries
+from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
+from anabranch.knowledge.records.queries import DAY_S, QueryFilter, QueryRecord
+from anabranch.knowledge.records.schema import MIGRATIONS
+from support.knowledge_fixtures import ALICE, OPERATOR, query_record
+
+MIDNIGHT = time.time() // DAY_S * DAY_S
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database.open(tmp_path)) as opened:
+        yield opened
+
+
+def asked(user: str, *keys: int) -> QueryRecord:
+    return msgspec.structs.replace(query_record(new_id(), user), collections=keys)
+
+
+def record(database: Database, *records: QueryRecord) -> None:
+    for one in records:
+        database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
+
+
+def count(database: Database, collection: int, user: str | None = None) -> int:
+    return database.reading(lambda db: queries.count(db, collection, 30, user))
+
+
+def age(database: Database, days: int) -> None:
+    """Make everything that is recorded so many days older."""
+
+    def older(db: sqlite3.Connection) -> None:
+        for table in ("queries", "responses", "query_collections"):
+            db.execute(f"UPDATE {table} SET created_at = created_at - ?", (days * DAY_S,))
+        db.execute("UPDATE query_counts SET day = day - ?", (days,))
+
+    database.writing(older)
+
+
+# --- counts
+
+
+def test_questions_are_counted_by_collection_and_user(database: Database) -> None:
+    record(database, asked("alice", 1, 2), asked("alice", 1), asked("bob", 1), asked("bob"))
+    assert [count(database, 1), count(database, 1, "alice"), count(database, 2), count(database, 2, "bob")] == [
+        3,
+        2,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(("days", "counted"), [(0, 1), (29, 1), (30, 0), (31, 0)])
+def test_the_count_covers_today_and_the_29_days_before(database: Database, days: int, counted: int) -> None:
+    record(database, asked("alice", 1))
+    age(database, days)
+    assert count(database, 1) == counted
+
+
+@pytest.mark.parametrize("retention_days", [0, 7])
+def test_the_count_does_not_depend_on_how_long_questions_are_kept(database: Database, retention_days: int) -> None:
+    record(database, asked("alice", 1), asked("bob", 1))
+    age(database, 10)
+    assert database.writing(lambda db: queries.forget(db, retention_days)) == 2
+    assert count(database, 1) == 2
+    age(database, 20)
+    database.writing(lambda db: queries.forget(db, retention_days))
+    with closing(sqlite3.connect(database.path)) as db:
+        assert db.execute("SELECT * FROM query_counts").fetchall() == []
+
+
+def test_a_question_that_is_not_kept_is_only_counted(database: Database) -> None:
+    record(database, msgspec.structs.replace(asked("alice", 1), kept=False))
+    assert count(database, 1) == 1
+    assert database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter())) == []
+
+
+def test_a_failed_question_is_not_counted(database: Database) -> None:
+    record(database, msgspec.structs.replace(asked("alice", 1), answer=None, outcome="generation_failed"))
+    assert count(database, 1) == 0
+    found = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(collection=1)))
+    assert [one.outcome for one in found] == ["generation_failed"]
+
+
+def test_deleting_the_questions_of_a_user_deletes_their_counts(database: Database) -> None:
+    record(database, asked("alice", 1), asked("bob", 1))
+    age(database, 5)
+    record(database, asked("alice", 1))
+    database.writing(lambda db: queries.forget(db, 2, "alice", counts=True))
+    assert (count(database, 1, "alice"), count(database, 1, "bob")) == (1, 1)
+    database.writing(lambda db: queries.forget(db, 0, "alice", counts=True))
+    assert (count(database, 1, "alice"), count(database, 1, "bob")) == (0, 1)
+    database.writing(lambda db: queries.forget(db, 0, counts=True))
+    assert count(database, 1) == 0
+
+
+def test_deleting_a_collection_deletes_its_counts(database: Database) -> None:
+    record(database, asked("alice", 1, 2))
+    database.writing(lambda db: collections.delete(db, 1))
+    assert (count(database, 1), count(database, 2)) == (0, 1)
+
+
+# --- pages
+
+
+@pytest.mark.parametrize(
+    ("caller", "rated", "index"),
+    [
+        (ALICE, False, "SEARCH queries USING INDEX queries_by_user (user=? AND rowid<?)"),
+        (OPERATOR, False, "SEARCH queries USING INTEGER PRIMARY KEY (rowid<?)"),
+        (OPERATOR, True, "SEARCH responses USING INDEX responses_by_rating (rated_us<?)"),
+    ],
+)
+def test_a_page_is_read_in_the_order_of_an_index(database: Database, caller: Caller, rated: bool, index: str) -> None:
+    def plan(db: sqlite3.Connection) -> list[str]:
+        statements: list[str] = []
+        db.set_trace_callback(statements.append)
+        queries.listed(db, caller, QueryFilter(), 10**16, rated=rated)
+        db.set_trace_callback(None)
+        return [row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {statements[-1]}")]
+
+    first, *more = database.reading(plan)
+    assert first == index
+    assert not any("TEMP B-TREE" in step for step in more)
+
+
+def test_ratings_of_one_moment_have_different_positions(database: Database) -> None:
+    one, two = asked("alice"), asked("alice")
+    record(database, one, two)
+
+    def both(db: sqlite3.Connection) -> None:
+        for query in (one, two):
+            queries.rate(db, query.id, ALICE, "thumbs_up", None)
+            db.execute("UPDATE responses SET rated_us = ? WHERE query = ?", (2**52, one.id))
+
+    database.writing(both)
+    found = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter(), rated=True))
+    assert [(entry.id, entry.rated_us) for entry in found] == [(two.id, 2**52 + 1), (one.id, 2**52)]
+
+
+# --- earlier versions
+
+
+def old_records(folder: Path, version: int) -> sqlite3.Connection:
+    """Records as an earlier schema version wrote them: four questions to one collection, of four ages."""
+    db = connect(folder / NAME)
+    migrate(db, MIGRATIONS[:version])
+    more = (None,) * (3 if version > 1 else 0)
+    for name, days, refused, rating in (
+        *(("new", 0, 0, "thumbs_up"), ("old", 10, 1, None)),
+        *(("oldest", 29, 0, None), ("too old", 30, 0, "thumbs_down")),
+    ):
+        at = MIDNIGHT - days * DAY_S
+        row = (name, "alice", None, "Before?", None, "[]", "null", 5, None, None, 1, 2, at, *more)
+        db.execute(f"INSERT INTO queries VALUES ({', '.join('?' * len(row))})", row)
+        db.execute("INSERT INTO query_collections VALUES (7, ?, ?)", (name, at))
+        answer = (name, "That.", refused, "extractive", 0, 0, None, None, rating, None, at)
+        db.execute(f"INSERT INTO responses VALUES ({', '.join('?' * len(answer))})", answer)
+    db.execute("INSERT INTO query_collections VALUES (7, 'deleted', ?)", (MIDNIGHT,))
+    return db
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_questions_of_an_earlier_version_are_counted_and_listed(tmp_path: Path, version: int) -> None:
+    old_records(tmp_path, version).close()
+    with closing(Database.open(tmp_path)) as database:
+        assert (count(database, 7), count(database, 7, "alice"), count(database, 7, "bob")) == (3, 3, 0)
+        database.writing(lambda db: queries.forget(db, 7))
+        assert count(database, 7) == 3
+        (entry,) = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter()))
+    assert (entry.id, entry.question, entry.outcome, entry.rating) == ("new", "Before?", "answered", "thumbs_up")
+    assert (entry.surface, entry.settings, entry.filters, entry.variants) == (None, {"top_k": 5}, None, ())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, version: int) -> None:
+    old_records(tmp_path, version).close()
+    with closing(Database.open(tmp_path)) as database:
+        rated = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(), rated=True))
+        assert [(one.id, one.rated_us) for one in rated] == [
+            ("new", round(MIDNIGHT * 1_000_000)),
+            ("too old", round((MIDNIGHT - 30 * DAY_S) * 1_000_000)),
+        ]
+        refused = database.reading(lambda db: queries.listed(db, OPERATOR, QueryFilter(outcome="refused")))
+        assert [one.id for one in refused] == ["old"]
+        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+    assert found is not None
+    assert (found.answer, found.withheld, found.passages) == ("That.", False, ())
