@@ -50,7 +50,7 @@ test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real se
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup
 
 soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests
-	$(BIN)/python -m pytest -m soak
+	ANABRANCH_TEST_EXAMPLES=5 $(BIN)/python -m pytest -m "soak or hypothesis"
 
 check: $(VENV)/.dev  ## check style, types and import contracts
 	$(BIN)/ruff format --check .

@@ -24,11 +24,14 @@ from anabranch.entrypoints.http.app import Service
 from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Space
+from support.examples import examples
 
 LOCAL = ("127.0.0.0/8",)
 
 # A busy machine is no failure.
-hypothesis.settings.register_profile("calm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "calm", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("calm")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.errors import UpstreamError
 from anabranch.network.sse import Frame, FrameParser
+from support.examples import examples
 from support.node_process import Node, Refused
 
 MARK = b"\xef\xbb\xbf"
@@ -66,7 +67,7 @@ def test_sse_is_parsed_according_to_the_standard(stream: bytes, frames: list[tup
 
 
 @given(streams())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_sse_parsing_does_not_depend_on_chunk_boundaries(stream: tuple[bytes, list[bytes]]) -> None:
     whole, pieces = stream
     assert parsed(pieces) == parsed([whole])
@@ -79,7 +80,7 @@ async def test_python_and_javascript_sse_parsers_agree(node: Node) -> None:
     made: list[list[bytes]] = []
 
     @given(streams())
-    @settings(max_examples=150, database=None)
+    @settings(max_examples=examples(150), database=None)
     def collect(stream: tuple[bytes, list[bytes]]) -> None:
         made.append(stream[1])
 

@@ -15,6 +15,7 @@ from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, SequencedEntry
 from anabranch.eventlog.cursors import ENTRY_BYTES, StreamEntries, weight
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
+from support.examples import examples
 
 MAX_EVENTS = 10
 MAX_BYTES = 10 * (ENTRY_BYTES + 201)
@@ -311,6 +312,6 @@ class LogStates(RuleBasedStateMachine):
 
 
 TestTapeStates = TapeStates.TestCase
-TestTapeStates.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestTapeStates.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestLogStates = LogStates.TestCase
-TestLogStates.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLogStates.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

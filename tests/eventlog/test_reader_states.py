@@ -14,6 +14,7 @@ from anabranch.eventlog.reader import StreamReader, TooSlow
 from anabranch.eventlog.streams import Stream
 from anabranch.testing import ManualClock
 from anabranch.testing.contracts.event_log import entry
+from support.examples import examples
 
 SMALL_BATCH = 3  # so that the ends of pages, batches and tapes are reached often
 KEYS = "abcd"
@@ -247,4 +248,4 @@ class MuxStates(RuleBasedStateMachine):
 
 
 TestMuxStates = MuxStates.TestCase
-TestMuxStates.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMuxStates.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

@@ -18,6 +18,7 @@ from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
 from anabranch.testing.source import documents
 from anabranch.text.sentences import sentences
+from support.examples import examples
 
 STRATEGIES: tuple[Strategy, ...] = ("fixed", "sentence", "semantic")
 KINDS: tuple[BlockKind, ...] = ("paragraph", "heading", "code", "table", "list")
@@ -121,7 +122,7 @@ def promises(document: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(parsings(), st.sampled_from(STRATEGIES), st.integers(1, 600), st.data())
 def test_every_chunking_strategy_covers_the_text_within_the_size(
     document: Parsed, strategy: Strategy, size: int, data: st.DataObject
@@ -130,7 +131,7 @@ def test_every_chunking_strategy_covers_the_text_within_the_size(
     promises(document, Chunking(strategy=strategy, size=size, overlap=overlap), FakeEmbedder(window=512))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(parsings(), st.sampled_from(STRATEGIES), st.integers(1, 12), st.data())
 def test_every_chunking_strategy_works_with_tiny_sizes(
     document: Parsed, strategy: Strategy, size: int, data: st.DataObject
@@ -139,7 +140,7 @@ def test_every_chunking_strategy_works_with_tiny_sizes(
     promises(document, Chunking(strategy=strategy, size=size, overlap=overlap), FakeEmbedder())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parsings(), st.sampled_from(["sentence", "semantic"]), st.integers(30, 300), st.integers(0, 100))
 def test_sentences_and_tables_that_fit_are_not_split(
     document: Parsed, strategy: Strategy, size: int, overlap: int
@@ -162,7 +163,7 @@ def test_sentences_and_tables_that_fit_are_not_split(
                 assert any(piece.start <= at and at + len(inner) <= piece.end for piece in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parsings(), st.sampled_from(["sentence", "semantic"]), st.integers(0, 100))
 def test_a_heading_is_never_a_chunk_of_its_own(document: Parsed, strategy: Strategy, overlap: int) -> None:
     found = pieces(document, FakeEmbedder(window=512), strategy=strategy, size=400, overlap=overlap)
@@ -402,7 +403,7 @@ def minilm(models_dir: Path) -> MiniLM:
     return MiniLM(models_dir)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(parsings(), st.sampled_from(["fixed", "sentence"]), st.integers(1, 300), st.data())
 def test_chunking_with_minilm_covers_the_text_within_the_size(
     minilm: MiniLM, document: Parsed, strategy: Strategy, size: int, data: st.DataObject

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anabranch.knowledge.index.segment import K1, MIN_BINARY_ROWS, B, BinaryVectors, Postings, Segment
 from anabranch.knowledge.index.writer import FAN, plan
 from anabranch.text.words import terms
+from support.examples import examples
 
 texts = st.lists(st.lists(st.integers(1, 12), max_size=12), min_size=1, max_size=12)
 masks = st.lists(st.booleans(), min_size=12, max_size=12)
@@ -142,7 +143,7 @@ def test_random_vectors_get_no_binary_vectors() -> None:
     assert BinaryVectors.of(unit(np.random.default_rng(5).standard_normal((MIN_BINARY_ROWS, 256)))) is None
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200))
 def test_merge_plan_keeps_few_segments_with_few_rewrites(folds: list[int]) -> None:
     sizes: list[int] = []

@@ -14,6 +14,7 @@ from anabranch.models.extractive import ABSTAINED, Extractive, quotes
 from anabranch.pipeline.cite import cite
 from anabranch.text.messages import message
 from anabranch.text.support import Wording, signals, support
+from support.examples import examples
 
 ABSTENTION = message("refusal_abstained")
 
@@ -278,7 +279,7 @@ PASSAGES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(question=PROSE | st.text(max_size=100), passages=PASSAGES)
 def test_any_text_is_quoted_or_the_answer_abstains(question: str, passages: list[Passage]) -> None:
     assert 0.0 <= support(question, passages) <= 1.0
@@ -290,7 +291,7 @@ def test_any_text_is_quoted_or_the_answer_abstains(question: str, passages: list
         assert passages[quote.passage].text[quote.start : quote.end].strip()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(question=PROSE, passages=PASSAGES)
 async def test_every_citation_is_the_number_of_the_passage_with_the_quote(
     question: str, passages: list[Passage]

@@ -18,6 +18,7 @@ from anabranch.network.addresses import AddressGuard
 from anabranch.network.hub_tokens import HubTokens
 from anabranch.network.outbound import AiohttpOutbound
 from anabranch.testing import Failure, Hub, ManualClock
+from support.examples import examples
 
 TTL_S = 3600.0
 NOT_THE_HUBS = "not one that the hub has signed"
@@ -227,7 +228,7 @@ async def test_a_token_over_the_length_limit_is_refused(hub: Hub, tokens: HubTok
     assert hub.key_requests == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.binary(max_size=60), min_size=3, max_size=3), st.text(max_size=40))
 def test_forged_tokens_are_refused(parts: list[bytes], text: str) -> None:
     async def verify(token: str) -> None:

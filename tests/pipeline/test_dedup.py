@@ -13,6 +13,7 @@ from rapidfuzz.distance import Levenshtein
 
 from anabranch.pipeline import dedup
 from anabranch.pipeline.dedup import RUN, Distinct, furthest, sketches
+from support.examples import examples
 
 ALPHABETS = (
     "ab",
@@ -68,7 +69,7 @@ def near_the_edge(seed: int, threshold: float, longest: int, count: int) -> list
     return texts
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 2**32), st.sampled_from(THRESHOLDS) | st.floats(0, 1), st.sampled_from([12, 80, 400]))
 def test_dedup_equals_the_pairwise_loop(seed: int, threshold: float, longest: int) -> None:
     texts = near_the_edge(seed, threshold, longest, count=45)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anabranch.domain.model import Passage, SourceReply, Status
 from anabranch.domain.ranking import NEUTRAL, Breakdown, Ranking, Weights
 from anabranch.pipeline.scoring import MAX_TERMS, WORD, Ranker, Terms, folded
+from support.examples import examples
 
 DAY = 86_400.0
 NOW = 20_000 * DAY
@@ -48,7 +49,7 @@ def counted(question: str, text: str) -> dict[str, int]:
     return {one: n for one, n in Counter(stem(word) for word in WORD.findall(folded(text))).items() if one in wanted}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(texts, texts)
 def test_keyword_match_finds_every_inflection(question: str, text: str) -> None:
     assert Terms(question).count(f"{text} {question}") == counted(question, f"{text} {question}")

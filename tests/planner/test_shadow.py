@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.planner.shadow import MAX_DIFFERENCES, MAX_PATH, differences
+from support.examples import examples
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, "", "x", "~/"]),
@@ -49,7 +50,7 @@ def test_differences_between_the_legacy_answer_and_the_results(
     assert told(legacy, results) == found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(answers, answers)
 def test_differences_are_found_exactly_if_the_json_values_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
     found, back = told(one, other), told(other, one)

@@ -19,6 +19,7 @@ from anabranch.domain.events import (
 from anabranch.domain.steps import Directive, Expected, Fragment, Progress, Trace
 from anabranch.planner.encoder import encode
 from anabranch.planner.step import Applied, Step
+from support.examples import examples
 
 KEYS = ("a", "b", "c")
 keys = st.sampled_from(KEYS)
@@ -212,5 +213,5 @@ class Steps(RuleBasedStateMachine):
             assert end.status == ("success" if not missed else "failed" if failed else "partial_failure")
 
 
-Steps.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+Steps.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
 TestSteps = Steps.TestCase

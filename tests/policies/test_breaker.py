@@ -11,6 +11,7 @@ from anabranch.domain.model import Endpoint, SourceReply, Status
 from anabranch.domain.signals import BreakerState, BreakerStateChanged
 from anabranch.policies.breaker import BUCKETS, UNTRUSTED, Breaker, Policy, Upstreams
 from anabranch.testing import FakeSource, ManualClock, Recorder
+from support.examples import examples
 from support.scripted_source import BROKEN, ENDPOINT, GOOD, QUERY, REFUSED, Bench, Held, until
 
 WINDOW_S, MIN_CALLS, RATE, PAUSE_S = 30.0, 4, 0.5, 10.0
@@ -85,7 +86,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_breaker_behaves_like_a_naive_model(steps: list[tuple[str, object]]) -> None:
     clock, naive = ManualClock(1_000.0), Naive()
     tested = breaker(clock)

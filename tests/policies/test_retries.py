@@ -19,6 +19,7 @@ from anabranch.models.remote import ModelServer, OpenAIModel, SpaceModel
 from anabranch.policies.breaker import Policy, RetryBudget
 from anabranch.policies.resilience import backoff_s, retry_after_s
 from anabranch.testing import Failure, Space
+from support.examples import examples
 from support.scripted_source import PROMPT, Bench, Scripted, Step, answering, down, reaching_out, until
 
 MODEL = Endpoint(slug="writer", owner="mia", url="http://first.example", operator=True)
@@ -99,7 +100,7 @@ async def test_retry_after_is_respected_within_the_deadline() -> None:
 
 
 @given(st.floats(0.1, 4.0), st.floats(0, 0.999))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_retry_waits_beyond_the_deadline(left_s: float, chance: float) -> None:
     async def asked() -> None:
         bench = Bench(chance=chance)

@@ -18,6 +18,7 @@ from anabranch.subagents.documentation import DocumentationSubagent
 from anabranch.subagents.kinds import UNCHECKED, SafetySubagent, confirmation, preview, transcript
 from anabranch.subagents.payloads import CardSubagent
 from anabranch.testing import ManualClock
+from support.examples import examples
 
 STATUSES: tuple[SubagentStatus, ...] = get_args(SubagentStatus)
 
@@ -341,7 +342,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(sorted(ADAPTERS)), st.sampled_from(STATUSES), values | st.dictionaries(names, values))
 @example("row_selection", "success", {"rows": [{"a": 10**400}], "row_count": 10**400})
 @example("documentation", "partial", {"retrieval_count": 10**400})

@@ -15,12 +15,13 @@ from reportlab.pdfgen.canvas import Canvas
 
 from anabranch.knowledge.model import Parsed, Unprocessable
 from anabranch.knowledge.parse import ParseLimits, parse
+from support.examples import examples
 
 LIMITS = ParseLimits()
 SUFFIXES = ("", ".txt", ".md", ".html", ".csv", ".tsv", ".json", ".jsonl", ".pdf", ".docx", ".log", ".xyz")
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 FRONT_MATTER = re.compile(r"\s*---[ \t]*\n.*?\n?(?:---|\.\.\.)[ \t]*\n?\s*", re.DOTALL)
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def check(parsed: Parsed, front_matter: bool = False) -> None:
@@ -78,7 +79,7 @@ MARKS += ["\n\n", "===\n", "\t", "words ", "title: x\n", "<div>", "</div>", "\x0
 
 
 @given(st.lists(st.sampled_from(MARKS), max_size=30).map("".join))
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=examples(250))
 def test_parsing_any_markdown(text: str) -> None:
     survives(text.encode(), "a.md")
 
@@ -102,7 +103,7 @@ TAGS += [
 
 
 @given(st.lists(st.sampled_from(TAGS), max_size=40).map("".join))
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=examples(250))
 def test_parsing_any_html(text: str) -> None:
     survives(text.encode(), "a.html")
 

@@ -11,6 +11,7 @@ from mcp_types import Tool
 from anabranch.domain.mcp import McpServer
 from anabranch.sources.mcp.tool_selection import NoTool, ToolChoice, arguments, choose
 from support import mcp_tool_lists
+from support.examples import examples
 from support.mcp_tool_lists import LIST, WHOLE, WORDS, tool
 
 
@@ -323,7 +324,7 @@ def any_tools(draw: st.DrawFn) -> Tool:
     return Tool(name=draw(st.text(max_size=5)), description=draw(st.none() | st.text()), input_schema=draw(schemas))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(st.lists(any_tools(), max_size=3), st.sampled_from([None, "query", ""]))
 def test_tool_selection_survives_any_schema(tools: list[Tool], named: str | None) -> None:
     configured = server(query_argument=named, tool=tools[0].name if tools and named == "" else None)

@@ -22,6 +22,7 @@ from mcp_types import (
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Passage
 from anabranch.sources.mcp.results.extraction import Unreadable, passages
+from support.examples import examples
 
 KEYS = [
     *("results", "items", "data", "content", "text", "title", "name", "url", "date", "id", "score", "node", "_source"),
@@ -98,7 +99,7 @@ def check(found: tuple[Passage, ...]) -> None:
             assert "\x00" not in written
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     values,
     st.lists(blocks(), max_size=4),
