@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch import Anabranch, Endpoint, Settings, Status
-from anabranch.configuration.settings import NEEDS, PREFIX, VARIABLES, load, unknown
+from anabranch.configuration.settings import NEEDS, PREFIX, SWITCHED_SURFACES, VARIABLES, load, unknown
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation
 from anabranch.testing import Document, Hub, Space
@@ -41,6 +41,14 @@ DEFAULTS: dict[str, object] = {
     "model_streaming_enabled": False,
     "heartbeat_interval": 15.0,
     "drain_timeout": 30.0,
+    "shutdown_delay": 1.0,
+    "chat_enabled": True,
+    "query_enabled": True,
+    "rag_enabled": True,
+    "knowledge_enabled": True,
+    "endpoints_enabled": True,
+    "planner_enabled": True,
+    "mcp_enabled": True,
     "cors_origins": ("*",),
     "syfthub_url": "http://localhost:8000",
     "auth": "auto",
@@ -119,6 +127,8 @@ RESILIENCE = "configuration/test_resilience_settings.py::"
 STREAMS = "configuration/test_stream_settings.py::"
 TELEMETRY = "configuration/test_telemetry_settings.py::"
 
+SWITCHES = [f"{surface}_enabled" for surface in SWITCHED_SURFACES]
+
 # Which test shows what a setting does; one of another file as folder/file.py::test.
 EFFECTS = {
     "debug": "test_debug_serves_the_docs",
@@ -138,6 +148,8 @@ EFFECTS = {
     "model_streaming_enabled": "test_model_streaming_enabled_requests_a_stream_from_the_model",
     "heartbeat_interval": "test_heartbeat_while_a_model_is_silent",
     "drain_timeout": "entrypoints/http/test_process.py::test_a_stream_past_the_drain_time_ends_in_an_error_that_says_why",  # noqa: E501
+    "shutdown_delay": "entrypoints/http/test_process.py::test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered",  # noqa: E501
+    **dict.fromkeys(SWITCHES, "entrypoints/http/test_switched_off.py::test_a_surface_that_is_switched_off_is_404"),
     "cors_origins": "test_cors_origins",
     "syfthub_url": "test_syfthub_url_is_where_paths_are_looked_up",
     "auth": "test_auth_and_origin_decide_who_may_use_a_configured_model",
@@ -270,6 +282,8 @@ WRONG = {
     "model_streaming_enabled": NO_FLAG,
     "heartbeat_interval": NO_SECONDS,
     "drain_timeout": NO_SECONDS,
+    "shutdown_delay": ["garbage", "-1", "nan", "inf", "1e400", "3601", "[1]", "null"],
+    **dict.fromkeys(SWITCHES, NO_FLAG),
     "cors_origins": ["[", "[1]", '["https://a"', "garbage", "https://a.example/path", "javascript:alert(1)"],
     "syfthub_url": NO_URL,
     "auth": ["garbage", "-1", "0", "nan"],

@@ -59,7 +59,9 @@ def check(settings: Settings, log: Log) -> None:
 
 
 def announce(settings: Settings, log: Log) -> None:
-    """Log who may use the private addresses on the allow-list."""
+    """Log which surfaces are switched off, and who may use the private addresses on the allow-list."""
+    if settings.switched_off:
+        log.info("surfaces_off", surfaces=list(settings.switched_off))
     if settings.endpoint_allowlist_public and settings.endpoint_allowlist:
         log.warning(
             "private_addresses_allowed", addresses=settings.endpoint_allowlist, to="everybody", hint=TO_EVERYBODY

@@ -30,6 +30,7 @@ TYPE_NAMES = (
 # Python refuses to print whole numbers of thousands of digits.
 HUGE = 10**30
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
+Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
@@ -17,6 +17,7 @@ from anabranch.configuration.config_file import (
     Allowlist,
     CacheTtl,
     Count,
+    Delay,
     Few,
     Flag,
     Folder,
@@ -58,6 +59,7 @@ class TrackedEnvironment(dict[str, str]):
 
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
+SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp")
 SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 
 
@@ -82,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_streaming_enabled: Flag = False
     heartbeat_interval: Seconds = 15.0
     drain_timeout: Seconds = 30.0
+    shutdown_delay: Delay = 1.0
+    chat_enabled: Flag = True
+    query_enabled: Flag = True
+    rag_enabled: Flag = True
+    knowledge_enabled: Flag = True
+    endpoints_enabled: Flag = True
+    planner_enabled: Flag = True
+    mcp_enabled: Flag = True
     cors_origins: Origins = ("*",)
     syfthub_url: Address = "http://localhost:8000"
     auth: Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")] = "auto"
@@ -166,6 +176,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers == 1 or self.redis_url is not None
 
     @property
+    def switched_off(self) -> dict[str, str]:
+        """The surfaces that the server does not have, and the variable of each."""
+        flags = {surface: f"{surface}_enabled" for surface in SWITCHED_SURFACES}
+        return {surface: PREFIX + flag.upper() for surface, flag in flags.items() if not getattr(self, flag)}
+
+    @property
     def allowed_networks(self) -> tuple[Network, ...]:
         return tuple(ip_network(entry, strict=False) for entry in self.endpoint_allowlist if "://" not in entry)
 
@@ -227,7 +243,7 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
             raise ConfigurationError(f"{path}: settings has no {name!r}.")
         values[name] = _convert(name, value, f"{path}: settings.{name}")
     for variable, name in VARIABLES.items():
-        if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
+        if _is_set(variable, environment):
             values[name] = _convert(name, environment[variable], variable)
     sources, models, published = config_file.endpoints(read.file, environment, str(path))
     servers = mcp_servers.servers(read, environment)
@@ -241,6 +257,19 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
     )
     _check(settings)
     return settings
+
+
+def add_missing(values: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Set the variables that the environment does not set; the names of those."""
+    missing = [name for name in values if not _is_set(name, environment)]
+    environment.update({name: values[name] for name in missing})
+    return missing
+
+
+def _is_set(variable: str, environment: Mapping[str, str]) -> bool:
+    """An empty variable counts as not set, except for the allow-list, which may be empty."""
+    given = environment.get(variable)
+    return given is not None and bool(given.strip() or variable == PREFIX + "ENDPOINT_ALLOWLIST")
 
 
 def secrets_of(settings: Settings) -> Iterator[str]:
