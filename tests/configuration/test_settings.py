@@ -413,7 +413,7 @@ def test_a_blank_variable_is_the_default_or_refused(variable: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_documented_variable_is_known(name: str) -> None:
-    assert unknown({PREFIX + name: "1"}) == []
+    assert unknown({PREFIX + name: "1"}) == {}
 
 
 @pytest.mark.parametrize("variable", [*VARIABLES, PREFIX + "CONFIG"])
@@ -500,14 +500,14 @@ def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
     file = tmp_path / "file"
     file.touch()
     assert getattr(loaded(**{name: str(tmp_path / "not yet there")}), name.lower()) == str(tmp_path / "not yet there")
-    with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .* is a file\.$"):
-        loaded(**{name: str(file)})
+    for wrong in (file, file / "below"):
+        with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .*/file' is a file\.$"):
+            loaded(**{name: str(wrong)})
 
 
 def test_an_unknown_variable_is_named() -> None:
-    assert unknown({"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "PATH": "/"}) == [
-        "AGGREGATOR_PROT"
-    ]
+    given = {"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "AGGREGATOR_X": "1", "PATH": "/"}
+    assert unknown(given) == {"AGGREGATOR_PROT": "did you mean AGGREGATOR_PORT?", "AGGREGATOR_X": ""}
 
 
 # --- the file
@@ -538,10 +538,17 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("settings: {prot: 1}", "'prot'"),
+        ("settings: {prot: 1}", "settings has no 'prot' (did you mean port?)."),
+        ("settings: {AGGREGATOR_PORT: 1}", "settings has no 'AGGREGATOR_PORT' (did you mean port?)."),
+        ("port: 1", "there is no block 'port'; there are: settings, "),
+        ("port: 1", "Settings such as port belong under settings."),
+        ("settings:\n\tport: 1", "this is not YAML (line 2: a tab; indent with spaces)."),
         ("setings: {port: 1}", "'setings'"),
-        ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "`tokn`"),
-        ("models: {a: {url: 'http://h'}}", "`slug`"),
+        ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "sources.a has no field 'tokn' (did you mean token?)."),
+        ("models: {a: {url: 'http://h'}}", "models.a needs the field 'slug'."),
+        ("models: {a: {url: 'http://h', slug: }}", "models.a needs the field 'slug'."),
+        ("models: {a: {url: 'http://h', slug: 5}}", "models.a.slug takes a text, not a number; put it in quotes."),
+        ("models: {a: http://h}", "models.a takes fields (name: value), not a text."),
         ("models: {a: {url: 'http://h', slug: s, kind: soap}}", "'soap'"),
         ("sources: {a: {url: 'http://h', slug: s, token: '${NOT_SET}'}}", "NOT_SET"),
         ("sources: {a: {url: 'no url', slug: s}}", "url"),

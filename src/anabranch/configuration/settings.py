@@ -34,6 +34,9 @@ from anabranch.configuration.config_file import (
     Text,
     check_value,
     convert,
+    did_you_mean,
+    nearest,
+    quoted_name,
     without_none,
 )
 from anabranch.configuration.extras import require
@@ -240,7 +243,8 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
     values: dict[str, Any] = {}
     for name, value in read.file.settings.items():
         if name not in VARIABLES.values():
-            raise ConfigurationError(f"{path}: settings has no {name!r}.")
+            meant = did_you_mean(str(name).upper().removeprefix(PREFIX), VARIABLES.values())
+            raise ConfigurationError(f"{path}: settings has no {quoted_name(name)}{meant}.")
         values[name] = _convert(name, value, f"{path}: settings.{name}")
     for variable, name in VARIABLES.items():
         if _is_set(variable, environment):
@@ -290,10 +294,12 @@ def variables_in_use(environment: Mapping[str, str] = os.environ, file: Path | N
     return sorted(name for name in known if environment.get(name, "").strip())
 
 
-def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables with our prefix that are no settings, most likely misspelt."""
+def unknown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables with our prefix that are no settings, most likely misspelt, and the nearest setting of each."""
     known = (*VARIABLES, PREFIX + "CONFIG")
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    names = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    near = {name: nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)) for name in names}
+    return {name: f"did you mean {PREFIX}{meant}?" if meant else "" for name, meant in near.items()}
 
 
 def _convert(name: str, value: object, where: str) -> Any:
@@ -329,8 +335,9 @@ def _check(settings: Settings) -> None:
         )
     for name in ("data_dir", "models_dir"):
         folder = Path(getattr(settings, name)).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(folder)!r} is a file.")
+        with suppress(PermissionError):  # whether it may be read is seen when it is needed
+            if (file := next((place for place in (folder, *folder.parents) if place.is_file()), None)) is not None:
+                raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(file)!r} is a file.")
     for name, needed in NEEDS.items():
         if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")

@@ -87,7 +87,8 @@ async def test_options_win_over_the_environment_and_a_misspelt_variable_is_warne
     async with serving(home=tmp_path, variables=variables) as program:
         assert program.host == "127.0.0.1"
         assert str(program.port) != variables["AGGREGATOR_PORT"]
-        assert [line["variable"] for line in program.log if line["event"] == "unknown_setting"] == ["AGGREGATOR_PROT"]
+        [warned] = [line for line in program.log if line["event"] == "unknown_setting"]
+        assert (warned["variable"], warned["hint"]) == ("AGGREGATOR_PROT", "did you mean AGGREGATOR_PORT?")
         async with session.get(f"{program.url}/health") as response:
             assert response.status == 200
             assert (await response.json())["status"] == "healthy"
@@ -131,6 +132,8 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         (["--port", "65536"], {}, "65535"),
         (["--host", "not a host"], {}, "not a host"),
         (["--config", "missing.yaml"], {}, "missing.yaml"),
+        ([], {"AGGREGATOR_RERANKER_PATH": "/missing/model.onnx"}, "AGGREGATOR_RERANKER_PATH takes an ONNX file"),
+        ([], {"AGGREGATOR_DATA_DIR": "/dev/null/data"}, "AGGREGATOR_DATA_DIR"),
         ([], {"AGGREGATOR_REDIS_URL": "redis://host:nothing"}, "AGGREGATOR_REDIS_URL"),
         (
             ["--workers", "2"],

@@ -89,8 +89,8 @@ def serve(host: str | None, port: int | None, workers: int | None, config: Path 
         log.warning("env_file_ignored", file=str(dotenv.path.absolute()), reason=dotenv.ignored)
     elif dotenv.values:
         log.info("env_file_read", file=str(dotenv.path.absolute()), variables=used)
-    for name in unknown():
-        log.warning("unknown_setting", variable=name)
+    for name, meant in unknown().items():
+        log.warning("unknown_setting", variable=name, hint=meant or "it is ignored")
     check(settings, log)
     with _shared_metrics(settings.workers):
         run(settings, log)
