@@ -65,6 +65,6 @@ class StopSignals:
         if not self._stopping:
             self._stopping = True
             self._drain()
-        handler = self._server_handlers.get(number, self._server_handlers[signal.SIGTERM])
-        if callable(handler):
-            handler(number, None)
+        known = number if number in self._server_handlers else signal.SIGTERM
+        if callable(handler := self._server_handlers[known]):
+            handler(known, None)
