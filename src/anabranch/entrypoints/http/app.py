@@ -105,21 +105,19 @@ class Service:
         """The table of every address that the server answers."""
         writers: Writers = {"chat": lambda _: chat.frame, "rag": lost_rag, "query": lost_query}
         streams = AnswerStreams(anabranch, access, self._closing, writers)
-        surfaces = {
-            "chat": chat.ChatSurface(anabranch, access, streams).operations(),
-            "endpoints": EndpointSurface(anabranch, access).operations(),
-            "query": QuerySurface(anabranch, access, streams).operations(),
-            "rag": RagSurface(anabranch, access, streams).operations(),
-            "knowledge": KnowledgeSurface(anabranch, access, self._closing).operations(),
-            "planner": PlannerSurface(anabranch, access, self._closing, self._closed).operations(),
-            "streams": streams.operations(),
-            "mcp": mcp.operations(),
-        }
+        surfaces = (
+            ("chat", chat.ChatSurface(anabranch, access, streams).operations()),
+            ("endpoints", EndpointSurface(anabranch, access).operations()),
+            ("query", QuerySurface(anabranch, access, streams).operations()),
+            ("rag", RagSurface(anabranch, access, streams).operations()),
+            ("knowledge", KnowledgeSurface(anabranch, access, self._closing).operations()),
+            ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
+            ("streams", streams.operations()),
+            ("mcp", mcp.operations()),
+        )
         off = self._settings.switched_off
         operations = [
-            replace(operation, switched_off_by=off.get(name, ""))
-            for name, table in surfaces.items()
-            for operation in table
+            replace(operation, switched_off_by=off.get(name, "")) for name, table in surfaces for operation in table
         ]
         return OpsSurface(anabranch, access, metrics, operations, self._stopping).operations()
 
