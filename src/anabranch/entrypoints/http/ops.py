@@ -22,6 +22,11 @@ from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
 
+CLIENT = {
+    "stream.js": "The JavaScript client, in one file",
+    "connection.js": "Parts of the JavaScript client, at the address of an earlier version",
+}
+
 
 class Health(Value, omit_defaults=True):
     status: str
@@ -58,12 +63,12 @@ class OpsSurface:
             at(
                 path=f"/web/{name}",
                 name=name.replace(".", "_"),
-                summary=f"The JavaScript client: {name}",
+                summary=summary,
                 handler=_file(name, "text/javascript; charset=utf-8"),
                 media_type="text/javascript",
                 response_types=(str,),
             )
-            for name in ("stream.js", "connection.js")
+            for name, summary in CLIENT.items()
         ]
         if self._anabranch.settings.debug:
             page = _file("docs.html", "text/html; charset=utf-8")
