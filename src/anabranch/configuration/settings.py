@@ -334,10 +334,11 @@ def _check(settings: Settings) -> None:
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
     for name in ("data_dir", "models_dir"):
-        folder = Path(getattr(settings, name)).expanduser()
+        folder = Path(getattr(settings, name)).expanduser().absolute()
         with suppress(PermissionError):  # whether it may be read is seen when it is needed
-            if (file := next((place for place in (folder, *folder.parents) if place.is_file()), None)) is not None:
-                raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(file)!r} is a file.")
+            existing = next(place for place in (folder, *folder.parents) if place.exists())
+            if not existing.is_dir():
+                raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(existing)!r} is a file.")
     for name, needed in NEEDS.items():
         if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
