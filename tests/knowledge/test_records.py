@@ -4,27 +4,14 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-import time
-from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from anabranch.domain.errors import ConfigurationError
-from anabranch.entrypoints.http.errors import status_of
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, keys, queries
-from anabranch.knowledge.records.database import (
-    NAME,
-    RETRY_S,
-    Database,
-    StoreFailed,
-    connect,
-    made_at,
-    migrate,
-    new_id,
-)
+from anabranch.knowledge.records.database import NAME, Database, connect, made_at, migrate, new_id
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
@@ -86,32 +73,6 @@ for number in range(100):
     database.writing(lambda db: db.execute("INSERT INTO changes (op, document, at) VALUES ('update', 1, 0)"))
 database.close()
 """
-
-
-def test_a_locked_database_is_tried_again_after_pauses_and_then_unavailable(tmp_path: Path) -> None:
-    """At most three pauses of 0.1 s. SQLite's own wait, ten seconds for each attempt, is off here."""
-    database = Database.open(tmp_path)
-    database.writing(lambda db: db.execute("PRAGMA busy_timeout = 0"))
-    with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None, check_same_thread=False)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        began = time.monotonic()
-        with pytest.raises(StoreFailed, match="locked") as failed:
-            database.writing(lambda db: db.execute("SELECT 1"))
-        assert time.monotonic() - began >= 3 * RETRY_S
-        assert status_of(failed.value) == 503
-    locked = failed.value.__cause__
-    assert isinstance(locked, sqlite3.OperationalError)
-    attempts: list[float] = []
-
-    def locked_three_times(_: sqlite3.Connection) -> int:
-        attempts.append(time.monotonic())
-        if len(attempts) <= 3:
-            raise locked
-        return 1
-
-    assert database.writing(locked_three_times) == 1
-    assert all(second - first >= RETRY_S for first, second in pairwise(attempts))
-    database.close()
 
 
 def test_concurrent_writes_of_several_processes_are_all_kept(tmp_path: Path) -> None:

@@ -408,27 +408,6 @@ async def test_an_unexpected_error_ends_a_stream_with_an_error_event(serve: Serv
     assert "nobody's business" not in text
 
 
-@pytest.mark.usefixtures("broken")
-async def test_an_unexpected_error_ends_a_rag_stream_with_internal_error(serve: Serve, space: Space, log: Log) -> None:
-    async with serve(log_level="INFO") as server:
-        status, text = await ask(server, {"query": SECRETS["question"]}, "/rag/stream")
-        await space.wait_for(log.has("unexpected_error"))
-    assert status == 200
-    frame = json.loads(text.removeprefix("data: "))
-    assert (frame["type"], frame["data"]["error_code"]) == ("error", "internal_error")
-    assert frame["data"]["details"] == {"correlation_id": ID}
-    assert "nobody's business" not in text
-
-
-@pytest.mark.usefixtures("broken")
-async def test_an_unexpected_error_of_a_query_is_500_internal_error(serve: Serve, space: Space, log: Log) -> None:
-    async with serve(log_level="INFO") as server:
-        status, text = await ask(server, {"query": SECRETS["question"]}, "/v1/query")
-        await space.wait_for(log.has("unexpected_error"))
-    assert (status, json.loads(text)["code"]) == (500, "INTERNAL_ERROR")
-    assert "nobody's business" not in text
-
-
 @pytest.fixture
 def broken_health(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Never:
