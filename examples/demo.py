@@ -76,7 +76,7 @@ class Demo:
                 server.terminate()
                 sys.exit("demo: the server did not start.")
             time.sleep(0.05)
-        signal.signal(signal.SIGINT, lambda *_: server.terminate())
+        signal.signal(signal.SIGINT, lambda *_: server.send_signal(signal.SIGINT))
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         return server
 

@@ -32,8 +32,14 @@ async def run_by_node(folder: Path, code: str) -> str:
     """What a module prints. npm's packages are looked for beside it."""
     (folder / "example.mjs").write_text(code, encoding="utf-8")
     (folder / "node_modules").symlink_to(PACKAGES / "node_modules")
-    command = (str(Path(sys.prefix) / "bin" / "node"), "--preserve-symlinks-main", str(folder / "example.mjs"))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    return await printed_by_node(folder)
+
+
+async def printed_by_node(folder: Path, *arguments: str) -> str:
+    """What example.mjs prints."""
+    node = str(Path(sys.prefix) / "bin" / "node")
+    command = (node, "--preserve-symlinks-main", "example.mjs", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(30):
         printed, _ = await process.communicate()
     assert process.returncode == 0
@@ -82,6 +88,21 @@ follow("{stream}", {{
     assert shown.startswith('success: {"call":{')
     assert '"transcript":"Hello."' in shown
     assert sorted(map(int, heard.strip("[]\n").split(","))) == sequences
+
+
+async def test_the_documented_node_client_runs_alone_in_an_empty_folder(soon_server: Server, tmp_path: Path) -> None:
+    """One file, saved from the server, without package.json and without other modules."""
+    await defined(example("python"))["main"](soon_server.url)
+    async with soon_server.session.get(f"{soon_server.url}/web/stream.js") as response:
+        (tmp_path / "stream.mjs").write_bytes(await response.read())
+    (tmp_path / "example.mjs").write_text(example("mjs"), encoding="utf-8")
+    async with CuttingProxy(soon_server.url) as proxy:
+        assert await printed_by_node(tmp_path, proxy.url) == "success Hello.\n"
+
+
+async def test_the_javascript_client_is_one_module() -> None:
+    source = STREAM.read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(import\b|export\b.*\bfrom\b)|\bimport\s*\(|\brequire\s*\(", source, re.MULTILINE)
 
 
 async def test_documented_answer_client_gets_the_whole_answer(server: Server, space: Space) -> None:

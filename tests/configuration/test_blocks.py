@@ -28,9 +28,10 @@ def said(path: Path) -> str:
 
 
 BLOCKS = "settings, sources, models, mcpServers, aggregator"
+THERE_ARE = f"there are: {BLOCKS}. Settings such as port belong under settings."
 WRONG = {
-    "mcp_servers: {}": f"there is no block 'mcp_servers' (did you mean mcpServers?); there are: {BLOCKS}.",
-    "1: {}": f"there is no block a number; there are: {BLOCKS}.",
+    "mcp_servers: {}": f"there is no block 'mcp_servers' (did you mean mcpServers?); {THERE_ARE}",
+    "1: {}": f"there is no block a number; {THERE_ARE}",
     "- a": f"the file takes blocks ({BLOCKS}), not a list.",
     "sources: [a]": "sources takes fields (name: value), not a list.",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch import Anabranch, Endpoint, Settings, Status
-from anabranch.configuration.settings import NEEDS, PREFIX, VARIABLES, load, unknown
+from anabranch.configuration.settings import NEEDS, PREFIX, SWITCHED_SURFACES, VARIABLES, load, unknown
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import Aggregation
 from anabranch.testing import Document, Hub, Space
@@ -41,6 +41,14 @@ DEFAULTS: dict[str, object] = {
     "model_streaming_enabled": False,
     "heartbeat_interval": 15.0,
     "drain_timeout": 30.0,
+    "shutdown_delay": 1.0,
+    "chat_enabled": True,
+    "query_enabled": True,
+    "rag_enabled": True,
+    "knowledge_enabled": True,
+    "endpoints_enabled": True,
+    "planner_enabled": True,
+    "mcp_enabled": True,
     "cors_origins": ("*",),
     "syfthub_url": "http://localhost:8000",
     "auth": "auto",
@@ -119,6 +127,8 @@ RESILIENCE = "configuration/test_resilience_settings.py::"
 STREAMS = "configuration/test_stream_settings.py::"
 TELEMETRY = "configuration/test_telemetry_settings.py::"
 
+SWITCHES = [f"{surface}_enabled" for surface in SWITCHED_SURFACES]
+
 # Which test shows what a setting does; one of another file as folder/file.py::test.
 EFFECTS = {
     "debug": "test_debug_serves_the_docs",
@@ -138,6 +148,8 @@ EFFECTS = {
     "model_streaming_enabled": "test_model_streaming_enabled_requests_a_stream_from_the_model",
     "heartbeat_interval": "test_heartbeat_while_a_model_is_silent",
     "drain_timeout": "entrypoints/http/test_process.py::test_a_stream_past_the_drain_time_ends_in_an_error_that_says_why",  # noqa: E501
+    "shutdown_delay": "entrypoints/http/test_process.py::test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered",  # noqa: E501
+    **dict.fromkeys(SWITCHES, "entrypoints/http/test_switched_off.py::test_a_surface_that_is_switched_off_is_404"),
     "cors_origins": "test_cors_origins",
     "syfthub_url": "test_syfthub_url_is_where_paths_are_looked_up",
     "auth": "test_auth_and_origin_decide_who_may_use_a_configured_model",
@@ -270,6 +282,8 @@ WRONG = {
     "model_streaming_enabled": NO_FLAG,
     "heartbeat_interval": NO_SECONDS,
     "drain_timeout": NO_SECONDS,
+    "shutdown_delay": ["garbage", "-1", "nan", "inf", "1e400", "3601", "[1]", "null"],
+    **dict.fromkeys(SWITCHES, NO_FLAG),
     "cors_origins": ["[", "[1]", '["https://a"', "garbage", "https://a.example/path", "javascript:alert(1)"],
     "syfthub_url": NO_URL,
     "auth": ["garbage", "-1", "0", "nan"],
@@ -399,7 +413,7 @@ def test_a_blank_variable_is_the_default_or_refused(variable: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_documented_variable_is_known(name: str) -> None:
-    assert unknown({PREFIX + name: "1"}) == []
+    assert unknown({PREFIX + name: "1"}) == {}
 
 
 @pytest.mark.parametrize("variable", [*VARIABLES, PREFIX + "CONFIG"])
@@ -486,14 +500,14 @@ def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
     file = tmp_path / "file"
     file.touch()
     assert getattr(loaded(**{name: str(tmp_path / "not yet there")}), name.lower()) == str(tmp_path / "not yet there")
-    with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .* is a file\.$"):
-        loaded(**{name: str(file)})
+    for wrong in (file, file / "below"):
+        with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name} takes a folder, and .*/file' is a file\.$"):
+            loaded(**{name: str(wrong)})
 
 
 def test_an_unknown_variable_is_named() -> None:
-    assert unknown({"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "PATH": "/"}) == [
-        "AGGREGATOR_PROT"
-    ]
+    given = {"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "AGGREGATOR_X": "1", "PATH": "/"}
+    assert unknown(given) == {"AGGREGATOR_PROT": "did you mean AGGREGATOR_PORT?", "AGGREGATOR_X": ""}
 
 
 # --- the file
@@ -524,10 +538,17 @@ def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("settings: {prot: 1}", "'prot'"),
+        ("settings: {prot: 1}", "settings has no 'prot' (did you mean port?)."),
+        ("settings: {AGGREGATOR_PORT: 1}", "settings has no 'AGGREGATOR_PORT' (did you mean port?)."),
+        ("port: 1", "there is no block 'port'; there are: settings, "),
+        ("port: 1", "Settings such as port belong under settings."),
+        ("settings:\n\tport: 1", "this is not YAML (line 2: a tab; indent with spaces)."),
         ("setings: {port: 1}", "'setings'"),
-        ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "`tokn`"),
-        ("models: {a: {url: 'http://h'}}", "`slug`"),
+        ("sources: {a: {url: 'http://h', slug: s, tokn: x}}", "sources.a has no field 'tokn' (did you mean token?)."),
+        ("models: {a: {url: 'http://h'}}", "models.a needs the field 'slug'."),
+        ("models: {a: {url: 'http://h', slug: }}", "models.a needs the field 'slug'."),
+        ("models: {a: {url: 'http://h', slug: 5}}", "models.a.slug takes a text, not a number; put it in quotes."),
+        ("models: {a: http://h}", "models.a takes fields (name: value), not a text."),
         ("models: {a: {url: 'http://h', slug: s, kind: soap}}", "'soap'"),
         ("sources: {a: {url: 'http://h', slug: s, token: '${NOT_SET}'}}", "NOT_SET"),
         ("sources: {a: {url: 'no url', slug: s}}", "url"),

@@ -65,7 +65,7 @@ async def test_embedding_no_texts_makes_no_call() -> None:
     assert server.asked == []
 
 
-@pytest.mark.parametrize("fault", [429, 500, 503, ConnectionResetError()])
+@pytest.mark.parametrize("fault", [429, 500, 502, 503, 504, ConnectionResetError()])
 async def test_transient_embedding_failures_are_retried(fault: int | BaseException) -> None:
     async with served(fault, fault, fault, good) as server:
         assert len(await embedder(server).embed(["a"])) == 1

@@ -263,6 +263,19 @@ async def test_a_blocked_address_is_a_failure_of_the_request(url: str) -> None:
             assert failed.value.failure_kind is FailureKind.REQUEST
 
 
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_model_that_answers_with_a_transient_status_is_asked_again(status: int) -> None:
+    good = {"choices": [{"message": {"content": "Because."}, "finish_reason": "stop"}]}
+    replies = iter([web.Response(status=status), web.json_response(good)])
+    bench = Bench()
+    async with answering(lambda: next(replies)) as url, reaching_out() as outbound:
+        endpoint = Endpoint(slug="m", url=url, operator=True)
+        assert await said(bench.resilience.generator(endpoint, OpenAIModel(endpoint, outbound)), bench.context()) == (
+            "Because."
+        )
+    assert len(bench.slept) == 1
+
+
 async def test_a_refused_connection_is_a_transient_failure() -> None:
     async with reaching_out() as outbound:
         endpoint = Endpoint(slug="m", url="http://127.0.0.1:9", operator=True)

@@ -111,7 +111,11 @@ async def started(*arguments: str, home: Path, variables: Mapping[str, str] | No
     """`anabranch serve …` in an empty folder, in a process group of its own, which is killed at the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("AGGREGATOR_")}
     # Whoever runs the tests may have collections of their own.
-    usual = {"AGGREGATOR_ENDPOINT_ALLOWLIST": "127.0.0.0/8", "AGGREGATOR_DATA_DIR": str(home / "data")}
+    usual = {
+        "AGGREGATOR_ENDPOINT_ALLOWLIST": "127.0.0.0/8",
+        "AGGREGATOR_DATA_DIR": str(home / "data"),
+        "AGGREGATOR_SHUTDOWN_DELAY": "0",
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "anabranch", "serve", *arguments),
         env={**inherited, **usual, **(variables or {})},

@@ -167,6 +167,22 @@ def test_every_alert_has_a_severity_and_a_runbook() -> None:
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
 
 
+@pytest.mark.parametrize(
+    ("alert", "measured", "limit"),
+    [
+        ("AnabranchRagErrors", r"sum\(rate\(rag_stream_errors_total.*/ sum\(rate\(rag_stream_requests_total", "> 0.05"),
+        ("AnabranchRetrievalSlow", r"histogram_quantile\(0\.95, .*rag_retrieval_latency_ms_bucket", "> 2000"),
+        ("AnabranchCacheHitsFew", r"sum\(rate\(rag_cache_hit_total.*/ \(.*rag_cache_miss_total", "< 0.3"),
+    ],
+)
+def test_alerts_have_the_limits_of_the_specification(alert: str, measured: str, limit: str) -> None:
+    """Spec 4: errors over 5%, p95 of the retrieval over 2000 ms, cache hits under 30%."""
+    [rule] = [rule for rule in ALERTS if rule["alert"] == alert]
+    compared, _, _ = " ".join(rule["expr"].split()).partition(" and ")
+    assert re.match(measured, compared)
+    assert compared.endswith(f" {limit}")
+
+
 def test_every_runbook_link_exists() -> None:
     page = Path(__file__).parents[2] / "docs" / "operations.md"
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,6 +1,7 @@
 """Opens the knowledge base of the data folder when it is first needed."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing, suppress
@@ -12,7 +13,7 @@ import msgspec
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound
-from anabranch.domain.errors import AnabranchError
+from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.knowledge.records import documents
@@ -42,7 +43,7 @@ class KnowledgeOpener:
         died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
-        self._records = folder_of(settings) / NAME
+        self._folder = folder_of(settings)
         self._outbound = outbound
         self._cached = cached
         self._resilience = resilience
@@ -60,7 +61,7 @@ class KnowledgeOpener:
     @property
     def exists(self) -> bool:
         """Whether the data folder has records."""
-        return self.is_open or self._records.is_file()
+        return self.is_open or has_records(self._folder)
 
     async def __call__(self) -> "Knowledge":
         if self._open is None:
@@ -119,14 +120,35 @@ async def _warm(knowledge: "Knowledge", embedder: Embedder) -> None:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigurationError before the start if the records cannot be used."""
+    """Raise ConfigurationError before the start if the records or the reranker cannot be used."""
+    if settings.reranker_path is not None and not os.access(Path(settings.reranker_path).expanduser(), os.R_OK):
+        raise ConfigurationError(
+            "AGGREGATOR_RERANKER_PATH takes an ONNX file, or a folder with model.onnx; "
+            f"{settings.reranker_path!r} does not exist, or may not be read."
+        )
     folder = folder_of(settings)
-    if not (folder / NAME).is_file():
+    if not has_records(folder):
         return
     if settings.embedding_url is None:
         require("local-models", f"{folder} holds collections, and their embedding model")
     with closing(Database.open(folder)) as database:
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+
+
+def has_records(folder: Path) -> bool:
+    try:
+        return (folder / NAME).is_file()
+    except PermissionError:
+        raise ConfigurationError(
+            f"AGGREGATOR_DATA_DIR: this user may not read {folder}. Change its permissions, or set another folder."
+        ) from None
+
+
+def is_writable(settings: Settings) -> bool:
+    """Whether this process can write to the data folder, or create it."""
+    folder = folder_of(settings).absolute()
+    nearest = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+    return os.access(nearest, os.W_OK | os.X_OK)
 
 
 def folder_of(settings: Settings) -> Path:

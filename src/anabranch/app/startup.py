@@ -36,6 +36,10 @@ NO_STREAMS = (
     "or serve with one worker."
 )
 
+NO_COLLECTIONS = (
+    "There can be no collections: give this user permission to write, or set AGGREGATOR_DATA_DIR to another folder."
+)
+
 TO_EVERYBODY = (
     "Everybody who can reach the chat surface, also web pages of other origins, may have these addresses asked "
     "(AGGREGATOR_ENDPOINT_ALLOWLIST_PUBLIC)."
@@ -44,6 +48,8 @@ TO_EVERYBODY = (
 
 def check(settings: Settings, log: Log) -> None:
     knowledge_opener.check(settings)
+    if not knowledge_opener.is_writable(settings):
+        log.warning("data_folder_not_writable", folder=settings.data_dir, hint=NO_COLLECTIONS)
     if settings.redis_url is not None:
         from anabranch.redis.client import Connections  # noqa: PLC0415  most have no Redis
 
@@ -59,7 +65,9 @@ def check(settings: Settings, log: Log) -> None:
 
 
 def announce(settings: Settings, log: Log) -> None:
-    """Log who may use the private addresses on the allow-list."""
+    """Log which surfaces are switched off, and who may use the private addresses on the allow-list."""
+    if settings.switched_off:
+        log.info("surfaces_off", surfaces=list(settings.switched_off))
     if settings.endpoint_allowlist_public and settings.endpoint_allowlist:
         log.warning(
             "private_addresses_allowed", addresses=settings.endpoint_allowlist, to="everybody", hint=TO_EVERYBODY

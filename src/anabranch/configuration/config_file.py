@@ -30,6 +30,7 @@ TYPE_NAMES = (
 # Python refuses to print whole numbers of thousands of digits.
 HUGE = 10**30
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
+Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
@@ -178,9 +179,15 @@ def _expand_variables(given: str, environment: Mapping[str, str], where: str) ->
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """` (did you mean NAME?)` with the nearest known name; empty if none is near."""
+    near = nearest(name, known)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The known name that is most similar; empty if none is near."""
     names = {_normalized(one): one for one in known}
     near = get_close_matches(_normalized(str(name)[:100]), names, n=1)
-    return f" (did you mean {names[near[0]]}?)" if near else ""
+    return names[near[0]] if near else ""
 
 
 def quoted_name(name: object) -> str:
@@ -327,7 +334,9 @@ def read(named: Path | None) -> ConfigFile:
     except yaml.YAMLError as error:
         # Not the whole error: it quotes the line, and there may be a secret on it.
         mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        problem = getattr(error, "problem", "") or ""
+        problem = "a tab; indent with spaces" if r"'\t'" in problem else problem
+        where = f" (line {mark.line + 1}: {problem})" if mark else ""
         raise ConfigurationError(f"{path}: this is not YAML{where}.") from None
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}.") from None
@@ -344,7 +353,7 @@ def _blocks(given: object, path: Path) -> dict[object, Any]:
         if name not in BLOCKS:
             raise ConfigurationError(
                 f"{path}: there is no block {quoted_name(name)}{did_you_mean(name, BLOCKS)}; "
-                f"there are: {', '.join(BLOCKS)}."
+                f"there are: {', '.join(BLOCKS)}. Settings such as port belong under settings."
             )
         require_mapping(block, f"{path}: {name}")
     return {name: block for name, block in (given or {}).items() if block is not None}
@@ -388,10 +397,15 @@ def _endpoint(
     given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str
 ) -> tuple[Endpoint, str | None]:
     """The endpoint, and the path that it is published as."""
-    try:
-        entry = msgspec.convert(given, NamedEndpoint)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where}: {error}.") from None
+    fields = BlockFields(given, where, NamedEndpoint.__struct_fields__)
+    found = {name: fields[name] for name in NamedEndpoint.__struct_fields__ if name in fields}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise ConfigurationError(f"{fields.at(name)} takes a text, not {type_name(value)}; put it in quotes.")
+    for name in ("url", "slug"):
+        if name not in found:
+            raise ConfigurationError(f"{where} needs the field {name!r}.")
+    entry = NamedEndpoint(**found)
     if entry.kind not in kinds:
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
     for field, url in (("url", entry.url), ("alternate", entry.alternate)):
@@ -403,5 +417,5 @@ def _endpoint(
         token = environment.get(variable)
         if not token:
             raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
-    fields = {name: getattr(entry, name) for name in ("slug", "url", "owner", "tenant", "kind", "alternate")}
-    return Endpoint(**fields, operator=True, token=token), entry.publish
+    kept = {name: getattr(entry, name) for name in ("slug", "url", "owner", "tenant", "kind", "alternate")}
+    return Endpoint(**kept, operator=True, token=token), entry.publish

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
@@ -17,6 +17,7 @@ from anabranch.configuration.config_file import (
     Allowlist,
     CacheTtl,
     Count,
+    Delay,
     Few,
     Flag,
     Folder,
@@ -33,6 +34,9 @@ from anabranch.configuration.config_file import (
     Text,
     check_value,
     convert,
+    did_you_mean,
+    nearest,
+    quoted_name,
     without_none,
 )
 from anabranch.configuration.extras import require
@@ -58,6 +62,7 @@ class TrackedEnvironment(dict[str, str]):
 
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
+SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp")
 SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
 
 
@@ -82,6 +87,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_streaming_enabled: Flag = False
     heartbeat_interval: Seconds = 15.0
     drain_timeout: Seconds = 30.0
+    shutdown_delay: Delay = 1.0
+    chat_enabled: Flag = True
+    query_enabled: Flag = True
+    rag_enabled: Flag = True
+    knowledge_enabled: Flag = True
+    endpoints_enabled: Flag = True
+    planner_enabled: Flag = True
+    mcp_enabled: Flag = True
     cors_origins: Origins = ("*",)
     syfthub_url: Address = "http://localhost:8000"
     auth: Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")] = "auto"
@@ -166,6 +179,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers == 1 or self.redis_url is not None
 
     @property
+    def switched_off(self) -> dict[str, str]:
+        """The surfaces that the server does not have, and the variable of each."""
+        flags = {surface: f"{surface}_enabled" for surface in SWITCHED_SURFACES}
+        return {surface: PREFIX + flag.upper() for surface, flag in flags.items() if not getattr(self, flag)}
+
+    @property
     def allowed_networks(self) -> tuple[Network, ...]:
         return tuple(ip_network(entry, strict=False) for entry in self.endpoint_allowlist if "://" not in entry)
 
@@ -224,10 +243,11 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
     values: dict[str, Any] = {}
     for name, value in read.file.settings.items():
         if name not in VARIABLES.values():
-            raise ConfigurationError(f"{path}: settings has no {name!r}.")
+            meant = did_you_mean(str(name).upper().removeprefix(PREFIX), VARIABLES.values())
+            raise ConfigurationError(f"{path}: settings has no {quoted_name(name)}{meant}.")
         values[name] = _convert(name, value, f"{path}: settings.{name}")
     for variable, name in VARIABLES.items():
-        if variable in environment and (environment[variable].strip() or name == "endpoint_allowlist"):
+        if _is_set(variable, environment):
             values[name] = _convert(name, environment[variable], variable)
     sources, models, published = config_file.endpoints(read.file, environment, str(path))
     servers = mcp_servers.servers(read, environment)
@@ -241,6 +261,19 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
     )
     _check(settings)
     return settings
+
+
+def add_missing(values: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Set the variables that the environment does not set; the names of those."""
+    missing = [name for name in values if not _is_set(name, environment)]
+    environment.update({name: values[name] for name in missing})
+    return missing
+
+
+def _is_set(variable: str, environment: Mapping[str, str]) -> bool:
+    """An empty variable counts as not set, except for the allow-list, which may be empty."""
+    given = environment.get(variable)
+    return given is not None and bool(given.strip() or variable == PREFIX + "ENDPOINT_ALLOWLIST")
 
 
 def secrets_of(settings: Settings) -> Iterator[str]:
@@ -261,10 +294,12 @@ def variables_in_use(environment: Mapping[str, str] = os.environ, file: Path | N
     return sorted(name for name in known if environment.get(name, "").strip())
 
 
-def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables with our prefix that are no settings, most likely misspelt."""
+def unknown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables with our prefix that are no settings, most likely misspelt, and the nearest setting of each."""
     known = (*VARIABLES, PREFIX + "CONFIG")
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    names = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    near = {name: nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)) for name in names}
+    return {name: f"did you mean {PREFIX}{meant}?" if meant else "" for name, meant in near.items()}
 
 
 def _convert(name: str, value: object, where: str) -> Any:
@@ -299,9 +334,11 @@ def _check(settings: Settings) -> None:
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
     for name in ("data_dir", "models_dir"):
-        folder = Path(getattr(settings, name)).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(folder)!r} is a file.")
+        folder = Path(getattr(settings, name)).expanduser().absolute()
+        with suppress(PermissionError):  # whether it may be read is seen when it is needed
+            existing = next(place for place in (folder, *folder.parents) if place.exists())
+            if not existing.is_dir():
+                raise ConfigurationError(f"{PREFIX}{name.upper()} takes a folder, and {str(existing)!r} is a file.")
     for name, needed in NEEDS.items():
         if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")

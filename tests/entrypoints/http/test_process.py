@@ -87,7 +87,8 @@ async def test_options_win_over_the_environment_and_a_misspelt_variable_is_warne
     async with serving(home=tmp_path, variables=variables) as program:
         assert program.host == "127.0.0.1"
         assert str(program.port) != variables["AGGREGATOR_PORT"]
-        assert [line["variable"] for line in program.log if line["event"] == "unknown_setting"] == ["AGGREGATOR_PROT"]
+        [warned] = [line for line in program.log if line["event"] == "unknown_setting"]
+        assert (warned["variable"], warned["hint"]) == ("AGGREGATOR_PROT", "did you mean AGGREGATOR_PORT?")
         async with session.get(f"{program.url}/health") as response:
             assert response.status == 200
             assert (await response.json())["status"] == "healthy"
@@ -131,6 +132,8 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         (["--port", "65536"], {}, "65535"),
         (["--host", "not a host"], {}, "not a host"),
         (["--config", "missing.yaml"], {}, "missing.yaml"),
+        ([], {"AGGREGATOR_RERANKER_PATH": "/missing/model.onnx"}, "AGGREGATOR_RERANKER_PATH takes an ONNX file"),
+        ([], {"AGGREGATOR_DATA_DIR": "/dev/null/data"}, "AGGREGATOR_DATA_DIR"),
         ([], {"AGGREGATOR_REDIS_URL": "redis://host:nothing"}, "AGGREGATOR_REDIS_URL"),
         (
             ["--workers", "2"],
@@ -168,6 +171,57 @@ async def test_sigterm_lets_a_running_stream_finish(
     assert "Traceback" not in program.text
     completed = [line["status"] for line in program.log if line["event"] == "chat_request_completed"]
     assert completed == ["success"], "what happened last must not be missing from the log"
+
+
+async def stops_being_ready(session: aiohttp.ClientSession, url: str) -> None:
+    """Wait until every worker says that it is stopping."""
+    async with asyncio.timeout(PATIENCE_S):
+        stopping = 0
+        while stopping < 10:
+            async with session.get(f"{url}/ready", headers={"Connection": "close"}) as response:
+                stopping = stopping + 1 if response.status == 503 else 0
+                assert (await response.json())["status"] == ("draining" if response.status == 503 else "ready")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("to_all", [False, True])
+async def test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered(
+    tmp_path: Path, space: Space, session: aiohttp.ClientSession, workers: int, to_all: bool
+) -> None:
+    """A service manager sends the signal to every process; a container, to the first only."""
+    variables = {"AGGREGATOR_SHUTDOWN_DELAY": "2"}
+    async with serving(home=tmp_path, workers=workers, variables=variables) as program:
+        os.killpg(program.pid, signal.SIGTERM) if to_all else program.send(signal.SIGTERM)
+        await stops_being_ready(session, program.url)
+        for _ in range(4):
+            headers = {"Connection": "close"}
+            async with session.post(f"{program.url}/api/v1/chat", json=body(space), headers=headers) as response:
+                assert response.status == 200
+        await refused(session, program.url)
+        assert await program.ended() == 0
+    assert "Traceback" not in program.text
+    assert program.log[-1]["event"] == "server_stopped"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_skips_the_shutdown_delay(
+    tmp_path: Path, session: aiohttp.ClientSession, workers: int, second: signal.Signals
+) -> None:
+    async with serving(home=tmp_path, workers=workers, variables={"AGGREGATOR_SHUTDOWN_DELAY": "600"}) as program:
+        program.send(signal.SIGTERM)
+        await stops_being_ready(session, program.url)
+        await ends_at_once_and_well(program, second)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("to_all", [False, True])
+async def test_ctrl_c_does_not_wait_for_the_shutdown_delay(tmp_path: Path, workers: int, to_all: bool) -> None:
+    async with serving(home=tmp_path, workers=workers, variables={"AGGREGATOR_SHUTDOWN_DELAY": "600"}) as program:
+        os.killpg(program.pid, signal.SIGINT) if to_all else program.send(signal.SIGINT)
+        assert await program.ended(within_s=5) == 0
+    assert "Traceback" not in program.text
+    assert program.log[-1]["event"] == "server_stopped"
 
 
 async def test_a_stream_past_the_drain_time_ends_in_an_error_that_says_why(

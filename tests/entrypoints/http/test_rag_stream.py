@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from anabranch.domain.model import Endpoint
 from anabranch.testing import Failure, Space
 from support.collection_server import Library, library, text
 
@@ -105,6 +106,20 @@ async def test_an_answer_comes_as_tokens_and_ends_in_done(shelf: Library) -> Non
     (citation,) = done["citations"]
     assert citation["quoted_text"] == "Refunds for printed books take 30 days."
     assert answer.headers["cache-control"] == "no-cache"
+
+
+async def test_a_retrieval_that_takes_too_long_ends_in_a_retrieval_timeout_frame(
+    tmp_path_factory: pytest.TempPathFactory, models_dir: Path
+) -> None:
+    """The response has begun by then, so the status is 200."""
+    async with Space(everything=True) as space:
+        slow = {"slow": Endpoint(slug=Failure.HANG.value, url=space.url, operator=True)}
+        settings = {"sources": slow, "retrieval_timeout": 0.2}
+        async with library(tmp_path_factory.mktemp("slow"), models_dir, **settings) as opened:
+            answer = await ask(opened, sources=["slow"])
+    assert (answer.status, answer.types) == (200, ["error"])
+    assert answer.end["error_code"] == "retrieval_timeout"
+    assert answer.end["message"] == "The search took too long. Please try again."
 
 
 async def test_a_model_streams_word_by_word_and_its_tokens_are_counted(written: Library, writer: Space) -> None:

@@ -71,17 +71,27 @@ def commands() -> None:
 def serve(host: str | None, port: int | None, workers: int | None, config: Path | None) -> None:
     """Run the HTTP server."""
     from anabranch.app.startup import check  # noqa: PLC0415
-    from anabranch.configuration.settings import PREFIX, load, unknown  # noqa: PLC0415
+    from anabranch.configuration import env_file  # noqa: PLC0415
+    from anabranch.configuration.settings import PREFIX, add_missing, load, unknown  # noqa: PLC0415
     from anabranch.entrypoints.http.server import serve as run  # noqa: PLC0415  the server loads only where it runs
     from anabranch.telemetry.log import configured_log  # noqa: PLC0415
 
-    # The workers read their settings from the environment, so that is where the options go.
+    # The workers read their settings from the environment, so that is where the options and `.env` go.
     given = {"HOST": host, "PORT": port, "WORKERS": workers, "CONFIG": config.resolve() if config else None}
     os.environ.update({PREFIX + name: str(value) for name, value in given.items() if value is not None})
-    settings = load(file=config)
+    dotenv = env_file.read(Path())
+    used = add_missing(dotenv.values)
+    try:
+        settings = load(file=config)
+    except ConfigurationError as error:
+        raise dotenv.located(error, used) from None
     log = configured_log(settings)
-    for name in unknown():
-        log.warning("unknown_setting", variable=name)
+    if dotenv.ignored:
+        log.warning("env_file_ignored", file=str(dotenv.path.absolute()), reason=dotenv.ignored)
+    elif dotenv.values:
+        log.info("env_file_read", file=str(dotenv.path.absolute()), variables=used)
+    for name, meant in unknown().items():
+        log.warning("unknown_setting", variable=name, hint=meant or "it is ignored")
     check(settings, log)
     with _shared_metrics(settings.workers):
         run(settings, log)

@@ -28,8 +28,8 @@ def configured(config: Path | None) -> "Settings":
     from anabranch.configuration.settings import load, unknown  # noqa: PLC0415  a help text needs no settings
 
     settings = load(file=config)
-    for name in unknown():
-        click.echo(f"anabranch: {name} is not a setting; it is ignored.", err=True)
+    for name, meant in unknown().items():
+        click.echo(f"anabranch: {name} is not a setting; it is ignored{f' ({meant})' if meant else ''}.", err=True)
     return settings
 
 

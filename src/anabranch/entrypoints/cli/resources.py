@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
+from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of, has_records
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, NotFound
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import NAME, Connection, Database
+from anabranch.knowledge.records.database import Connection, Database
 from anabranch.models.factory import embedder_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ OPERATOR = Caller(operator=True)
 
 def exist(settings: Settings) -> bool:
     """Whether there are records. Commands that only read do not create them."""
-    return (folder_of(settings) / NAME).is_file()
+    return has_records(folder_of(settings))
 
 
 def require_records(settings: Settings) -> None:

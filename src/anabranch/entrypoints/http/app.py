@@ -5,10 +5,10 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from multiprocessing import parent_process
-from types import FrameType
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -32,6 +32,7 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
+from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
 from anabranch.telemetry.log import Log, configured_log
@@ -53,6 +54,7 @@ class Service:
         self._anabranch: Anabranch | None = None
         self._draining: asyncio.Task[None] | None = None
         self._closing, self._closed = ShutdownEvent(), ShutdownEvent()
+        self._stopping = StopSignals(settings.shutdown_delay)
         self._lifespan = Router(lifespan=self._serving)
         self.operations: list[Operation[Any]] = []
         self._open: ASGIApp | None = None
@@ -92,7 +94,7 @@ class Service:
             named = [origin for origin in origins if origin != "*"]
             self._holding_data = _shared(loop, named, ["GET", "POST", "PATCH", "DELETE"])
             await anabranch.warm()
-            with _on_exit(self._drain):
+            with self._stopping.handled(self._drain):
                 async with on_hangup(ConfigReload(self._settings, anabranch.reconfigure, self._log).again):
                     yield
             # The server waits only for its connections; recorded answers without a listener get their time here.
@@ -105,18 +107,21 @@ class Service:
         writers: Writers = {"chat": lambda _: chat.frame, "rag": lost_rag, "query": lost_query}
         streams = AnswerStreams(anabranch, access, self._closing, writers)
         surfaces = (
-            chat.ChatSurface(anabranch, access, streams),
-            EndpointSurface(anabranch, access),
-            QuerySurface(anabranch, access, streams),
-            RagSurface(anabranch, access, streams),
-            KnowledgeSurface(anabranch, access),
-            QueryLogSurface(anabranch, access, self._closing),
-            PlannerSurface(anabranch, access, self._closing, self._closed),
-            streams,
-            mcp,
+            ("chat", chat.ChatSurface(anabranch, access, streams).operations()),
+            ("endpoints", EndpointSurface(anabranch, access).operations()),
+            ("query", QuerySurface(anabranch, access, streams).operations()),
+            ("rag", RagSurface(anabranch, access, streams).operations()),
+            ("knowledge", KnowledgeSurface(anabranch, access).operations()),
+            ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
+            ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
+            ("streams", streams.operations()),
+            ("mcp", mcp.operations()),
         )
-        operations = [operation for surface in surfaces for operation in surface.operations()]
-        return OpsSurface(anabranch, access, metrics, operations).operations()
+        off = self._settings.switched_off
+        operations = [
+            replace(operation, switched_off_by=off.get(name, "")) for name, table in surfaces for operation in table
+        ]
+        return OpsSurface(anabranch, access, metrics, operations, self._stopping).operations()
 
     def _drain(self) -> None:
         assert self._anabranch is not None
@@ -149,30 +154,6 @@ def _end_with_the_parent() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=wait, name="parent", daemon=True).start()
-
-
-@contextmanager
-def _on_exit(drain: Callable[[], None]) -> Iterator[None]:
-    """Begins the drain at the stop signal: the server notifies the application only after its last connection."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(number: int, stack: FrameType | None) -> None:
-        loop.call_soon_threadsafe(drain)
-        previous = handlers[signal.Signals(number)]
-        if callable(previous):
-            previous(number, stack)
-
-    for number in handlers:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _shared(app: ASGIApp, origins: Sequence[str], methods: Sequence[str]) -> ASGIApp:

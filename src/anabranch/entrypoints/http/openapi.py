@@ -45,7 +45,7 @@ RESUMABLE_HEADERS = {
 
 
 def describe(operations: Iterable["Operation[Any]"], settings: Settings) -> Schema:
-    table = sorted(operations, key=lambda one: one.path)
+    table = sorted((one for one in operations if not one.switched_off_by), key=lambda one: one.path)
     _, schemas = msgspec.json.schema_components(_types(table), ref_template=REF)
     _add_limits(schemas, settings)
     paths: dict[str, Schema] = {}
@@ -90,19 +90,19 @@ def _types(table: Iterable["Operation[Any]"]) -> list[Any]:
 
 def _add_limits(schemas: dict[str, Schema], settings: Settings) -> None:
     """The limits that come from the settings, and that chat needs a model or `retrieval_only`."""
-    chat = schemas["ChatRequest"]
-    _branch(chat["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
-    _branch(chat["properties"]["data_sources"], "array")["maxItems"] = settings.max_data_sources
-    filled = {"type": "string", "minLength": 1}
-    named = {"type": "object", "required": ["url", "slug"], "properties": {"url": filled, "slug": filled}}
-    chat["anyOf"] = [
-        {"required": ["model"], "properties": {"model": named}},
-        {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
-    ]
-    _branch(schemas["QuerySettings"]["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
-    schemas["NewCollectionSettings"]["properties"]["embedding_model"] = {
-        "enum": [settings.embedding_model or LocalEmbedder.name, None]
-    }
+    if (chat := schemas.get("ChatRequest")) is not None:  # it is absent if its surface is switched off, as the others
+        _branch(chat["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
+        _branch(chat["properties"]["data_sources"], "array")["maxItems"] = settings.max_data_sources
+        filled = {"type": "string", "minLength": 1}
+        named = {"type": "object", "required": ["url", "slug"], "properties": {"url": filled, "slug": filled}}
+        chat["anyOf"] = [
+            {"required": ["model"], "properties": {"model": named}},
+            {"required": ["retrieval_only"], "properties": {"retrieval_only": {"const": True}}},
+        ]
+    if (query := schemas.get("QuerySettings")) is not None:
+        _branch(query["properties"]["top_k"], "integer")["maximum"] = settings.max_top_k
+    if (collection := schemas.get("NewCollectionSettings")) is not None:
+        collection["properties"]["embedding_model"] = {"enum": [settings.embedding_model or LocalEmbedder.name, None]}
 
 
 def _branch(schema: Schema, kind: str) -> Schema:

@@ -142,6 +142,8 @@ class Operation(Generic[T]):
     admission: bool = False
     # The handler reads the body itself.
     handler_reads: bool = False
+    # The setting that switches its surface off, if it does: the address is 404, and not in the API description.
+    switched_off_by: str = ""
 
     @cached_property
     def decode(self) -> Callable[[bytes], T]:
@@ -166,8 +168,11 @@ class Router:
     def find(self, scope: Scope) -> tuple[Operation[Any], Mapping[str, str]]:
         methods, params = self._at(scope)
         method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
-        if method in methods:
-            return methods[method], params
+        found = methods.get(method)
+        if found is not None and not found.switched_off_by:
+            return found, params
+        if setting := next((one.switched_off_by for one in methods.values()), ""):
+            raise NotFound(f"This API is switched off on this server ({setting}=true switches it on).")
         if not methods or (method == WEBSOCKET and not scope["path"].startswith(PLANNER_PATHS)):
             raise NotFound("There is nothing at this address.")
         if methods.keys() == {WEBSOCKET} and method == "GET":

@@ -18,8 +18,14 @@ from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import PLAIN
 from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
+from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
+
+CLIENT = {
+    "stream.js": "The JavaScript client, in one file",
+    "connection.js": "Parts of the JavaScript client, at the address of an earlier version",
+}
 
 
 class Health(Value, omit_defaults=True):
@@ -32,8 +38,14 @@ class OpsSurface:
     """Operations that hold no data of callers. `operations` are those of the other surfaces."""
 
     def __init__(
-        self, anabranch: Anabranch, access: Access, metrics: Metrics, operations: list[Operation[Any]]
+        self,
+        anabranch: Anabranch,
+        access: Access,
+        metrics: Metrics,
+        operations: list[Operation[Any]],
+        stopping: StopSignals,
     ) -> None:
+        self._stopping = stopping
         self._anabranch = anabranch
         self._access = access
         self._metrics = metrics
@@ -51,12 +63,12 @@ class OpsSurface:
             at(
                 path=f"/web/{name}",
                 name=name.replace(".", "_"),
-                summary=f"The JavaScript client: {name}",
+                summary=summary,
                 handler=_file(name, "text/javascript; charset=utf-8"),
                 media_type="text/javascript",
                 response_types=(str,),
             )
-            for name in ("stream.js", "connection.js")
+            for name, summary in CLIENT.items()
         ]
         if self._anabranch.settings.debug:
             page = _file("docs.html", "text/html; charset=utf-8")
@@ -69,7 +81,7 @@ class OpsSurface:
                 summary="Whether the server takes questions",
                 handler=self._ready,
                 response_types=(Health,),
-                statuses={200: "Ready.", 503: "Draining."},
+                statuses={200: "Ready.", 503: "Stopping."},
             ),
             at(
                 path="/openapi.json",
@@ -104,7 +116,7 @@ class OpsSurface:
         return self._healthy
 
     async def _ready(self, _call: Call[None]) -> Reply:
-        draining = self._anabranch.runs.draining
+        draining = self._stopping.received or self._anabranch.runs.draining
         return Reply(msgspec.json.encode(Health(status="draining" if draining else "ready")), 503 if draining else 200)
 
     async def _describe(self, _call: Call[None]) -> Reply:

@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from anabranch.app.startup import announce
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError
+from anabranch.entrypoints.http.stop_signals import STOP_NOW
 from anabranch.entrypoints.reload_signal import Terminal, hold_hangups, hung_up
 from anabranch.telemetry.log import SOCKETS, Log
 
@@ -140,11 +141,15 @@ class Socket(AbortsStalled, WebSocketsSansIOProtocol):
 class Workers(Multiprocess):
     """uvicorn's parent of several workers. It closes the port with them: a client that connects during the drain is
     refused at once. SIGHUP is forwarded to the workers, which reload the configuration; uvicorn would restart them. It
-    is kept here for workers that are just starting."""
+    is kept here for workers that are just starting. At SIGINT, and at a second stop signal, the workers do not wait
+    before they close the port."""
+
+    joined_every_s = 0.1
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
         self._terminal = Terminal()
+        self._stop_now = False
 
     def handle_signals(self) -> None:
         if hung_up():
@@ -155,14 +160,31 @@ class Workers(Multiprocess):
         if self._terminal.closed:
             self.should_exit.set()
             return
-        for worker in self.processes:
-            if worker.pid is not None and worker.exitcode is None:
-                os.kill(worker.pid, signal.SIGHUP)
+        self._send_all(signal.SIGHUP)
+
+    def handle_int(self) -> None:
+        self._stop_now = True
+        super().handle_int()
 
     def terminate_all(self) -> None:
         super().terminate_all()
+        if self._stop_now:
+            self._send_all(STOP_NOW)
         for bound in self.sockets:
             bound.close()
+
+    def join_all(self) -> None:
+        """uvicorn's own waits for the workers without a look at further signals."""
+        while running := [worker for worker in self.processes if worker.exitcode is None]:
+            running[0].process.join(self.joined_every_s)
+            if {signal.SIGINT, signal.SIGTERM}.intersection(self.signal_queue):
+                self.signal_queue.clear()
+                self._send_all(STOP_NOW)
+
+    def _send_all(self, number: signal.Signals | None) -> None:
+        for worker in self.processes:
+            if worker.pid is not None and worker.exitcode is None and number is not None:
+                os.kill(worker.pid, number)
 
 
 def serve(settings: Settings, log: Log) -> None:

@@ -78,7 +78,8 @@ class Database:
             migrate(database._connection())
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
-                f"AGGREGATOR_DATA_DIR: the records in {folder} cannot be opened ({error})."
+                f"AGGREGATOR_DATA_DIR: the records in {folder} cannot be opened ({error}). Check who may read and "
+                "write them, restore a backup (anabranch restore), or set another folder."
             ) from None
         return database
 
