@@ -88,7 +88,7 @@ def question(space: Space, *slugs: str, model: str = "scribe") -> dict[str, Any]
 
 
 def clean(message: str) -> bool:
-    return not any(bad in message for bad in ("<", ">", "Traceback", "aiohttp", "Error(", "127.0.0.1"))
+    return not any(bad in message for bad in ("<", ">", "Traceback", "aiohttp", "Error("))
 
 
 async def raw_post(url: str, path: str, request: dict[str, Any]) -> asyncio.StreamWriter:

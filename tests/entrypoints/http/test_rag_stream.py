@@ -286,9 +286,13 @@ async def test_who_asks_too_often_is_told_when_to_come_back(shelf: Library, mode
         assert bad.headers["RateLimit-Remaining"] == "0"
         assert bad.headers["Retry-After"] in bad.end["message"]
         assert (await ask(strict, who="bob")).status == 200
-        assert (await ask(strict)).status == 200  # nobody's name, but an address
-        assert [(await ask(strict, "")).status for _ in range(5)] == [400] * 5  # what was not asked is not counted
-        assert [(await ask(strict)).status for _ in range(3)] == [200, 200, 429]
+        assert [(await ask(strict, "", who="bob")).status for _ in range(5)] == [400] * 5  # not asked, not counted
+        assert [(await ask(strict, who="bob")).status for _ in range(3)] == [200, 200, 429]
+        assert [(await ask(strict)).status for _ in range(5)] == [200] * 5  # the operator on this machine
+        assert [(await ask(strict, who="root")).status for _ in range(4)] == [200, 200, 200, 429]  # an operator's key
+    async with library(shelf.folder, models_dir, rate_limit=3, auth="none") as strict:
+        proxied = {"Via": "1.1 proxy"}  # nobody's name, but an address
+        assert [(await ask(strict, headers=proxied)).status for _ in range(4)] == [200, 200, 200, 429]
 
 
 async def test_a_client_that_leaves_closes_the_model_and_nothing_is_kept(written: Library, writer: Space) -> None:
