@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from anabranch.domain.model import Endpoint
 from anabranch.testing import Failure, Space
 from support.collection_server import Library, library, text
 
@@ -128,6 +129,19 @@ async def test_a_repeated_rag_question_is_answered_from_the_cache(written: Libra
     assert len(writer.requests) == before
     fresh = await ask(written, question, headers={"Cache-Control": "no-cache"})
     assert not fresh.end["cached"]
+
+
+@pytest.mark.parametrize(("done_mark", "cached"), [(True, True), (False, False)], ids=["[DONE]", "just ends"])
+async def test_a_stream_without_a_finish_reason_is_cached_if_it_says_that_it_is_done(
+    shelf: Library, models_dir: Path, writer: Space, done_mark: bool, cached: bool
+) -> None:
+    writer.model("plain", reply=SAID, form="content", done_mark=done_mark)
+    model = Endpoint(slug="plain", url=writer.url, operator=True)
+    given = {"models": {"plain": model}, "model_streaming_enabled": True, "rate_limit": 0}
+    async with library(shelf.folder, models_dir, **given) as opened:
+        first, again = await ask(opened), await ask(opened)
+    assert first.text == again.text == SAID
+    assert (first.end["finish_reason"], again.end["cached"]) == ("stop" if done_mark else None, cached)
 
 
 async def test_a_cached_answer_is_forgotten_when_the_documents_change(written: Library) -> None:
