@@ -224,6 +224,19 @@ async def test_ask_without_anything_to_ask_says_how_to_add_documents(cli: Cli) -
     assert not (cli.home / "data").exists()
 
 
+async def test_ask_without_names_asks_mcp_servers_too(inside: Inside, space: Space, tmp_path: Path) -> None:
+    stub = Path(__file__).parents[2] / "support" / "mcp_stub_server.py"
+    config = {
+        "sources": {"rivers": {"url": space.url, "slug": "docs", "owner": "alice"}},
+        "mcpServers": {"notes": {"command": sys.executable, "args": ["-I", "-S", str(stub), "notes", "0"]}},
+        "aggregator": {"serverTimeoutSecs": 30},
+    }
+    (tmp_path / "anabranch.yaml").write_text(json.dumps(config), encoding="utf-8")
+    ran = await inside("ask", QUESTION)
+    assert ran.code == 0
+    assert list(rows(ran.out)) == ["alice/docs", "notes"]
+
+
 async def test_ask_names_the_configured_default_model(inside: Inside, space: Space, tmp_path: Path) -> None:
     config = f'models:\n  writer: {{url: "{space.url}", slug: scribe}}\n'
     (tmp_path / "anabranch.yaml").write_text(config, encoding="utf-8")
