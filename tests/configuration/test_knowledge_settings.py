@@ -232,13 +232,13 @@ async def test_query_context_tokens_omits_passages(space: Space, server: ModelSe
     assert answer.omitted == 4 - kept
 
 
-@pytest.mark.parametrize(("value", "texts"), [("true", 1), ("false", 0)])
+@pytest.mark.parametrize(("given", "texts"), [({"QUERY_REWRITING": "true"}, 1), ({}, 0)], ids=["on", "default"])
 async def test_query_rewriting_asks_the_model_to_rephrase(
-    space: Space, server: ModelServer, notes: Path, value: str, texts: int
+    space: Space, server: ModelServer, notes: Path, given: dict[str, str], texts: int
 ) -> None:
     space.model("writer", reply="1. Where is sand carried?")
     model = {"MODEL_URL": space.url, "MODEL_NAME": "writer"}
-    async with opened(QUERY_REWRITING=value, **model, **embedding(server)) as anabranch:
+    async with opened(**given, **model, **embedding(server)) as anabranch:
         answer = await anabranch.ask("Where does it go?", sources=["notes"])
     assert answer.variants == ("Where is sand carried?",) * texts
     assert len([request for request in space.requests if request.slug == "writer"]) == (3 if texts else 1)

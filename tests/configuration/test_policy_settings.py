@@ -7,11 +7,20 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 import pytest
+from aiohttp import web
 from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
-from anabranch.testing import Space
+import redis
+from anabranch.policies.cache import CachedEmbedder, MemoryCache
+from anabranch.telemetry.log import SilentTelemetry
+from anabranch.testing import FakeEmbedder, Space
+from anabranch.testing.fakes import ManualClock
+from anabranch.testing.http_server import HttpServer
 from conftest import Server, ref
+from support.collection_server import library
 from support.embedding_server import ModelServer, model_server
 from support.environment import served
 from support.settings_collections import TEXTS, embedding, kept, notes
@@ -42,14 +51,18 @@ class Answer(NamedTuple):
     headers: Any
 
 
+# A caller through a proxy: without one it would be the operator on this machine, who has no limit.
+PROXIED = {"Via": "1.1 proxy"}
+
+
 def shelf(server: ModelServer, **variables: str) -> AbstractAsyncContextManager[Server]:
-    """A server with three documents that has read these variables."""
-    return served(**embedding(server), **variables)
+    """A server with three documents that has read these variables, open to everybody."""
+    return served(**embedding(server), AUTH="none", **variables)
 
 
 async def ask(server: Server, query: str = QUESTION, **more: Any) -> Answer:
     body = {"query": query, "threshold": 0, **more}
-    async with server.session.post(f"{server.url}/rag/stream", json=body) as response:
+    async with server.session.post(f"{server.url}/rag/stream", json=body, headers=PROXIED) as response:
         raw = (await response.read()).decode()
         if response.status != 200:
             return Answer(response.status, json.loads(raw)["data"], response.headers)
@@ -89,15 +102,107 @@ async def test_rate_limit_surfaces_are_the_surfaces_with_a_limit(space: Space, s
     query = {"query": QUESTION}
     async with shelf(server, RATE_LIMIT="1", RATE_LIMIT_SURFACES="chat,query,mcp") as started:
         for path, body in (("/api/v1/chat", chat), ("/v1/query", query)):
-            replies = [await started.post(path, body) for _ in range(2)]
+            replies = [await started.post(path, body, headers=PROXIED) for _ in range(2)]
             assert [status for status, _, _ in replies] == [200, 429]
             assert replies[0][2]["RateLimit-Remaining"] == "0"
             assert int(replies[1][2]["Retry-After"]) > 0
         assert [(await ask(started)).status for _ in range(2)] == [200, 200]
-        async with Client(f"{started.url}/mcp") as client:
+        async with (
+            httpx2.AsyncClient(headers=PROXIED, timeout=30) as web,
+            Client(streamable_http_client(f"{started.url}/mcp", http_client=web)) as client,
+        ):
             results = [await client.call_tool("search", {"query": QUESTION}) for _ in range(2)]
         assert [result.is_error for result in results] == [False, True]
         assert results[1].structured_content["error"] == "rate_limited"
+
+
+@pytest.mark.parametrize("auth", ["auto", "none"])
+async def test_the_operator_on_this_machine_has_no_rate_limit(space: Space, server: ModelServer, auth: str) -> None:
+    chat = {"prompt": "Why?", "model": ref(space, "scribe"), "data_sources": []}
+    requests = {"/api/v1/chat": chat, "/v1/query": {"query": QUESTION}, "/rag/stream": {"query": QUESTION}}
+    given = {**embedding(server), "AUTH": auth, "RATE_LIMIT": "1", "RATE_LIMIT_SURFACES": "chat,query,mcp,rag_stream"}
+    async with served(**given) as started:
+        for path, body in requests.items():
+            for _ in range(3):
+                async with started.session.post(started.url + path, json=body) as response:
+                    assert response.status == 200
+                    assert not [name for name in response.headers if name.lower().startswith("ratelimit")]
+        async with Client(f"{started.url}/mcp") as client:
+            results = [await client.call_tool("search", {"query": QUESTION}) for _ in range(3)]
+        assert not any(result.is_error for result in results)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Via": "1.1 proxy"},
+        {"X-Forwarded-For": "203.0.113.9"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "https://friend.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "rebound.example"},
+    ],
+    ids=str,
+)
+async def test_proxied_calls_and_other_sites_are_rate_limited(headers: dict[str, str]) -> None:
+    chat = {"prompt": "Why?"}
+    given = {"RATE_LIMIT": "1", "RATE_LIMIT_SURFACES": "chat", "CORS_ORIGINS": "*,https://friend.example"}
+    for auth in ("auto", "none"):
+        async with served(AUTH=auth, **given) as started:
+            replies = [await started.post("/api/v1/chat", chat, headers=headers) for _ in range(2)]
+        assert [status for status, _, _ in replies] == [200, 429]
+
+
+# --- what spec 4 says of them
+
+
+async def test_the_redis_key_of_a_rag_rate_limit_is_the_users(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
+    async with library(tmp_path / "data", models_dir, redis_url=valkey.url) as shelf:
+        assert (await shelf.call("POST", "/rag/stream", {"query": QUESTION}, who="alice")).status == 200
+    with redis.Redis.from_url(valkey.url) as kept_by_redis:
+        assert kept_by_redis.keys("rl:*") == [b"rl:rag_stream:alice"]
+
+
+async def test_a_search_that_takes_too_long_is_an_error_frame(server: ModelServer, notes: Path) -> None:
+    async def never(_: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        HttpServer(never) as hanging,
+        served(EMBEDDING_URL=hanging.url, EMBEDDING_MODEL="fake-128", RETRIEVAL_TIMEOUT="0.2") as started,
+        started.session.post(f"{started.url}/rag/stream", json={"query": QUESTION}) as response,
+    ):
+        frames = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: ")]
+    assert response.status == 200  # the stream had begun
+    assert [frame["type"] for frame in frames] == ["error"]
+    assert frames[0]["data"]["error_code"] == "retrieval_timeout"
+    assert frames[0]["data"]["prompt_version"] == "query-1"
+
+
+async def test_the_prompt_version_is_in_the_answer_and_in_its_cache_key(server: ModelServer, valkey: Valkey) -> None:
+    async with shelf(server, REDIS_URL=valkey.url) as started:
+        assert (await ask(started)).end["prompt_version"] == "query-1"
+    with redis.Redis.from_url(valkey.url) as kept_by_redis:
+        [key] = kept_by_redis.keys("rag:qa:*")
+    assert key.decode().endswith(":query-1")
+
+
+@pytest.mark.parametrize(("top_k", "status"), [(8, 200), (9, 400)])
+async def test_rag_top_k_is_at_most_eight(server: ModelServer, top_k: int, status: int) -> None:
+    async with shelf(server) as started:
+        assert (await ask(started, top_k=top_k)).status == status
+
+
+async def test_each_text_is_embedded_once_per_model() -> None:
+    cache = MemoryCache(1_000_000, ManualClock())
+    models = [FakeEmbedder(), FakeEmbedder()]
+    models[1].name = "another"
+    one, two = (CachedEmbedder(model, where="", cache=cache, ttl_s=60, telemetry=SilentTelemetry()) for model in models)
+    await one.embed(["b", "a"])
+    await one.embed(["a", "b"])
+    await two.embed(["a"])
+    assert [model.calls for model in models] == [[("b", "a")], [("a",)]]
 
 
 # --- caches

@@ -64,7 +64,7 @@ DEFAULTS: dict[str, object] = {
     "max_document_expansion": 200 * 1024 * 1024,
     "parse_timeout": 120.0,
     "query_context_tokens": 4_000,
-    "query_rewriting": True,
+    "query_rewriting": False,
     "query_log_days": 30,
     "embedding_url": None,
     "embedding_model": None,

@@ -151,7 +151,10 @@ async def test_the_resolved_address_decides_who_may_use_a_host_name(
     async with serve() as server:
         assert await asked(server, f"http://inside.example:{inside.port}", {}) == ("success", None)
         assert await asked(server, f"http://inside.example:{inside.port}", PAGE) == ("error", REFUSED)
-        assert await asked(server, "http://public.example:81", PAGE) == ("error", "No connection could be made.")
+        assert await asked(server, "http://public.example:81", PAGE) == (
+            "error",
+            "No connection could be made: public.example:81.",
+        )
     assert ("93.184.216.34", 81) in watch.dialled
     assert inside.accepted == 1
 

@@ -69,6 +69,8 @@ def test_irrelevant_sources_do_not_lower_the_guard_similarity(
         (replies(0, failed=2), Ground.ALL_FAILED),
         (replies(1, failed=1), Ground.NOTHING_FOUND),
         (replies(2), Ground.NOTHING_FOUND),
+        ([SourceReply(path="collections", status=Status.SUCCESS, empty=True)], Ground.NO_SOURCES),
+        ([SourceReply(path="collections", status=Status.SUCCESS, empty=True), *replies(1)], Ground.NOTHING_FOUND),
     ],
 )
 def test_guard_threshold_without_passages_changes_nothing(asked: list[SourceReply], expected: Ground) -> None:
@@ -81,7 +83,16 @@ def test_guard_threshold_without_passages_changes_nothing(asked: list[SourceRepl
         (
             Ground.NO_SOURCES,
             replies(0),
-            "No source was asked, so there is nothing to answer from. Name at least one source.",
+            "No source was asked, so there is nothing to answer from. Name at least one (--source, sources or "
+            "data_sources), or add documents with “anabranch ingest FOLDER --collection NAME” or POST /v1/ingest and "
+            "ask those (anabranch ask, POST /v1/query).",
+        ),
+        (
+            Ground.NO_SOURCES,
+            [SourceReply(path="collections", status=Status.SUCCESS, empty=True)],
+            "There are no documents here that you can read, so there is nothing to answer from. Add some with "
+            "“anabranch ingest FOLDER --collection NAME” or POST /v1/ingest, or name another source (--source or "
+            "sources).",
         ),
         (Ground.ALL_FAILED, replies(0, 1), "The source did not answer, so there is nothing to answer from."),
         (Ground.ALL_FAILED, replies(0, 3), "None of the 3 sources answered, so there is nothing to answer from."),

@@ -105,6 +105,8 @@ async def _troubled(serve: Serve) -> Scraped:
             assert await ask({"slug": "mirror"}, ref(space, "status-403", "bob")) == 200
             assert await ask(ref(space, "status-500", "bob"), model="status-500") == 502
             assert await ask(model="busy") == 502
+            # The operator on this machine has no rate limit.
+            assert (await server.post("/api/v1/chat", {"prompt": "?"}, headers={"Via": "1.1 proxy"}))[0] == 200
             return await scrape(server.session, server.url)
 
 
@@ -198,3 +200,18 @@ def test_the_prometheus_example_loads_the_rules() -> None:
 
 def _family(name: str) -> str:
     return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+@pytest.mark.parametrize(
+    ("metric", "comparison"),
+    [
+        ("rag_stream_errors_total", "> 0.05"),
+        ("rag_retrieval_latency_ms_bucket", "> 2000"),
+        ("rag_cache_hit", "< 0.3"),
+    ],
+)
+def test_alerts_compare_with_the_numbers_of_the_specification(metric: str, comparison: str) -> None:
+    [rule] = [rule["expr"] for rule in ALERTS if metric in rule["expr"]]
+    assert " ".join(rule.split()).partition(" and ")[0].endswith(comparison)
+    if metric == "rag_retrieval_latency_ms_bucket":
+        assert "histogram_quantile(0.95" in rule

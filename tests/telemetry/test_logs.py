@@ -408,6 +408,17 @@ async def test_an_unexpected_error_ends_a_stream_with_an_error_event(serve: Serv
     assert "nobody's business" not in text
 
 
+@pytest.mark.usefixtures("broken")
+async def test_an_unexpected_error_ends_a_rag_stream_with_an_error_frame(serve: Serve, space: Space, log: Log) -> None:
+    async with serve(log_level="INFO") as server:
+        status, text = await ask(server, {"query": "Why?"}, "/rag/stream")
+        await space.wait_for(log.has("unexpected_error"))
+    [frame] = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
+    assert (status, frame["type"], frame["data"]["error_code"]) == (200, "error", "internal_error")
+    assert frame["data"]["details"] == {"correlation_id": ID}
+    assert "nobody's business" not in text
+
+
 @pytest.fixture
 def broken_health(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Never:

@@ -8,9 +8,8 @@ from typing import Protocol
 import msgspec
 
 from anabranch.app import questions
-from anabranch.app.mcp_servers import endpoint_of
+from anabranch.app.mcp_servers import endpoint_of, selected
 from anabranch.app.runs import StartedRun
-from anabranch.configuration.mcp_servers import matching
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import DeadlineExceeded
 from anabranch.domain.events import SourceReplied
@@ -104,15 +103,14 @@ class Aggregator:
                 if name not in on:
                     raise _invalid(query, f"the server {name!r} is switched off; there are: {', '.join(on)}")
             return list(dict.fromkeys(query.servers))
-        rules = self._servers.aggregation.server_rules
-        rule = matching(rules, query.query_text) if query.servers is None else None
-        if rule is None:
+        if query.servers is not None:
             return on
-        selected = [name for name in rule.servers if name in on]
-        if not selected:
+        rules = self._servers.aggregation.server_rules
+        rule, names = selected(query.query_text, configured, rules)
+        if rule is not None and not names:
             field = f"aggregator.serverRules[{rules.index(rule)}].servers"
             raise _misconfigured(field, "the rule matches, but all of its servers are switched off")
-        return list(dict.fromkeys(selected))
+        return names
 
     def _question(self, query: AggregatorQuery, names: Sequence[str], config: Aggregation, now: float) -> Question:
         configured = self._servers.configured

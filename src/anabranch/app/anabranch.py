@@ -97,7 +97,8 @@ class Anabranch:
         until: Until = Until.GENERATE,
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
-        `URL/slug`; without sources, every configured one and every collection is asked, but no MCP server."""
+        `URL/slug`; without sources, every collection, every configured source and every MCP server is asked, of the
+        servers those that the routing rules select (docs/asking.md)."""
         asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
         return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
 

@@ -20,11 +20,15 @@ from anabranch.sources.collection import CollectionSource
 from anabranch.sources.space import SpaceSource
 
 if TYPE_CHECKING:
+    from anabranch.app.mcp_servers import McpServers
     from anabranch.knowledge.knowledge import Knowledge
 
 # The model that needs no service: it quotes sentences of the documents.
 EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
 COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
+# The name of the model that answers when a request names none.
+DEFAULT = "default"
+MAX_SHOWN = 100
 
 Name = str | Endpoint
 
@@ -35,7 +39,7 @@ class EndpointResolver:
         settings: Settings,
         knowledge: KnowledgeOpener,
         hub: HubClient,
-        servers: Callable[[], Mapping[str, Endpoint]],
+        servers: "McpServers",
     ) -> None:
         self._settings = settings
         self._servers = servers
@@ -43,18 +47,26 @@ class EndpointResolver:
         self._hub = hub
         # The model that answers when a request names none.
         self.model = settings.default_model or EXTRACTIVE
+        own = {self.model.slug: self.model} if settings.model_url is not None else {}
+        self._models = {EXTRACTIVE.slug: EXTRACTIVE, DEFAULT: self.model, **own, **settings.models}
 
-    async def sources(self, names: Sequence[Name] | None, tokens: Mapping[str, str]) -> tuple[Endpoint, ...]:
-        """The named sources; without names, every configured source and every collection."""
+    async def sources(
+        self, question: str, names: Sequence[Name] | None, tokens: Mapping[str, str]
+    ) -> tuple[Endpoint, ...]:
+        """The named sources; without names, every source and every collection."""
         if names is None:
-            found = [*self._settings.sources.values(), *([COLLECTIONS] if await self._collections() else [])]
-        else:
-            found = [await self._resolved(name, await self._known(name), tokens) for name in names]
-        return _disambiguated(found)
+            return self.every(question, collections=bool(await self._collections()))
+        return _disambiguated([await self._resolved(name, await self._known(name), tokens) for name in names])
+
+    def every(self, question: str, *, collections: bool, sources: bool = True) -> tuple[Endpoint, ...]:
+        """What a question goes to that names nothing: the collections, every configured source, and the MCP servers
+        that the routing rules select for it. Without any, it still goes to the collections, which say what to do."""
+        others = [*self._settings.sources.values(), *self._servers.routed(question).values()] if sources else []
+        return _disambiguated([*([COLLECTIONS] if collections or not others else []), *others])
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
         """Sources and MCP servers by the names that they have in the configuration."""
-        known = {**self._servers(), **self._settings.sources}
+        known = {**self._servers.endpoints(), **self._settings.sources}
         if missing := [name for name in names if name not in known]:
             raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {', '.join(known) or 'none'}.")
         return _disambiguated([known[name] for name in dict.fromkeys(names)])
@@ -62,14 +74,24 @@ class EndpointResolver:
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
             return self.model
-        return await self._resolved(name, {EXTRACTIVE.slug: EXTRACTIVE, **self._settings.models}, tokens)
+        return await self._resolved(name, self._models, tokens)
+
+    def named_model(self, name: str, *, configured: bool, otherwise: str = "") -> Endpoint:
+        """The model with this name; only `configured` callers may name what the operator configured. `otherwise` is
+        what a caller can send instead of a name."""
+        known = self._models if configured else {EXTRACTIVE.slug: EXTRACTIVE}
+        if name not in known:
+            shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 1] + "…"
+            names = ", ".join(known)
+            raise InvalidQuestion(f"There is no model {shown!r} that you may use; name one of: {names}{otherwise}.")
+        return known[name]
 
     async def _known(self, name: Name) -> Mapping[str, Endpoint]:
         """What a name can mean without the hub: configured sources, MCP servers, collections."""
         if not isinstance(name, str) or name in self._settings.sources:
             return self._settings.sources
         collections = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**collections, **self._servers(), **self._settings.sources}
+        return {**collections, **self._servers.endpoints(), **self._settings.sources}
 
     async def _collections(self) -> list[str]:
         if not self._knowledge.exists:
@@ -118,7 +140,7 @@ class EndpointDirectory:
     def __init__(
         self,
         outbound: Outbound,
-        knowledge: "Callable[[], Awaitable[Knowledge]]",
+        knowledge: "Callable[[], Awaitable[Knowledge | None]]",
         resilience: Resilience,
         servers: Callable[[Endpoint], Source],
         *,

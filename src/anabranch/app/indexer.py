@@ -67,7 +67,7 @@ async def fetch_document(outbound: Outbound, url: str) -> Fetched:
     except TimeoutError:
         raise Unprocessable(f"The address did not answer within {FETCH_S:.0f} seconds.") from None
     except UpstreamError as error:
-        raise Unprocessable(f"The address cannot be fetched. {error.message}") from error
+        raise Unprocessable(f"The address cannot be fetched. {error.described(with_address=True)}") from error
 
 
 async def run(settings: Settings) -> None:

@@ -70,6 +70,10 @@ class KnowledgeOpener:
                     self._open = await self._opened()
         return self._open
 
+    async def existing(self) -> "Knowledge | None":
+        """The Knowledge, if the data folder has records: asking creates none."""
+        return await self() if self.exists else None
+
     async def seen(self, question: Question, context: Context) -> str | None:
         """A hash of the documents that a question to all collections can find; None for other questions."""
         if not self.exists or any(source.slug != EVERYTHING for source in question.sources):

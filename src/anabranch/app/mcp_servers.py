@@ -1,12 +1,13 @@
 """The configured MCP servers and the pool of connections to them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from anabranch.configuration.mcp_servers import matching
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Outbound, Source, Telemetry
-from anabranch.domain.mcp import Aggregation, McpServer, ServerHealth
+from anabranch.domain.mcp import Aggregation, McpServer, ServerHealth, ServerRule
 from anabranch.domain.model import Endpoint
 from anabranch.network import redaction
 from anabranch.policies.resilience import Resilience
@@ -33,6 +34,12 @@ class McpServers:
         """The enabled servers as endpoints, by name."""
         return {name: endpoint_of(name) for name, server in self.configured.items() if server.enabled}
 
+    def routed(self, question: str) -> Mapping[str, Endpoint]:
+        """The servers for a question that names none: those of the first routing rule that matches, else all enabled
+        ones. None if every server of that rule is disabled."""
+        _, names = selected(question, self.configured, self.aggregation.server_rules)
+        return {name: endpoint_of(name) for name in names}
+
     def source(self, endpoint: Endpoint) -> Source:
         return self.pool.source(endpoint.slug)
 
@@ -57,6 +64,15 @@ class McpServers:
         """Secrets of removed servers are kept, too: calls to them may be under way."""
         for server in self.configured.values():
             redaction.learn(self, redaction.of_server(server, certain=True))
+
+
+def selected(
+    question: str, configured: Mapping[str, McpServer], rules: Sequence[ServerRule]
+) -> tuple[ServerRule | None, list[str]]:
+    """The first rule that matches the question, and the enabled servers that it selects: all of them without a rule."""
+    on = [name for name, server in configured.items() if server.enabled]
+    rule = matching(rules, question)
+    return rule, on if rule is None else [name for name in dict.fromkeys(rule.servers) if name in on]
 
 
 def endpoint_of(name: str) -> Endpoint:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from anabranch.app.endpoint_resolver import COLLECTIONS, EndpointResolver
+from anabranch.app.endpoint_resolver import COLLECTIONS, EXTRACTIVE, EndpointResolver
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock
 from anabranch.domain.model import (
@@ -64,6 +64,8 @@ class Questions:
         self._surface = surface
         self.model = names.model
         self.configured = names.configured
+        self.every = names.every
+        self.named_model = names.named_model
 
     def context(
         self,
@@ -81,6 +83,7 @@ class Questions:
         traceparent: str | None = None,
         tracestate: str | None = None,
         streaming: bool = False,
+        local_operator: bool = False,
     ) -> Context:
         """The Context of a question that is asked now: its deadline is the total time-out."""
         return Context(
@@ -98,6 +101,7 @@ class Questions:
             traceparent=traceparent,
             tracestate=tracestate,
             streaming=streaming,
+            local_operator=local_operator,
         )
 
     def chat(
@@ -108,7 +112,8 @@ class Questions:
         history: tuple[Message, ...],
         options: Options,
     ) -> Question:
-        """Spec 1: sources and model as the caller names them; without a model, only retrieval."""
+        """Spec 1: sources and model as the caller names them; without a model, only retrieval. A model is also called
+        when nothing was found; the extractive one has nothing to quote then, and the answer says what is missing."""
         return Question(
             text=text,
             sources=sources,
@@ -120,6 +125,7 @@ class Questions:
             temperature=_or(options.temperature, DEFAULTS.temperature),
             system_prompt=options.system_prompt,
             until=Until.GENERATE if model is not None else Until.MERGE,
+            refuse=model is EXTRACTIVE,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
         )
@@ -166,11 +172,10 @@ class Questions:
             diversity=self._settings.mmr_lambda,
         )
 
-    def ask_tool(self, text: str, scope: SearchScope, top_k: int) -> Question:
+    def ask_tool(self, text: str, scope: SearchScope, top_k: int, model: Endpoint | None = None) -> Question:
         """The MCP tool `ask`."""
-        spaces = any(one.kind == "space" for one in scope.sources)
-        options = Options(top_k=top_k, similarity_threshold=DEFAULTS.similarity_threshold if spaces else None)
-        return self._from_collections(QUERY, text, scope, (), options, TOP_K)
+        options = Options(top_k=top_k, similarity_threshold=_threshold(scope.sources))
+        return self._from_collections(QUERY, text, scope, (), options, TOP_K, model)
 
     def documentation(self) -> Question:
         """The template of the documentation subagent's questions: those of `query`, without a text."""
@@ -187,7 +192,7 @@ class Questions:
         until: Until,
     ) -> Question:
         """`Anabranch.ask` and `anabranch ask`: sources and model by any name that the resolver knows."""
-        chosen = await self._names.sources(sources, tokens or {})
+        chosen = await self._names.sources(text, sources, tokens or {})
         writer = await self._names.writer(model, tokens or {})
         return Question(
             text=text,
@@ -195,8 +200,7 @@ class Questions:
             model=writer,
             history=tuple(history),
             top_k=_or(top_k, self._settings.default_top_k),
-            # Collections are ranked here; what other sources return must pass a threshold.
-            similarity_threshold=0.0 if chosen and all(one.kind == "collection" for one in chosen) else 0.5,
+            similarity_threshold=_threshold(chosen),
             until=until,
             refuse=True,
             rewrite=self._rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
@@ -212,11 +216,13 @@ class Questions:
         history: tuple[Message, ...],
         options: Options,
         default_top_k: int,
+        model: Endpoint | None = None,
     ) -> Question:
+        model = model or self.model
         return Question(
             text=text,
             sources=scope.sources,
-            model=self.model,
+            model=model,
             history=history,
             top_k=_or(options.top_k, min(default_top_k, self._settings.max_top_k)),
             similarity_threshold=_or(options.similarity_threshold, 0.0),
@@ -226,7 +232,7 @@ class Questions:
             refuse=True,
             filters=scope.filters,
             rerank=options.rerank,
-            rewrite=self._rewrites(self.model) and COLLECTIONS in scope.sources,
+            rewrite=self._rewrites(model) and COLLECTIONS in scope.sources,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             fresh=options.fresh,
@@ -261,6 +267,11 @@ def aggregate(text: str, sources: tuple[Endpoint, ...], ranking: Ranking, timeou
         ranking=ranking,
         patience_s=timeout_s,
     )
+
+
+def _threshold(sources: Sequence[Endpoint]) -> float:
+    """Collections and MCP servers are ranked here; what SyftAI-Space sources return must pass a threshold."""
+    return DEFAULTS.similarity_threshold if any(one.kind == "space" for one in sources) else 0.0
 
 
 def _or(value: T | None, default: T) -> T:

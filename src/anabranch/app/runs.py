@@ -140,6 +140,11 @@ class Runs:
         # The operator decides how many MCP servers there are, and `aggregate` has its own limit on results.
         asked, most = sum(source.kind != "mcp" for source in question.sources), self._settings.max_data_sources
         if asked > most:
-            raise InvalidQuestion(f"The question names {asked} sources; at most {most} can be asked at once.")
+            raise InvalidQuestion(
+                f"The question names {asked} sources; at most {most} can be asked at once "
+                "(AGGREGATOR_MAX_DATA_SOURCES)."
+            )
         if not 1 <= question.top_k <= self._settings.max_top_k and question.ranking is None:
-            raise InvalidQuestion(f"top_k is {question.top_k}; it must be from 1 to {self._settings.max_top_k}.")
+            raise InvalidQuestion(
+                f"top_k is {question.top_k}; it must be from 1 to {self._settings.max_top_k} (AGGREGATOR_MAX_TOP_K)."
+            )

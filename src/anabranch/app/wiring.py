@@ -86,10 +86,10 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
         directory = EndpointDirectory(
-            outbound, knowledge, resilience, servers.source, model_streaming=settings.model_streaming_enabled
+            outbound, knowledge.existing, resilience, servers.source, model_streaming=settings.model_streaming_enabled
         )
         pipeline = build_pipeline(settings, directory, clock, telemetry)
-        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers.endpoints)
+        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)

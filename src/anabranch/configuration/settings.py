@@ -110,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_document_expansion: Count = 200 * 1024 * 1024
     parse_timeout: Seconds = 120.0
     query_context_tokens: QueryTokens = 4_000
-    query_rewriting: Flag = True
+    query_rewriting: Flag = False
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
     embedding_url: Address | None = None
     embedding_model: Text | None = None

@@ -32,6 +32,8 @@ circuit breakers; clients do not see them.
 
 from enum import Enum
 
+OUT_OF_TIME = "The question's total time ran out before the answer was complete (AGGREGATOR_TOTAL_TIMEOUT)."
+
 
 class AnabranchError(Exception):
     code = "internal_error"
@@ -165,7 +167,26 @@ class InternalError(AnabranchError):
 
 
 class UpstreamError(UpstreamFailure):
+    """`address` is the host and the port that failed. The message does not have it: who may not know what the operator
+    configured gets the message alone."""
+
     code = "upstream_error"
+
+    def __init__(
+        self,
+        message: str,
+        failure_kind: FailureKind = FailureKind.REQUEST,
+        wait_s: float | None = None,
+        /,
+        address: str = "",
+        **details: str | int,
+    ) -> None:
+        super().__init__(message, failure_kind, wait_s, **details)
+        self.address = address
+
+    def described(self, *, with_address: bool) -> str:
+        """The message; for those who may know it with the address, after a colon, where logs cut messages off."""
+        return f"{self.message.removesuffix('.')}: {self.address}." if with_address and self.address else self.message
 
 
 class UpstreamTimedOut(UpstreamError):

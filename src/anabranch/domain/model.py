@@ -147,7 +147,8 @@ class Question(Value):
 class Context(Value):
     """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
     collection. `key` is the id of the API key of the request, `bearer` the token itself, which is never forwarded.
-    `hops` counts the aggregators that the question has passed. `streaming`: the caller reads the answer as it comes."""
+    `hops` counts the aggregators that the question has passed. `streaming`: the caller reads the answer as it comes.
+    `local_operator`: the operator asks on this machine, without a key; set only where that makes a difference."""
 
     correlation_id: str
     deadline: float
@@ -164,6 +165,11 @@ class Context(Value):
     tracestate: str | None = None
     hops: int = 0
     streaming: bool = False
+    local_operator: bool = False
+
+    def may_know_address(self, endpoint: Endpoint) -> bool:
+        """Whether an error may name the endpoint's address: the request named it, or the caller is the operator."""
+        return not endpoint.operator or self.operator or self.local_operator
 
     @property
     def trace_id(self) -> str:
@@ -232,7 +238,8 @@ class Passage(Value):
 
 class SourceReply(Value):
     """A source's reply. `seen` identifies the documents that were visible to this caller, if the source knows: replies
-    with equal values searched the same documents. `fault`: the upstream failed, not the request."""
+    with equal values searched the same documents. `fault`: the upstream failed, not the request. `empty`: there is no
+    document at all that this caller could have found."""
 
     path: str
     status: Status
@@ -241,6 +248,7 @@ class SourceReply(Value):
     latency_ms: int = 0
     seen: str | None = None
     fault: bool = False
+    empty: bool = False
 
 
 class Prompt(Value):

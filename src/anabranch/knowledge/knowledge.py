@@ -68,6 +68,11 @@ class Knowledge:
         """A hash of the documents that the caller may find now; it changes with documents and permissions."""
         return await self._database.read(lambda db: self._reader.view(db, filters, caller).seen)
 
+    async def is_empty(self, names: tuple[str, ...] | None, caller: Caller) -> bool:
+        """Whether the caller can see no document in these collections, or in all."""
+        within = Filters(collections=names)
+        return await self._with_catalog(lambda db, catalog: not catalog.mask(db, within, caller).any())
+
     async def create_collection(
         self,
         caller: Caller,

@@ -94,12 +94,17 @@ def _wait_s(error: UpstreamError, attempt: int) -> float | None:
 
 
 MAX_FINISH_REASON = 50
+COMPLETE = "stop"
 LAST_BYTES_S = 0.02
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> AsyncGenerator[Delta, None]:
-    """Call a model and yield its deltas; every failure is a GenerationFailed."""
+async def deltas(
+    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False
+) -> AsyncGenerator[Delta, None]:
+    """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
+    address. A stream that ends with `[DONE]` is complete: without a finish reason, it gets `stop`."""
+    finished = False
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
@@ -111,12 +116,15 @@ async def deltas(ask: Callable[[], AbstractAsyncContextManager[Exchange]]) -> As
             async for data in events:
                 if data.strip() == "[DONE]":
                     await _drain(events)
+                    if not finished:
+                        yield Delta(text="", finish_reason=COMPLETE)
                     return
-                yield _piece(data)
-    except UpstreamTimedOut as error:
-        raise GenerationTimedOut(error.message, error.failure_kind) from error
+                piece = _piece(data)
+                finished = finished or piece.finish_reason is not None
+                yield piece
     except UpstreamError as error:
-        raise GenerationFailed(error.message, error.failure_kind) from error
+        kind = GenerationTimedOut if isinstance(error, UpstreamTimedOut) else GenerationFailed
+        raise kind(error.described(with_address=with_address), error.failure_kind) from error
 
 
 async def _drain(events: AsyncIterator[str]) -> None:
@@ -231,7 +239,8 @@ class OpenAIModel:
                 body=msgspec.json.encode(payload),
                 operator=self._endpoint.operator,
                 public_only=self._endpoint.public_only,
-            )
+            ),
+            with_address=context.may_know_address(self._endpoint),
         )
 
 
@@ -249,7 +258,10 @@ class SpaceModel:
             "stream": self._streaming,
             "stop_sequences": [],
         }
-        return deltas(lambda: syft_wire.call(self._endpoint, payload, context, self._outbound))
+        return deltas(
+            lambda: syft_wire.call(self._endpoint, payload, context, self._outbound),
+            with_address=context.may_know_address(self._endpoint),
+        )
 
 
 MAX_BATCH = 96
@@ -305,7 +317,9 @@ class OpenAIEmbeddings:
         try:
             body = await self._server.post({"model": self.name, "input": texts, "encoding_format": "float"})
         except UpstreamError as error:
-            raise EmbeddingFailed(f"The embedding model cannot be asked: {error.message}", **error.details) from error
+            raise EmbeddingFailed(
+                f"The embedding model (AGGREGATOR_EMBEDDING_URL) cannot be asked: {error.message}", **error.details
+            ) from error
         vectors = _vectors(body, len(texts))
         dimensions = len(vectors[0])
         if self.dimensions not in (0, dimensions):

@@ -88,7 +88,9 @@ class RerankEndpoint:
         try:
             body = await self._server.post(payloads[self._form])
         except UpstreamError as error:
-            raise RerankFailed(f"The reranker cannot be asked: {error.message}", **error.details) from error
+            raise RerankFailed(
+                f"The reranker (AGGREGATOR_RERANKER_URL) cannot be asked: {error.message}", **error.details
+            ) from error
         return _in_order(_results(body, self._form), len(texts))
 
 

@@ -12,15 +12,18 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
+from yarl import URL
 
 from anabranch.domain.errors import FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.network.addresses import AddressGuard, parse
+from anabranch.network.redaction import quoted
 
 # The message is the same for an address that other callers may use: callers must not learn what is on the allow-list.
 REFUSED = (
     "This address is not open to requests: it is not on the public internet, and the operator has not allowed it to "
-    "this caller."
+    "this caller in AGGREGATOR_ENDPOINT_ALLOWLIST."
 )
+MAX_ADDRESS = 100
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 # Shorter than the five seconds after which most servers close an idle connection.
 IDLE_S = 4.0
@@ -101,6 +104,7 @@ class AiohttpOutbound:
         sent = {**OWN_HEADERS, **headers}
         return PendingRequest(
             lambda: session.request(method, target, data=body, headers=sent, allow_redirects=False, timeout=NO_TIMEOUT),
+            target,
             self._max_reply_bytes,
         )
 
@@ -121,10 +125,11 @@ class Connector(aiohttp.TCPConnector):
 class PendingRequest:
     """One request: entering it waits for the reply's headers, leaving it closes what was not read."""
 
-    __slots__ = ("_max_bytes", "_response", "_send")
+    __slots__ = ("_max_bytes", "_response", "_send", "_url")
 
-    def __init__(self, send: Callable[[], Awaitable[aiohttp.ClientResponse]], max_bytes: int) -> None:
+    def __init__(self, send: Callable[[], Awaitable[aiohttp.ClientResponse]], url: URL, max_bytes: int) -> None:
         self._send = send
+        self._url = url
         self._max_bytes = max_bytes
 
     async def __aenter__(self) -> "AiohttpExchange":
@@ -137,7 +142,7 @@ class PendingRequest:
                 break
             except EXPECTED as error:
                 if not (left and on_used_connection.get() and isinstance(error, DROPPED)):
-                    raise _translated(error) from error
+                    raise _translated(error, self._url) from error
         return AiohttpExchange(self._response, self._max_bytes)
 
     async def __aexit__(
@@ -176,7 +181,7 @@ class AiohttpExchange:
             try:
                 chunk = await content.readany()
             except EXPECTED as error:
-                raise _translated(error) from error
+                raise _translated(error, self._response.url) from error
             if not chunk:
                 return
             size += len(chunk)
@@ -185,7 +190,9 @@ class AiohttpExchange:
             yield chunk
 
     def _too_large(self) -> UpstreamError:
-        return UpstreamError(f"The reply is larger than {self._max_bytes:,} bytes.", FailureKind.UNUSABLE)
+        return UpstreamError(
+            f"The reply is larger than {self._max_bytes:,} bytes (AGGREGATOR_MAX_REPLY_BYTES).", FailureKind.UNUSABLE
+        )
 
 
 def _guarded(guard: AddressGuard, resolver: AbstractResolver) -> aiohttp.ClientSession:
@@ -209,7 +216,16 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     )
 
 
-def _translated(error: Exception) -> UpstreamError:
+def _translated(error: Exception, url: URL) -> UpstreamError:
+    """The error; if the upstream failed, with the host and the port of the URL, and nothing else of it."""
+    translated = _without_address(error)
+    if translated.failure_kind.fault:
+        host = f"[{url.host}]" if ":" in (url.host or "") else url.host
+        translated.address = quoted(f"{host}:{url.port}", most=MAX_ADDRESS)
+    return translated
+
+
+def _without_address(error: Exception) -> UpstreamError:
     """The error without addresses and library messages, with its `FailureKind` for the policies."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     match error:

@@ -95,8 +95,10 @@ async def fan_out(
     clock: Clock,
     telemetry: Telemetry,
     budget_s: float,
+    setting: str,
 ) -> tuple[SourceReply, ...]:
-    """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`."""
+    """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`, which
+    `setting` sets."""
     ends = clock.monotonic() + budget_s
     own = msgspec.structs.replace(context, deadline=ends) if ends < context.deadline else context
 
@@ -106,9 +108,8 @@ async def fan_out(
             async with asyncio.timeout(budget_s):
                 reply = await source.search(query, own)
         except TimeoutError:
-            reply = SourceReply(
-                path=path, status=Status.TIMEOUT, error=f"The source did not answer within {budget_s:.3g} seconds."
-            )
+            late = f"The source did not answer within {budget_s:.3g} seconds ({setting})."
+            reply = SourceReply(path=path, status=Status.TIMEOUT, error=late)
         except Exception as error:  # noqa: BLE001  task boundary: one source's bug fails only that source
             telemetry.crashed(error, context)
             reply = SourceReply(path=path, status=Status.ERROR, error="Querying this source failed on our side.")
@@ -130,7 +131,7 @@ def ground(replies: Sequence[SourceReply], passages: Sequence[Passage], threshol
     if passages:
         weak = threshold is not None and similarity(passages) < threshold
         return Ground.WEAK if weak else Ground.DOCUMENTS
-    if not replies:
+    if all(reply.empty for reply in replies):
         return Ground.NO_SOURCES
     if all(reply.status is not Status.SUCCESS for reply in replies):
         return Ground.ALL_FAILED
@@ -150,7 +151,7 @@ def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | Non
     answered = sum(reply.status is Status.SUCCESS for reply in replies)
     match missing:
         case Ground.NO_SOURCES:
-            return message("refusal_no_sources", language)
+            return message("refusal_no_documents" if replies else "refusal_no_sources", language)
         case Ground.ALL_FAILED:
             return message("refusal_failed_one" if count == 1 else "refusal_failed_all", language, count=count)
         case Ground.WEAK:
@@ -197,7 +198,8 @@ async def generate(
                 raise GenerationFailed(f"The model's reply holds no answer{ended}.")
     except TimeoutError:
         raise GenerationTimedOut(
-            f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds.",
+            f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds "
+            "(AGGREGATOR_GENERATION_TIMEOUT).",
             model_path=model,
             latency_ms=_since(began, clock),
         ) from None
@@ -299,9 +301,9 @@ class Pipeline:
     ) -> tuple[SourceReply, ...]:
         routes = route(question, self._directory, *rewritten)
         await emit(RetrievalStarted(sources=tuple(one.path for one in routes)))
-        budget_s = self._retrieval_budget_s(question, context, self._clock.monotonic())
+        budget_s, setting = self._retrieval_budget(question, context, self._clock.monotonic())
         with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(routes)}) as span:
-            return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s)
+            return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s, setting)
 
     async def _composed(
         self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
@@ -329,12 +331,14 @@ class Pipeline:
                 span.set("gen_ai.response.finish_reasons", (written.finish_reason,))
             return written
 
-    def _retrieval_budget_s(self, question: Question, context: Context, now: float) -> float:
-        """The time for the sources; if a model still has to answer, at most half of what is left."""
-        left = context.deadline - now
+    def _retrieval_budget(self, question: Question, context: Context, now: float) -> tuple[float, str]:
+        """The seconds for the sources, and the setting that bounds them; if a model still has to answer, they have at
+        most half of what is left."""
+        own, setting = self._limits.retrieval_timeout_s, "AGGREGATOR_RETRIEVAL_TIMEOUT"
+        left = (context.deadline - now) * (0.5 if question.until is Until.GENERATE else 0.9)
         if question.patience_s is not None:
-            return min(question.patience_s, left)
-        return min(self._limits.retrieval_timeout_s, left * (0.5 if question.until is Until.GENERATE else 0.9))
+            own, setting, left = question.patience_s, "aggregator.totalTimeoutSecs", context.deadline - now
+        return (own, setting) if own <= left else (left, "AGGREGATOR_TOTAL_TIMEOUT")
 
     def _merging_budget_s(self, question: Question, context: Context, began: float) -> float:
         ends = context.deadline if question.patience_s is None else began + question.patience_s

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from anabranch.domain.contracts import Answerer, Span, Telemetry
-from anabranch.domain.errors import AnabranchError, Cancelled, DeadlineExceeded, InternalError
+from anabranch.domain.errors import OUT_OF_TIME, AnabranchError, Cancelled, DeadlineExceeded, InternalError
 from anabranch.domain.events import TERMINAL, Answered, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Question
 
@@ -195,7 +195,7 @@ class Run:
                 return await self._answerer.answer(self._question, self._context, self._emit)
         except TimeoutError:
             if limit.expired():
-                raise DeadlineExceeded("The question's total time ran out before the answer was complete.") from None
+                raise DeadlineExceeded(OUT_OF_TIME) from None
             raise
 
     def _fail(self, error: AnabranchError) -> Failed:

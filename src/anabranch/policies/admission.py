@@ -15,7 +15,7 @@ RETRY_AFTER_S = 1
 # the more are pending, within a bound and with jitter.
 DELAY_EACH_S = 0.0004
 MAX_DELAY_S = 0.02
-FULL = "The server is at its limit of concurrent questions; ask again in a moment."
+FULL = "The server is at its limit of concurrent questions (AGGREGATOR_MAX_RUNNING); ask again in a moment."
 
 
 class AdmissionSlot:

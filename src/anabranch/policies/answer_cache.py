@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
-from anabranch.domain.errors import DeadlineExceeded
+from anabranch.domain.errors import OUT_OF_TIME, DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
 from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until
 from anabranch.domain.signals import AnswerShared, CacheLookup
@@ -132,7 +132,7 @@ class CachedAnswerer:
                 return await self._inner.answer(question, context, run.record)
         except TimeoutError:
             if limit.expired():
-                raise DeadlineExceeded("The question's total time ran out before the answer was complete.") from None
+                raise DeadlineExceeded(OUT_OF_TIME) from None
             raise
 
     async def _cached(self, identity: Identity) -> Answer | None:

@@ -145,7 +145,7 @@ def _distance(now: float, then: float) -> float:
 
 
 class RateLimits:
-    """The limit of each caller on each of `surfaces`; the others have none."""
+    """The limit of each caller on each of `surfaces`; other surfaces have none."""
 
     def __init__(self, limiter: Limiter, surfaces: Collection[str], telemetry: Telemetry) -> None:
         self._limiter = limiter
@@ -153,8 +153,10 @@ class RateLimits:
         self._telemetry = telemetry
 
     async def admit(self, context: Context) -> Allowance | None:
-        """Count a question against its caller's limit, where there is one."""
-        if context.surface not in self._surfaces or (bucket := bucket_of(context)) is None:
+        """Count a question against its caller's limit, where there is one. The operator on this machine has none."""
+        if context.surface not in self._surfaces or context.local_operator:
+            return None
+        if (bucket := bucket_of(context)) is None:
             return None
         allowance = await self._limiter.admit(bucket)
         caller = context.user_id or context.address or ""

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class CollectionSource:
-    def __init__(self, endpoint: Endpoint, knowledge: "Callable[[], Awaitable[Knowledge]]") -> None:
+    """Searches one collection, or all. `knowledge` gives None as long as there is no data folder."""
+
+    def __init__(self, endpoint: Endpoint, knowledge: "Callable[[], Awaitable[Knowledge | None]]") -> None:
         self._endpoint = endpoint
         self._knowledge = knowledge
 
@@ -24,8 +26,14 @@ class CollectionSource:
         if self._endpoint.slug != EVERYTHING:
             filters = msgspec.structs.replace(query.filters, collections=(self._endpoint.slug,))
             query, source = msgspec.structs.replace(query, filters=filters), path
+        caller = Caller.of(context)
         try:
-            found = await (await self._knowledge()).find(query, Caller.of(context), source)
+            knowledge = await self._knowledge()
+            if knowledge is None:
+                return SourceReply(path=path, status=Status.SUCCESS, empty=True)
+            found = await knowledge.find(query, caller, source)
+            empty = not found.passages and await knowledge.is_empty(query.filters.collections, caller)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
-        return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(found.passages), seen=found.seen)
+        passages = tuple(found.passages)
+        return SourceReply(path=path, status=Status.SUCCESS, passages=passages, seen=found.seen, empty=empty)

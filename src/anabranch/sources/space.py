@@ -110,7 +110,8 @@ class SpaceSource:
                 body = await exchange.read()
         except UpstreamError as error:
             status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR
-            return self._failed(status, error.message, error.failure_kind)
+            message = error.described(with_address=context.may_know_address(self._endpoint))
+            return self._failed(status, message, error.failure_kind)
         try:
             reply = decode(body)
         except msgspec.ValidationError as error:

@@ -214,12 +214,36 @@ async def test_ask_without_a_model_answers_extractively(inside: Inside, space: S
     assert re.search(r"ms extractive$", ran.out, re.MULTILINE)
 
 
-async def test_ask_without_any_source_is_an_error(cli: Cli) -> None:
-    ran = await cli("ask", QUESTION)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("anabranch: No source is named, and there is no collection.")
-    assert "anabranch ingest FOLDER --collection NAME" in ran.err
+async def test_ask_without_anything_to_ask_says_how_to_add_documents(cli: Cli) -> None:
+    asked, retrieved = await cli("ask", QUESTION), await cli("ask", QUESTION, "--retrieve")
+    assert (asked.code, asked.err, retrieved.code) == (3, "", 3)
+    for text in (asked.out, retrieved.err):
+        assert text.startswith("There are no documents here that you can read")
+        assert "anabranch ingest FOLDER --collection NAME" in text
+        assert "POST /v1/ingest" in text
     assert not (cli.home / "data").exists()
+
+
+async def test_ask_without_names_asks_mcp_servers_too(inside: Inside, space: Space, tmp_path: Path) -> None:
+    stub = Path(__file__).parents[2] / "support" / "mcp_stub_server.py"
+    config = {
+        "sources": {"rivers": {"url": space.url, "slug": "docs", "owner": "alice"}},
+        "mcpServers": {"notes": {"command": sys.executable, "args": ["-I", "-S", str(stub), "notes", "0"]}},
+        "aggregator": {"serverTimeoutSecs": 30},
+    }
+    (tmp_path / "anabranch.yaml").write_text(json.dumps(config), encoding="utf-8")
+    ran = await inside("ask", QUESTION)
+    assert ran.code == 0
+    assert list(rows(ran.out)) == ["alice/docs", "notes"]
+
+
+async def test_ask_names_the_configured_default_model(inside: Inside, space: Space, tmp_path: Path) -> None:
+    config = f'models:\n  writer: {{url: "{space.url}", slug: scribe}}\n'
+    (tmp_path / "anabranch.yaml").write_text(config, encoding="utf-8")
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "-m", "default", "--json")
+    assert (ran.code, json.loads(ran.out)["model"]) == (0, "scribe")
+    unknown = await inside("ask", QUESTION, "-s", f"{space.url}/docs", "-m", "nobody")
+    assert "(extractive, default, writer)" in unknown.err
 
 
 async def test_ask_exits_3_if_nothing_is_found(inside: Inside, space: Space) -> None:

@@ -474,3 +474,11 @@ async def test_which_pages_may_read_what_is_published(
         reply = await there.ask("canteen", token=seeded.secrets["bob"], headers=headers)
         assert (reply.status, reply.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
         assert (await there.ask("canteen", headers=headers)).status == 401  # being named is not being the operator
+
+
+async def test_guests_of_published_endpoints_are_rate_limited_on_this_machine_too(seeded: Seeded) -> None:
+    """Another Anabranch on this machine may be asking for somebody else."""
+    async with node(seeded.settings(rate_limit=1, rate_limit_surfaces=("endpoints",))) as there:
+        replies = [await there.ask("alice/docs") for _ in range(2)]
+    assert [reply.status for reply in replies] == [200, 429]
+    assert replies[0].headers["RateLimit-Remaining"] == "0"

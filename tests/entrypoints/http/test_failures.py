@@ -88,7 +88,7 @@ def question(space: Space, *slugs: str, model: str = "scribe") -> dict[str, Any]
 
 
 def clean(message: str) -> bool:
-    return not any(bad in message for bad in ("<", ">", "Traceback", "aiohttp", "Error(", "127.0.0.1"))
+    return not any(bad in message for bad in ("<", ">", "Traceback", "aiohttp", "Error("))
 
 
 async def raw_post(url: str, path: str, request: dict[str, Any]) -> asyncio.StreamWriter:
@@ -181,7 +181,8 @@ async def test_a_source_that_refuses_connections_is_an_error(server: Server, spa
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         request["data_sources"].append({"url": url, "slug": "s"})
         _, bad = (await server.chat(**request))["retrieval_info"]
-    assert (bad["status"], bad["error_message"]) == ("error", "No connection could be made.")
+    address = url.removeprefix("http://")
+    assert (bad["status"], bad["error_message"]) == ("error", f"No connection could be made: {address}.")
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ def filled(kept: Path, tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_model_answers_and_a_conversation_goes_on(filled: Path, models_dir: Path, space: Space) -> None:
     space.model("writer", reply=writes)
-    async with library(filled, models_dir, **asking(space, "writer")) as shelf:
+    async with library(filled, models_dir, **asking(space, "writer", query_rewriting=True)) as shelf:
         first = await shelf.ask("Where does the ferry to Texel leave from?", who="alice")
         assert first["answer"] == "It leaves every 30 minutes [1]. Nobody knows why [7]."
         assert first["usage"]["model"] == "writer"

@@ -111,8 +111,8 @@ async def test_a_published_model_streams_completion_chunks(publish: Open, space:
 
 
 FAILURES = {
-    Failure.HANG: (504, "the model did not finish within 0.2 seconds"),
-    Failure.TRICKLE: (504, "the model did not finish within 0.2 seconds"),
+    Failure.HANG: (504, "the model did not finish within 0.2 seconds (AGGREGATOR_GENERATION_TIMEOUT)"),
+    Failure.TRICKLE: (504, "the model did not finish within 0.2 seconds (AGGREGATOR_GENERATION_TIMEOUT)"),
     Failure.STATUS_401: (502, "It asks for a valid token (401)"),
     Failure.STATUS_402: (502, "It asks for payment (402)"),
     Failure.STATUS_429: (502, "It is being asked too often (429)"),
@@ -124,7 +124,7 @@ FAILURES = {
     Failure.RESET: (502, "The connection was closed before the reply was complete"),
     Failure.REDIRECT: (502, "It answered with a redirect, which is not followed"),
     Failure.STREAM_ERROR: (502, "The model reported an error in the middle of its answer"),
-    Failure.HUGE: (502, "The reply is larger than 4,194,304 bytes"),
+    Failure.HUGE: (502, "The reply is larger than 4,194,304 bytes (AGGREGATOR_MAX_REPLY_BYTES)"),
 }
 
 

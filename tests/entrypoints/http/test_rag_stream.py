@@ -145,6 +145,19 @@ async def test_a_repeated_rag_question_is_answered_from_the_cache(written: Libra
     assert not fresh.end["cached"]
 
 
+@pytest.mark.parametrize(("done_mark", "cached"), [(True, True), (False, False)], ids=["[DONE]", "just ends"])
+async def test_a_stream_without_a_finish_reason_is_cached_if_it_says_that_it_is_done(
+    shelf: Library, models_dir: Path, writer: Space, done_mark: bool, cached: bool
+) -> None:
+    writer.model("plain", reply=SAID, form="content", done_mark=done_mark)
+    model = Endpoint(slug="plain", url=writer.url, operator=True)
+    given = {"models": {"plain": model}, "model_streaming_enabled": True, "rate_limit": 0}
+    async with library(shelf.folder, models_dir, **given) as opened:
+        first, again = await ask(opened), await ask(opened)
+    assert first.text == again.text == SAID
+    assert (first.end["finish_reason"], again.end["cached"]) == ("stop" if done_mark else None, cached)
+
+
 async def test_a_cached_answer_is_forgotten_when_the_documents_change(written: Library) -> None:
     question = "Are parcels insured?"
     await ask(written, question)
@@ -301,9 +314,13 @@ async def test_who_asks_too_often_is_told_when_to_come_back(shelf: Library, mode
         assert bad.headers["RateLimit-Remaining"] == "0"
         assert bad.headers["Retry-After"] in bad.end["message"]
         assert (await ask(strict, who="bob")).status == 200
-        assert (await ask(strict)).status == 200  # nobody's name, but an address
-        assert [(await ask(strict, "")).status for _ in range(5)] == [400] * 5  # what was not asked is not counted
-        assert [(await ask(strict)).status for _ in range(3)] == [200, 200, 429]
+        assert [(await ask(strict, "", who="bob")).status for _ in range(5)] == [400] * 5  # not asked, not counted
+        assert [(await ask(strict, who="bob")).status for _ in range(3)] == [200, 200, 429]
+        assert [(await ask(strict)).status for _ in range(5)] == [200] * 5  # the operator on this machine
+        assert [(await ask(strict, who="root")).status for _ in range(4)] == [200, 200, 200, 429]  # an operator's key
+    async with library(shelf.folder, models_dir, rate_limit=3, auth="none") as strict:
+        proxied = {"Via": "1.1 proxy"}  # nobody's name, but an address
+        assert [(await ask(strict, headers=proxied)).status for _ in range(4)] == [200, 200, 200, 429]
 
 
 async def test_a_client_that_leaves_closes_the_model_and_nothing_is_kept(written: Library, writer: Space) -> None:

@@ -113,7 +113,7 @@ async def test_mcp_stdio_client_uses_the_tools(tmp_path: Path, mode: Literal["le
     assert nothing.structured_content["results"] == []
     assert "anabranch ingest" in nothing.structured_content["hint"]
     assert refused.structured_content["refused"]
-    assert refused.structured_content["answer"].endswith("Name one of: rivers in `sources`.")
+    assert [source["name"] for source in refused.structured_content["sources"]] == ["rivers"]
 
 
 async def test_mcp_stdio_answers_malformed_lines_with_errors(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_tool_descriptions_name_servers_and_sources(tmp_path: Path) -> Non
     async with opened(tmp_path, *servers, sources={"wiki": wiki}) as anabranch, client(anabranch) as tools:
         listed = {tool.name: tool for tool in (await tools.list_tools()).tools}
         unknown = await said(tools, "ask", question="Who?", sources=["memory", "nope"])
-        nowhere = await said(tools, "ask", question="Who?")
+        everywhere = (await tools.call_tool("ask", {"question": "Who?"})).structured_content
     described = listed["aggregate"].description or ""
     assert f"Servers: memory (people and policies), files, long ({'x' * 199}…)." in described
     takes = listed["ask"].input_schema["properties"]["sources"]
@@ -84,12 +84,15 @@ async def test_tool_descriptions_name_servers_and_sources(tmp_path: Path) -> Non
         " finds nothing."
     )
     assert unknown == "not_found: There is no source 'nope'; there are: memory, files, long, wiki."
-    assert nowhere == ("There are no documents that you can read. Name one of: memory, files, long, wiki in `sources`.")
+    assert {source["name"] for source in everywhere["sources"]} == {"memory", "files", "long", "wiki"}
 
 
 async def test_empty_server_explains_how_to_ingest(tmp_path: Path) -> None:
     async with opened(tmp_path) as anabranch, client(anabranch) as tools:
-        assert "anabranch ingest" in await said(tools, "ask", question="Who?")
+        for tool, arguments in (("ask", {"question": "Who?"}), ("search", {"query": "Who?"})):
+            told = await said(tools, tool, **arguments)
+            assert "There are no documents here that you can read" in told
+            assert "anabranch ingest FOLDER --collection NAME" in told
         unknown = await said(tools, "ask", question="Who?", sources=["nope"])
     assert unknown == "not_found: There is no source 'nope'; there are no others."
 

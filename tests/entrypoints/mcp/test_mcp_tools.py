@@ -105,7 +105,7 @@ async def test_ask_tool_answers_with_quoted_citations(shelf: Library, mode: Mode
     assert "14 days" in citation["quoted_text"]
     assert (citation["source"], citation["title"]) == ("handbook", "Refunds")
     assert said["sentences"][0]["citations"] == [citation["number"]]
-    assert [one["name"] for one in said["sources"]] == ["collections"]
+    assert [one["name"] for one in said["sources"]] == ["collections", "rivers", "failing"]
     assert [message for _, _, message in heard][-1] == "writing"
     assert [progress for progress, _, _ in heard] == sorted(progress for progress, _, _ in heard)
     assert not refused.is_error
@@ -113,6 +113,19 @@ async def test_ask_tool_answers_with_quoted_citations(shelf: Library, mode: Mode
     assert refused.structured_content["sources"][0]["status"] == "error"
     assert {one["name"] for one in mixed.structured_content["sources"]} == {"collections", "rivers"}
     assert any(one["source"] == "rivers" and one["url"] for one in mixed.structured_content["citations"])
+
+
+async def test_ask_tool_names_the_model_that_writes(shelf: Library) -> None:
+    question = {"question": "Within how many days are refunds paid?", "sources": ["handbook"]}
+    for who, names in ((None, "extractive, default"), ("bob", "extractive")):
+        async with client(shelf, who=who) as tools:
+            quoted = await tools.call_tool("ask", {**question, "model": "extractive"})
+            unknown = await tools.call_tool("ask", {**question, "model": "nobody"})
+        assert (quoted.structured_content["model"], quoted.structured_content["refused"]) == ("extractive", False)
+        assert unknown.is_error
+        assert unknown.structured_content["message"] == (
+            f"There is no model 'nobody' that you may use; name one of: {names}."
+        )
 
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [

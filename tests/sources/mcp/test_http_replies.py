@@ -142,7 +142,7 @@ NO_JSON = "The server's reply is not JSON, or not an MCP message: check `url`."
         ),
         (
             lambda said: answer(said, {"content": [{"type": "text", "text": "x" * 100_000}]}),
-            "The server's reply cannot be read: The reply is larger than 100,000 bytes.",
+            "The server's reply cannot be read: The reply is larger than 100,000 bytes (AGGREGATOR_MAX_REPLY_BYTES).",
         ),
         (
             lambda said: answer(said, error={"code": -32700, "message": "Failed, I have."}),

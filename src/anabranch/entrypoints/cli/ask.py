@@ -29,10 +29,10 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Citation, Endpoint, Passage, SourceReply, Status, Until
+from anabranch.domain.model import Answer, Citation, Ground, Passage, SourceReply, Status, Until
 from anabranch.entrypoints.cli.options import json_option, settings_option
-from anabranch.entrypoints.cli.resources import OPERATOR
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
+from anabranch.pipeline.answer import refusal
 
 PIECE = re.compile(r"\n|[^\S\n]+|\S+")
 
@@ -131,6 +131,8 @@ class AskScreen:
             self._wrap.end()
             self._console.print()
         if isinstance(end, Answered):
+            if not end.answer.text and end.answer.ground is Ground.NO_SOURCES:
+                self._notes.print(refusal(end.answer.ground, end.answer.replies))
             self._sources(self._console, end.answer.replies)
             self._citations(end.answer)
             self._console.print()
@@ -222,14 +224,14 @@ def _summary(answer: Answer) -> Text:
     multiple=True,
     metavar="SOURCE",
     help="A collection, a configured source, an MCP server, URL/slug, or owner/slug on the hub; repeatable "
-    "[default: every collection and every configured source].",
+    "[default: every collection, configured source and MCP server].",
 )
 @click.option(
     "-m",
     "--model",
     metavar="MODEL",
-    help="URL/slug, owner/slug on the hub, a configured name, or 'extractive', which quotes the documents without a "
-    "model [default: the configured one, else extractive].",
+    help="URL/slug, owner/slug on the hub, a configured name, 'default' (AGGREGATOR_MODEL_URL, else the first in "
+    "anabranch.yaml), or 'extractive', which quotes the documents without a model [default: 'default'].",
 )
 @click.option(
     "-t",
@@ -264,7 +266,7 @@ def command(
             Anabranch.open(settings=settings, surface="cli", log_queries=True) as anabranch,
             anabranch.stream(
                 question,
-                sources=sources or await _all_sources(anabranch),
+                sources=sources or None,
                 model=model,
                 tokens=given,
                 top_k=top_k,
@@ -292,18 +294,6 @@ async def _print_answer(events: AsyncIterator[AnswerEvent], *, as_json: bool) ->
     if not isinstance(end, Answered):
         return 1
     return 3 if end.answer.refused or not (end.answer.text or end.answer.passages) else 0
-
-
-async def _all_sources(anabranch: Anabranch) -> Sequence[Endpoint] | None:
-    """None for all sources, collections included."""
-    if anabranch.knowledge.exists and await (await anabranch.knowledge()).collections(OPERATOR):
-        return None
-    if not anabranch.settings.sources:
-        raise ConfigurationError(
-            "No source is named, and there is no collection. Name a source with --source or in anabranch.yaml, or "
-            "ingest documents with: anabranch ingest FOLDER --collection NAME"
-        )
-    return tuple(anabranch.settings.sources.values())
 
 
 def _token(entry: str) -> tuple[str, str]:

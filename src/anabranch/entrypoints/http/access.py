@@ -42,6 +42,7 @@ class Access:
         self._proxies = settings.proxy_networks
         self._private_is_restricted = bool(settings.endpoint_allowlist) and not settings.endpoint_allowlist_public
         self._origins = frozenset(settings.cors_origins) - {"*"}
+        self._limited = frozenset(settings.rate_limit_surfaces if settings.rate_limit else ())
 
     async def caller(self, scope: Scope) -> Caller:
         """The caller of a surface that holds data. A token is always checked, and a wrong one is refused even where
@@ -113,10 +114,13 @@ class Access:
         tokens: Mapping[str, str] | None = None,
         transactions: Mapping[str, str] | None = None,
         streaming: bool = False,
+        names_configured: bool = False,
     ) -> Context:
-        """The Context of a question of this caller."""
+        """The Context of a question of this caller. `names_configured`: it names what the operator configured. Whether
+        it is the operator on this machine is found out only for that, and where there is a rate limit."""
         scope, caller = call.scope, call.caller
         traceparent, tracestate = trace(scope)
+        matters = names_configured or call.surface in self._limited
         return self._anabranch.context(
             correlation_id=scope["correlation_id"],
             surface=call.surface,
@@ -131,6 +135,7 @@ class Access:
             traceparent=traceparent,
             tracestate=tracestate,
             streaming=streaming,
+            local_operator=matters and self._is_local_operator(scope, caller),
         )
 
     def may_use_configured(self, scope: Scope, caller: Caller) -> bool:
@@ -154,6 +159,16 @@ class Access:
         machine that came through no proxy. A web page of another site never is the operator."""
         if self._settings.auth != "auto":
             return self._settings.auth == "none" and not self._is_foreign(scope)
+        return self._is_local(scope)
+
+    def _is_local_operator(self, scope: Scope, caller: Caller) -> bool:
+        """Whether the operator asks on this machine, without a key or token. With `none` the operator may be anywhere,
+        and a guest of a published endpoint is never the operator."""
+        without_token = caller is ANYONE or (caller.operator and not isinstance(caller, Identified))
+        return without_token and self._is_local(scope)
+
+    def _is_local(self, scope: Scope) -> bool:
+        """Whether a request comes from this machine, through no proxy, and not from a web page of another site."""
         peer = _address(scope["client"][0]) if scope.get("client") else None
         return (
             peer is not None

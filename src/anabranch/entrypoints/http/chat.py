@@ -1,12 +1,13 @@
 """Spec 1's surface: POST /api/v1/chat and POST /api/v1/chat/stream."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.app.questions import Options
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.events import (
@@ -48,7 +49,15 @@ class ChatRequest(Value):
     """A question to data sources, and the model that answers it."""
 
     prompt: Annotated[str, Meta(min_length=1, description="The question", extra_json_schema={"pattern": r"\S"})]
-    model: EndpointRef | None = None
+    model: (
+        Annotated[
+            EndpointRef,
+            Meta(
+                description="Without one, or with the slug `extractive`, the answer quotes sentences of the documents"
+            ),
+        ]
+        | None
+    ) = None
     data_sources: list[EndpointRef] | None = None
     endpoint_tokens: Annotated[dict[str, str], Meta(description="Satellite tokens by owner")] | None = None
     transaction_tokens: Annotated[dict[str, str], Meta(description="Transaction tokens by owner")] | None = None
@@ -199,25 +208,23 @@ class ChatSurface(AnswerSurface):
         await self.streams.send(call, run, frame, context, dialect="chat")
 
     async def _begin(self, call: Call[ChatRequest], *, streaming: bool) -> tuple[Run, Context]:
-        tokens, transactions = call.request.endpoint_tokens, call.request.transaction_tokens
-        context = self.access.context(call, tokens=tokens, transactions=transactions, streaming=streaming)
-        return call.attach(*await self.anabranch.begin(self._question(call), context)), context
-
-    def _question(self, call: Call[ChatRequest]) -> Question:
-        request, settings, references = call.request, self.anabranch.settings, call.request.data_sources or []
-        public_only = self.access.public_only(call.scope, call.caller)
+        request, references = call.request, call.request.data_sources or []
         named = any(reference is not None and not reference.url for reference in (request.model, *references))
+        tokens, transactions = request.endpoint_tokens, request.transaction_tokens
+        context = self.access.context(
+            call, tokens=tokens, transactions=transactions, streaming=streaming, names_configured=named
+        )
         may_name = named and self.access.may_use_configured(call.scope, call.caller)
-        model = _endpoint(request.model or EndpointRef(), settings.models if may_name else {}, public_only)
-        if not request.retrieval_only and not (model.url and model.slug):
-            raise InvalidQuestion(
-                "model needs a url and a slug (or, for callers who may use it, the slug of a configured model), "
-                "unless retrieval_only is true."
-            )
+        return call.attach(*await self.anabranch.begin(self._question(call, references, may_name), context)), context
+
+    def _question(self, call: Call[ChatRequest], references: Sequence[EndpointRef], may_name: bool) -> Question:
+        request = call.request
+        public_only = self.access.public_only(call.scope, call.caller)
+        known = self.anabranch.settings.sources if may_name else {}
         return self.anabranch.questions.chat(
             request.prompt,
-            tuple(_endpoint(one, settings.sources if may_name else {}, public_only) for one in references),
-            None if request.retrieval_only else model,
+            tuple(_endpoint(one, known, public_only) for one in references),
+            None if request.retrieval_only else self._model(request.model, may_name, public_only),
             tuple(request.messages or ()),
             Options(
                 top_k=request.top_k,
@@ -227,6 +234,17 @@ class ChatSurface(AnswerSurface):
                 system_prompt=request.custom_system_prompt or None,
             ),
         )
+
+    def _model(self, reference: EndpointRef | None, may_name: bool, public_only: bool) -> Endpoint:
+        """The model by URL or by name; none, or an empty one, stands for the sentences of the documents."""
+        if reference is None or not (reference.url or reference.slug):
+            return EXTRACTIVE
+        if not reference.url:
+            otherwise = ", or send a url and a slug"
+            return self.anabranch.questions.named_model(reference.slug, configured=may_name, otherwise=otherwise)
+        if not reference.slug:
+            raise InvalidQuestion("model has a url but no slug: send both, or no model to get quoted sentences.")
+        return _endpoint(reference, {}, public_only)
 
 
 def _endpoint(reference: EndpointRef, named: Mapping[str, Endpoint], public_only: bool) -> Endpoint:

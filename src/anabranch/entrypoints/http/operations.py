@@ -324,7 +324,11 @@ async def body_parts(receive: Receive, max_bytes: int) -> AsyncGenerator[bytes, 
         part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > max_bytes:
-            raise RequestTooLarge(f"The request is larger than {max_bytes:,} bytes.", limit=max_bytes)
+            raise RequestTooLarge(
+                f"The request is larger than {max_bytes:,} bytes (AGGREGATOR_MAX_REQUEST_BYTES; for documents "
+                "AGGREGATOR_MAX_DOCUMENT_BYTES).",
+                limit=max_bytes,
+            )
         yield part
 
 

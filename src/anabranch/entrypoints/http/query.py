@@ -68,9 +68,11 @@ class CollectionQuestion(Value):
             list[Text],
             Meta(
                 max_length=100,
-                description="Configured sources and MCP servers, by name. Without `collections`, only these are asked",
+                description="Configured sources and MCP servers, by name: without `collections`, only these are asked. "
+                "Or `all`: all that the caller may use, beside the collections",
             ),
         ]
+        | Literal["all"]
         | None
     ) = None
     filters: FiltersForm | None = None
@@ -342,17 +344,21 @@ async def search_scope(
     collection that the caller may see; configured sources are for callers who may use them."""
     request: CollectionQuestion = call.request
     filters = _filters(request.filters or FiltersForm())
-    if request.sources and not access.may_use_configured(call.scope, call.caller):
+    may_use = bool(request.sources) and access.may_use_configured(call.scope, call.caller)
+    keys: tuple[int, ...] | None = None
+    if request.sources == "all" or not request.sources:
+        endpoints = anabranch.questions.every(request.query, collections=True, sources=may_use)
+    elif may_use:
+        endpoints, keys = anabranch.configured(request.sources), ()
+    else:
         raise Forbidden(
             "Only the operator may name configured sources here; leave out `sources` to ask the collections."
         )
-    configured = anabranch.configured(request.sources) if request.sources else ()
-    keys: tuple[int, ...] | None = () if configured else None
-    endpoints = configured or (COLLECTIONS,)
     if request.collections:
         chosen = await (await anabranch.knowledge()).chosen(call.caller, request.collections)
         filters = msgspec.structs.replace(filters, collections=tuple(one.id for one in chosen))
-        endpoints, keys = (COLLECTIONS, *configured), tuple(one.key for one in chosen)
+        endpoints = (COLLECTIONS, *(one for one in endpoints if one != COLLECTIONS))
+        keys = tuple(one.key for one in chosen)
     entry = LogEntry(conversation=conversation or new_id(), collections=keys)
     return SearchScope(sources=endpoints, filters=filters), entry
 

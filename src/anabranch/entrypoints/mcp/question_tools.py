@@ -9,10 +9,11 @@ from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import SearchScope
 from anabranch.domain.errors import NotFound
 from anabranch.domain.events import GenerationStarted, SourceReplied
-from anabranch.domain.model import Answer, Citation, Context, Endpoint, Filters, Ground, Passage, SourceReply, Status
+from anabranch.domain.model import Answer, Citation, Context, Filters, Ground, Passage, SourceReply, Status
 from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
+    AskArguments,
     AskedSource,
     AskResponse,
     CitedPassage,
@@ -20,6 +21,7 @@ from anabranch.entrypoints.mcp.schemas import (
     SearchResponse,
 )
 from anabranch.knowledge.model import Caller
+from anabranch.text.messages import message
 
 if TYPE_CHECKING:
     from anabranch.knowledge.model import Collection
@@ -45,8 +47,7 @@ def progress_text(name: str, reply: SourceReply) -> str:
 
 
 MAX_SHOWN = 50
-NO_DOCUMENTS = "There are no documents that you can read."
-NO_DOCUMENTS_HINT = f"{NO_DOCUMENTS} To add documents, run: anabranch ingest."
+NOTHING_FOUND = "Nothing was found; try other words."
 
 
 async def search(
@@ -55,7 +56,7 @@ async def search(
     """Passages of the documents that the caller can read, best first."""
     searched = await _collections(anabranch, collections, caller)
     if not searched:
-        return SearchResponse(results=(), time_ms=0, hint=NO_DOCUMENTS_HINT)
+        return SearchResponse(results=(), time_ms=0, hint=message("refusal_no_documents"))
     question = anabranch.questions.search_tool(query, _filters(searched, collections), limit)
     entry = LogEntry(collections=tuple(one.key for one in searched))
     run, _ = await anabranch.begin(question, caller.context, entry=entry)
@@ -63,22 +64,20 @@ async def search(
     if answer.ground is Ground.ALL_FAILED:
         raise SearchUnavailable(answer.replies[0].error or "The search failed.")
     results = tuple(_found(rank, passage) for rank, passage in enumerate(answer.passages, 1))
-    hint = None if results else "Nothing was found; try other words."
+    nothing = message("refusal_no_documents") if answer.ground is Ground.NO_SOURCES else NOTHING_FOUND
+    hint = None if results else nothing
     return SearchResponse(results=results, time_ms=answer.timings.total_ms, hint=hint)
 
 
 async def ask(
-    anabranch: Anabranch, question: str, names: Sequence[str], top_k: int, caller: McpCaller, progress: Progress
+    anabranch: Anabranch, arguments: AskArguments, top_k: int, caller: McpCaller, progress: Progress
 ) -> AskResponse:
     """A cited answer, or a refusal that says what is missing."""
-    sources, filters = await _sources(anabranch, names, caller)
-    if not sources:
-        others = named(configured(anabranch)) if caller.trusted else ""
-        hint = f"{NO_DOCUMENTS} Name one of: {others} in `sources`." if others else NO_DOCUMENTS_HINT
-        return AskResponse(answer=hint, refused=True, sentences=(), citations=(), sources=(), model=None, time_ms=0)
-    scope = SearchScope(sources=sources, filters=filters)
-    run, _ = await anabranch.begin(anabranch.questions.ask_tool(question, scope, top_k), caller.context)
-    done, total = 0, len(sources) + 1
+    questions, name = anabranch.questions, arguments.model
+    model = questions.named_model(name, configured=caller.trusted) if name else None
+    scope = await _scope(anabranch, arguments.question, arguments.sources or (), caller)
+    run, _ = await anabranch.begin(questions.ask_tool(arguments.question, scope, top_k, model), caller.context)
+    done, total = 0, len(scope.sources) + 1
     async with run.listen() as listener:
         async for event in listener:
             match event:
@@ -92,17 +91,18 @@ async def ask(
         return _answered(await run.value())
 
 
-async def _sources(
-    anabranch: Anabranch, names: Sequence[str], caller: McpCaller
-) -> tuple[tuple[Endpoint, ...], Filters]:
-    """Configured sources and collections by name."""
+async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], caller: McpCaller) -> SearchScope:
+    """Configured sources and collections by name; without names, all that the caller may use."""
+    if not names:
+        visible = bool(await _collections(anabranch, (), caller))
+        return SearchScope(sources=anabranch.questions.every(question, collections=visible, sources=caller.trusted))
     known = configured(anabranch) if caller.trusted else ()
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
-    if not names or rest:
-        searched = await _collections(anabranch, rest, caller, others=known)
-        return (*((COLLECTIONS,) if searched else ()), *anabranch.configured(ours)), _filters(searched, rest)
-    return anabranch.configured(ours), Filters()
+    if not rest:
+        return SearchScope(sources=anabranch.configured(ours))
+    searched = await _collections(anabranch, rest, caller, others=known)
+    return SearchScope(sources=(COLLECTIONS, *anabranch.configured(ours)), filters=_filters(searched, rest))
 
 
 def configured(anabranch: Anabranch) -> Sequence[str]:

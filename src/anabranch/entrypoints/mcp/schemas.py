@@ -78,12 +78,24 @@ class AskArguments(Arguments, frozen=True, kw_only=True):
     sources: (
         Annotated[
             Names,
-            Meta(description="Answer from these, by name. Left out or empty: every collection."),
+            Meta(description="Answer from these, by name. Left out or empty: everything that you may use."),
         ]
         | UnsetType
     ) = UNSET
     top_k: (
         Annotated[int, Meta(ge=1, le=1_000, description="How many passages of each source to answer from.")] | UnsetType
+    ) = UNSET
+    model: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=200,
+                description="The model that writes: `extractive` quotes the documents; `default` and the names of "
+                "configured models for callers who may use them. Left out: `default`.",
+            ),
+        ]
+        | UnsetType
     ) = UNSET
 
 

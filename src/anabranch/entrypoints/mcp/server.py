@@ -61,9 +61,11 @@ yourself or need several passages; use `ask` when you want a finished answer. At
 ASK = """\
 Ask a question and get a finished answer in which each sentence cites the words that support it (source, title, url, \
 document id, offsets, the quoted words). It answers only from what it finds: with no evidence it refuses \
-(refused: true) and says what is missing, which is a result and not an error. By default it reads every collection; \
-name `sources` to use others. Use {others} for the material itself. It may take some seconds."""
-SOURCES = "Answer from these, by name: collections, {names}. Left out or empty: every collection."
+(refused: true) and says what is missing, which is a result and not an error. By default it asks everything that you \
+may use; name `sources` to ask only some. Use {others} for the material itself. It may take some seconds."""
+SOURCES = (
+    "Answer from these, by name: collections, {names}. Left out or empty: all of them, MCP servers by their rules."
+)
 INSTRUCTIONS = """\
 Anabranch asks many sources at once and shows its evidence. `ask` for a cited answer, `search` for passages from the \
 document collections{aggregate}. They only read."""
@@ -165,7 +167,7 @@ class Tools:
         schema = self.inputs["ask"]
         values = validate(AskArguments, schema, arguments)
         top_k = values.top_k or schema["properties"]["top_k"]["default"]
-        response = await ask(self._anabranch, values.question, values.sources or (), top_k, caller, progress)
+        response = await ask(self._anabranch, values, top_k, caller, progress)
         return _result(response, schemas.answered(response))
 
     def _tool(self, name: str, title: str, description: str, kind: type[msgspec.Struct], *, world: bool) -> Tool:

@@ -305,6 +305,7 @@ class McpSource:
             return failed(self._name, "This MCP server is disabled.", fault=False)
         if context.hops > MAX_HOPS:
             return failed(self._name, IN_A_CIRCLE, fault=False)
+        await load_sdk()  # the server's time does not include ours
         reply = await keeper.search(query, context)
         if query.raw or not reply.passages:
             return reply
