@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
@@ -23,7 +23,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone, RequestTime
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
 from anabranch.entrypoints.http.streams import ShutdownEvent, until_gone
-from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.records.database import made_at
 from anabranch.network.addresses import parse
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # it imports numpy
 T = TypeVar("T")
 
 MAX_PAGE = 1_000
+STATUSES = (*get_args(DocumentStatus), "all")
 MAX_OFFSET = 1_000_000_000
 RECENT_S = 2.0
 RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -112,12 +113,15 @@ class KnowledgeSurface:
                 *("GET", "/v1/documents", "list_documents", "List documents", self._documents, wire.DocumentPage),
                 parameters=(
                     parameter("collection", {"type": "string"}, "Id or name of a collection"),
+                    parameter("status", {"enum": [*STATUSES]}, "Those in this state, also if no version is stored"),
+                    parameter("connector_id", {"type": "string"}, "Those that this connector has sent"),
                     parameter("limit", integer(1, MAX_PAGE), "Page size"),
                     parameter("after", {"type": "string"}, "`next` of the previous page"),
                 ),
             ),
             at(
-                *("GET", one, "get_document", "Get a document with content", self._document, view),
+                *("GET", one, "get_document", "Get a document by id, file name or title", self._document, view),
+                errors=(409,),
                 parameters=(
                     parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
                     parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
@@ -126,11 +130,16 @@ class KnowledgeSurface:
             at(
                 *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
                 request_type=wire.DocumentChanges,
-                errors=(403,),
+                errors=(403, 409),
             ),
             at(
                 *("DELETE", one, "delete_document", "Delete a document", self._delete_document, wire.DocumentDeleted),
-                errors=(403,),
+                errors=(403, 409),
+            ),
+            at(
+                *("POST", f"{one}/retry", "retry_document", "Ingest a failed document again"),
+                *(self._retry, wire.IngestAccepted),
+                errors=(403, 409),
             ),
         ]
 
@@ -173,7 +182,7 @@ class KnowledgeSurface:
             document_count=found.documents,
             chunk_count=found.chunks,
             total_tokens=found.tokens,
-            storage_bytes=found.size,
+            storage_bytes=found.storage_bytes,
             query_count_30d=await knowledge.query_count(call.caller, found.collection, 30),
         )
 
@@ -196,12 +205,19 @@ class KnowledgeSurface:
 
     async def _documents(self, call: Call[None]) -> wire.DocumentPage:
         limit = _number(call.query, "limit", 50, least=1, most=MAX_PAGE)
+        status = call.query.get("status")
+        if status is not None and status not in STATUSES:
+            raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
         after = cursors.opened(call.query["after"]) if "after" in call.query else 0
         if after is None:
             raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
-        found, total = await knowledge.documents(call.caller, call.query.get("collection"), after, limit + 1)
+        found, total = await knowledge.documents(
+            *(call.caller, call.query.get("collection"), after, limit + 1),
+            status=cast("DocumentStatus | Literal['all'] | None", status),
+            connector_id=call.query.get("connector_id"),
+        )
         page, more = found[:limit], len(found) > limit
         known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
@@ -241,8 +257,12 @@ class KnowledgeSurface:
         return await self._view(knowledge, call.caller, changed)
 
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
-        removed = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
-        return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
+        deleted = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
+        return wire.DocumentDeleted(deleted=True, chunks_removed=deleted.chunk_count)
+
+    async def _retry(self, call: Call[None]) -> wire.IngestAccepted:
+        job = await (await self.anabranch.knowledge()).retry(call.caller, call.params["document"])
+        return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=1)
 
     async def _feedback(self, call: Call[wire.Feedback]) -> wire.FeedbackRecorded:
         request = call.request
@@ -314,7 +334,7 @@ def _document(form: wire.DocumentForm, where: str) -> NewDocument:
     source = form.source
     data, url = b"", None
     match source.type:
-        case "text":
+        case "text" | "manual" | "api":
             data = source.content.encode()
         case "file":
             data = _decoded(source.content, f"{where}.source.content")
@@ -325,6 +345,7 @@ def _document(form: wire.DocumentForm, where: str) -> NewDocument:
         data=data,
         filename=source.filename,
         url=url,
+        connector_id=source.connector_id,
         title=form.title,
         metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
         permissions=wire.permissions(form.permissions),
