@@ -21,6 +21,7 @@ MAX_CANDIDATES = 10
 MAX_SIMILAR = 1_000
 MAX_OPEN = 10_000
 MAX_NAME = 500
+MAX_SHOWN = 200
 
 
 class ListFilter(Value):
@@ -90,7 +91,7 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
         for matches in (*_stored_matches(db, caller, name), *_open_matches(db, caller, name)):
             if matches:
                 return with_states(db, caller, [_only(db, name, matches)])[0]
-    raise NotFound(f"There is no document {name!r}.{_similar(db, caller, name)}")
+    raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
 
 
 def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
