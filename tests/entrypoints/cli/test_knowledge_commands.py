@@ -333,7 +333,9 @@ def test_documents_list_show_permissions_and_delete(change: Run) -> None:
 def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> None:
     ran = change("documents", "list", "--status", "failed")
     assert ran.code == 0
-    assert re.search(r"^broken\.pdf +0 +public +\S+ +failed +The PDF is damaged\.", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^broken\.pdf +0 +public +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.", ran.out, re.MULTILINE
+    )
     (failed,) = json.loads(change("documents", "--status", "failed", "--json").out)
     assert (failed["searchable"], failed["bytes"]) == (False, len(b"%PDF-1.4 and no more"))
     assert "broken.pdf" not in change("documents").out

@@ -27,6 +27,7 @@ from anabranch.entrypoints.cli.terminal import (
     flat,
     moment,
     notes,
+    output,
     permissions_text,
     print_fields,
     print_list,
@@ -206,8 +207,11 @@ def list_documents(
         "id": lambda one: one["id"],
     }
     if any(one.status != "completed" for one in found):
-        columns |= {"status": lambda one: one["status"], "error": lambda one: one["error"] or ""}
+        columns["status"] = lambda one: one["status"]
     print_list([_document_view(one) for one in found], columns, as_json=as_json)
+    failed = [one for one in found if one.error] if not as_json else []
+    for at, one in enumerate(failed):
+        output().print(f"{'' if at else chr(10)}{flat(one.title)}: {flat(one.error or '')}")
     if not as_json and (len(found) < total or not found):
         notes().print(f"{len(found):,} of {counted(total, 'document')}.")
 
@@ -255,7 +259,9 @@ def delete_document(document: str, as_json: bool, settings: Settings) -> None:
     name = deleted.id if document == deleted.id else f"{deleted.title} ({deleted.id})"
     print_result(
         {"id": deleted.id, "title": deleted.title, "chunks": deleted.chunk_count},
-        f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}.",
+        f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}."
+        if deleted.searchable
+        else f"Deleted {flat(name)}, which was {deleted.status}.",
         as_json=as_json,
     )
 

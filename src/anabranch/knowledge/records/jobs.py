@@ -26,7 +26,7 @@ from anabranch.knowledge.model import (
     StoredDocument,
 )
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.database import as_json, made_at, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # processed alone, because another document may have been the cause.
@@ -441,7 +441,8 @@ def _open_item(row: sqlite3.Row) -> OpenItem:
         content_hash=row["content_hash"],
         chunking=msgspec.json.decode(row["chunking"], type=Chunking),
         size=row["size"],
-        created_at=row["created_at"],
+        # The id is that of the first upload, also after a retry.
+        created_at=made_at(row["document_id"]),
         finished_at=row["finished_at"],
     )
 

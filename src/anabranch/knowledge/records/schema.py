@@ -230,7 +230,7 @@ CREATE INDEX items_open_by_identity ON items (json_extract(arrived, '$.identity'
 -- or has failed and can be retried; older items need not be read.
 CREATE VIEW open_items AS
 SELECT items.key, document_id, status, error, arrived, content_hash, finished_at, jobs.owner, collection, chunking,
-    jobs.created_at, settings, length(data) AS size,
+    settings, length(data) AS size,
     EXISTS (SELECT 1 FROM documents WHERE documents.id = document_id) AS is_stored
 FROM items JOIN uploads ON uploads.item = items.key
 JOIN jobs ON jobs.key = items.job JOIN collections ON collections.key = jobs.collection
