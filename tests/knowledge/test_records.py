@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, keys, queries
-from anabranch.knowledge.records.database import NAME, Database, connect, made_at, migrate, new_id
+from anabranch.knowledge.records.database import (
+    NAME,
+    RETRIES,
+    RETRY_S,
+    Database,
+    StoreFailed,
+    connect,
+    made_at,
+    migrate,
+    new_id,
+)
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
@@ -64,6 +75,24 @@ def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_locked_database_is_tried_four_times_and_then_fails(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('before', '')"))
+    database._connection().execute("PRAGMA busy_timeout = 0")  # SQLite's own wait comes before each attempt
+    other = connect(tmp_path / NAME)
+    other.execute("BEGIN IMMEDIATE")
+    started = time.monotonic()
+    with pytest.raises(StoreFailed, match="locked") as failed:
+        database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('during', '')"))
+    assert time.monotonic() - started >= RETRIES * RETRY_S
+    assert (RETRIES, RETRY_S, failed.value.code) == (3, 0.1, "service_unavailable")
+    other.execute("COMMIT")
+    other.close()
+    database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('after', '')"))
+    assert database.reading(lambda db: [row[0] for row in db.execute("SELECT name FROM facts")]) == ["after", "before"]
+    database.close()
+
+
 @pytest.mark.parametrize(
     ("query", "index"),
     [
@@ -101,6 +130,7 @@ async def test_the_chunks_of_a_document_are_stored_in_the_order_of_their_text(tm
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from anabranch.knowledge.records.database import Database
 database = Database.open(Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -308,12 +309,8 @@ def command(
         raise click.UsageError("--title can be given for a single document only.")
     outcomes: list[IngestOutcome] = []
     try:
-        asyncio.run(
-            _run(
-                *(settings, options, f"Ingesting into {flat(collection)}", len(files.found), outcomes),
-                lambda run, opened: run.ingest(opened, files.found),
-            )
-        )
+        work = partial(IngestRun.ingest, found=files.found)
+        asyncio.run(_run(settings, options, f"Ingesting into {flat(collection)}", len(files.found), outcomes, work))
         if options.wait:
             _update_index(settings)
     except KeyboardInterrupt:
@@ -330,10 +327,8 @@ def retry(settings: Settings, documents: Sequence[str], *, wait: bool, as_json: 
     """Ingest failed documents again and print the outcomes; returns the exit status."""
     outcomes: list[IngestOutcome] = []
     title = f"Ingesting {counted(len(documents), 'document')} again"
-    options = IngestOptions(wait=wait)
-    asyncio.run(
-        _run(settings, options, title, len(documents), outcomes, lambda run, opened: run.retry(opened, documents))
-    )
+    work = partial(IngestRun.retry, documents=documents)
+    asyncio.run(_run(settings, IngestOptions(wait=wait), title, len(documents), outcomes, work))
     if wait:
         _update_index(settings)
     count = Counter(one.outcome for one in outcomes)
