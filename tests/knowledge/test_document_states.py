@@ -221,9 +221,11 @@ async def test_a_retry_permits_nobody_whom_the_stored_version_does_not_permit(
     await shop.put("Herons eat fish.")
     await shop.put("Herons are broken.", permissions=uploaded)
     (failed,) = await shop.listed("failed")
-    await shop.room.describe(OPERATOR, failed.id, permissions=now)
     shop.mended = True
-    assert await shop.retry(failed.id) == "replaced"
+    job = await shop.room.retry(OPERATOR, failed.id)
+    await shop.room.describe(OPERATOR, failed.id, permissions=now)
+    await shop.ingest_pending()
+    assert [one.outcome for one in (await shop.room.job(OPERATOR, job)).items] == ["replaced"]
     assert (await shop.room.document(OPERATOR, failed.id)).permissions == expected
 
 

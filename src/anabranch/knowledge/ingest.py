@@ -172,8 +172,13 @@ def find_stored(
 
 
 def permissions_for(collection: Collection, arrived: NewDocument, stored: StoredDocument | None) -> Permissions:
-    """The permissions given with a document, else those of the stored document, else the collection's default."""
-    return arrived.permissions or (collection.settings.default_permissions if stored is None else stored.permissions)
+    """The permissions given with a document, else those of the stored document, else the collection's default. A retry
+    permits nobody whom the stored document does not permit now."""
+    if stored is None:
+        return arrived.permissions or collection.settings.default_permissions
+    if arrived.permissions is not None and arrived.retried:
+        return arrived.permissions.narrowed(stored.permissions)
+    return arrived.permissions or stored.permissions
 
 
 def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:

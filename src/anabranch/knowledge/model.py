@@ -142,7 +142,7 @@ class Collection(Value):
 
 class NewDocument(Value):
     """A document to ingest: its bytes or URL, name, metadata and permissions. It replaces the stored document with the
-    same `identity`."""
+    same `identity`. If it is `retried`, the permissions of that one may have changed since the upload."""
 
     source: SourceType
     data: bytes = b""
@@ -154,6 +154,7 @@ class NewDocument(Value):
     metadata: Mapping[str, Any] = {}
     permissions: Permissions | None = None
     identity: str | None = None
+    retried: bool = False
 
 
 class DocumentFields(Value):

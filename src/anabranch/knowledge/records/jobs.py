@@ -139,12 +139,8 @@ def create(
 
 
 def retry(db: sqlite3.Connection, failed: OpenItem, collection: Collection, chunking: Chunking) -> str:
-    """Queue a failed document again, in a job of the same owner; returns the job's id. It permits nobody whom the
-    stored version does not permit: its permissions may have changed since the upload."""
-    arrived = failed.arrived
-    stored = documents.by_identity(db, collection.key, arrived.identity or "")
-    if stored is not None and arrived.permissions is not None:
-        arrived = msgspec.structs.replace(arrived, permissions=arrived.permissions.narrowed(stored.permissions))
+    """Queue a failed document again, in a job of the same owner; returns the job's id."""
+    arrived = msgspec.structs.replace(failed.arrived, retried=True)
     identifier, job = _insert_job(db, collection, failed.owner, chunking)
     data = db.execute("SELECT data FROM uploads WHERE item = ?", (failed.key,)).fetchone()["data"]
     item = _insert_item(db, collection, job, 0, arrived, failed.content_hash)
