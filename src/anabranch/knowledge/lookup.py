@@ -17,8 +17,10 @@ from anabranch.knowledge.records.database import Connection, made_at
 from anabranch.knowledge.records.jobs import ITEM_KEYS
 
 MAX_CANDIDATES = 10
-# Among so many documents a similar name is searched, and so many open items are searched for a name.
-MAX_SIMILAR = 1_000
+# A similar name is searched among so many documents, and if it is not longer than this: the search is quadratic.
+MAX_SIMILAR = 300
+MAX_SIMILAR_NAME = 100
+# So many open items are searched for a name.
 MAX_OPEN = 10_000
 MAX_NAME = 500
 MAX_SHOWN = 200
@@ -154,10 +156,10 @@ def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> Store
 
 def _similar(db: Connection, caller: Caller, name: str) -> str:
     """A hint at documents with a similar name, among the newest that the caller can see."""
-    if made_at(name) or len(name) > MAX_NAME:
+    if made_at(name) or len(name) > MAX_SIMILAR_NAME:
         return ""
     visible = islice(_permitted(caller, documents.newest(db)), MAX_SIMILAR)
-    names = dict.fromkeys(known for one in visible for known in (one.filename, one.title) if known is not None)
-    by_folded = {known.casefold(): known for known in reversed(names)}
+    names = [known for one in visible for known in (one.title, one.filename) if known]
+    by_folded = {known.casefold(): known for known in names if len(known) <= MAX_SIMILAR_NAME}
     close = get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(repr(by_folded[one]) for one in close)}?" if close else ""

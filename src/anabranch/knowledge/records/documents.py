@@ -24,7 +24,7 @@ MAX_ATTRIBUTE = 500
 NameColumn = Literal["filename", "title"]
 # The attribute by which filters find what a connector has sent.
 CONNECTOR = "source.connector_id"
-MAX_NAMES_READ = 10_000
+MAX_NAMES_READ = 2_000
 
 
 class Cursors:
