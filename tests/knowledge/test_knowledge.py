@@ -113,7 +113,7 @@ async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
     shop.writer.fold()
     found = await shop.find("fish")
     assert found[0].document_id is not None
-    assert await shop.room.delete_document(OPERATOR, found[0].document_id) == 1
+    assert (await shop.room.delete_document(OPERATOR, found[0].document_id)).chunk_count == 1
     left = await shop.titles("fish")
     assert left == [found[1].title]
     with pytest.raises(NotFound):

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from anabranch.domain.errors import ConfigurationError
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents, keys, queries
-from anabranch.knowledge.records.database import NAME, Database, connect, made_at, migrate, new_id
+from anabranch.knowledge.records.database import (
+    NAME,
+    RETRIES,
+    RETRY_S,
+    Database,
+    StoreFailed,
+    connect,
+    made_at,
+    migrate,
+    new_id,
+)
 from anabranch.knowledge.records.schema import MIGRATIONS
 from support.knowledge_fixtures import OPERATOR, workshop
 
@@ -64,8 +75,62 @@ def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_locked_database_is_tried_four_times_and_then_fails(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('before', '')"))
+    database._connection().execute("PRAGMA busy_timeout = 0")  # SQLite's own wait comes before each attempt
+    other = connect(tmp_path / NAME)
+    other.execute("BEGIN IMMEDIATE")
+    started = time.monotonic()
+    with pytest.raises(StoreFailed, match="locked") as failed:
+        database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('during', '')"))
+    assert time.monotonic() - started >= RETRIES * RETRY_S
+    assert (RETRIES, RETRY_S, failed.value.code) == (3, 0.1, "service_unavailable")
+    other.execute("COMMIT")
+    other.close()
+    database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('after', '')"))
+    assert database.reading(lambda db: [row[0] for row in db.execute("SELECT name FROM facts")]) == ["after", "before"]
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ("SELECT * FROM documents WHERE collection = 1 AND created_at > 0", "documents_by_collection"),
+        ("SELECT * FROM documents WHERE content_hash = ''", "documents_by_hash"),
+        ("SELECT * FROM documents WHERE filename = '' COLLATE NOCASE", "documents_by_filename"),
+        ("SELECT * FROM documents WHERE title = '' COLLATE NOCASE", "documents_by_title"),
+        ("SELECT * FROM attributes WHERE name = 'tags' AND value = 'birds'", "PRIMARY KEY"),
+        ("SELECT * FROM items WHERE document_id = '' AND status = 'failed'", "items_by_document"),
+        ("SELECT * FROM open_items WHERE json_extract(arrived, '$.identity') = ''", "items_open_by_identity"),
+        ("SELECT key FROM items WHERE status = 'failed' ORDER BY key", "items_failed"),
+    ],
+)
+def test_lookups_use_an_index(tmp_path: Path, query: str, index: str) -> None:
+    database = Database.open(tmp_path)
+    plan = database.reading(lambda db: [row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {query}")])
+    database.close()
+    assert any(index in step for step in plan), plan
+    assert not any(step in ("SCAN items", "SCAN documents") for step in plan)
+
+
+async def test_the_chunks_of_a_document_are_stored_in_the_order_of_their_text(tmp_path: Path) -> None:
+    async with workshop(tmp_path) as shop:
+        await shop.collection()
+        await shop.put("First " + "word " * 2_000)
+        starts = shop.database.reading(
+            lambda db: [row[0] for row in db.execute("SELECT start_char FROM chunks ORDER BY key")]
+        )
+        assert len(starts) > 5
+        assert starts == sorted(starts)
+        found = await shop.find("word", limit=100)
+        places = sorted((one.place.start, one.place.index) for one in found if one.place is not None)
+        assert [index for _, index in places] == list(range(len(starts)))
+
+
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from anabranch.knowledge.records.database import Database
 database = Database.open(Path(sys.argv[1]))

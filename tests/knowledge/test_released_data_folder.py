@@ -54,3 +54,14 @@ async def test_documents_are_added_to_a_data_folder_of_version_0_1_0(released: W
     released.writer.fold()
     assert (await released.titles("Who cleans the gutters?"))[0] == "Gutters"
     assert (await released.titles("warranty of the boiler"))[0] == "Boilers"
+
+
+async def test_documents_of_version_0_1_0_have_a_state_a_size_and_a_name(released: Workshop) -> None:
+    stored = await released.room.document(OPERATOR, "boilers.md")
+    assert (stored.title, stored.status, stored.searchable) == ("Boilers", "completed", True)
+    assert (stored.processed_at, stored.connector_id) == (stored.updated_at, None)
+    handbook = await released.room.collection(OPERATOR, "handbook")
+    assert handbook.storage_bytes > handbook.stored_bytes > handbook.size
+    assert await released.room.documents(OPERATOR, None, 0, 10, status="failed") == ([], 0)
+    await released.room.describe(OPERATOR, "Lift", title="Elevator")
+    assert (await released.titles("elevator"))[0] == "Elevator"

@@ -207,13 +207,15 @@ class Scores(Value, gc=False):
 
 
 class Place(Value):
-    """The location of a passage in a collection: `start` and `end` are character offsets in the document's content."""
+    """The location of a passage in a collection: `start` and `end` are character offsets in the document's content,
+    `index` is the number of its chunk in the document, from 0."""
 
     chunk_id: str
     collection: str
     start: int
     end: int
     tokens: int
+    index: int | None = None
     page: int | None = None
     headers: tuple[str, ...] = ()
     url: str | None = None

@@ -39,7 +39,7 @@ POLL_S = 0.1
 CLAIM_LIMIT = 16
 INGEST_TASKS = 2
 IDLE_S = 3.0
-DELETE_QUERIES_S = 3_600.0
+DELETE_EXPIRED_S = 3_600.0
 
 
 class Fetched(NamedTuple):
@@ -100,6 +100,8 @@ class Ingestion:
                 documents.require_embedder(db, self._embedder.name, len(first_vectors[0].vector) // 4)
             for claim, one, vectors in results:
                 _store(db, claim, one, vectors)
+            if any(isinstance(one, AnabranchError) for one in prepared):
+                jobs.bound_failed(db)
 
         await self._database.write(commit)
 
@@ -142,7 +144,7 @@ def day_of(metadata: Mapping[str, Any], ingested: float | None = None) -> int:
 
 def _filename(claim: Claim) -> str | None:
     """The file name by which the parser recognises the format."""
-    if claim.arrived.source == "text":
+    if claim.arrived.source in ("text", "manual", "api"):
         return claim.arrived.filename or "text.txt"
     return claim.arrived.filename or (claim.arrived.url or "").partition("?")[0].rpartition("/")[2] or None
 
@@ -159,8 +161,9 @@ def find_stored(
             _given_title(arrived) or same.title,
             {**same.metadata, **arrived.metadata},
             permissions_for(collection, arrived, same),
+            arrived.connector_id or same.connector_id,
         )
-        return AlreadyStored(same, updated != (same.title, same.metadata, same.permissions))
+        return AlreadyStored(same, updated != (same.title, same.metadata, same.permissions, same.connector_id))
     wanted = (owner, permissions_for(collection, arrived, None), arrived.metadata)
     for other in documents.with_content(db, collection.key, content_hash, recipe):
         if (other.owner, other.permissions, {name: other.metadata.get(name) for name in arrived.metadata}) == wanted:
@@ -169,8 +172,13 @@ def find_stored(
 
 
 def permissions_for(collection: Collection, arrived: NewDocument, stored: StoredDocument | None) -> Permissions:
-    """The permissions given with a document, else those of the stored document, else the collection's default."""
-    return arrived.permissions or (collection.settings.default_permissions if stored is None else stored.permissions)
+    """The permissions given with a document, else those of the stored document, else the collection's default. A retry
+    permits nobody whom the stored document does not permit now."""
+    if stored is None:
+        return arrived.permissions or collection.settings.default_permissions
+    if arrived.permissions is not None and arrived.retried:
+        return arrived.permissions.narrowed(stored.permissions)
+    return arrived.permissions or stored.permissions
 
 
 def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: int) -> DocumentDraft:
@@ -186,6 +194,7 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
         identity=arrived.identity or "",
         filename=arrived.filename,
         url=arrived.url,
+        connector_id=arrived.connector_id,
         title=str(title or _first_words(parsed.text))[:MAX_TITLE],
         content=parsed.text,
         content_hash=content_hash,
@@ -219,19 +228,20 @@ def _store(db: Connection, claim: Claim, prepared: Prepared, vectors: Sequence[E
             _complete(db, claim, "replaced" if old else "added", stored)
         case AlreadyStored(document=document, changed=changed):
             # Its permissions may have changed since it was read, and what was not given must not undo that.
-            if changed and (now := documents.by_key(db, document.key)) is not None:
+            if changed and (now := documents.by_id(db, document.id)) is not None:
                 metadata = {**now.metadata, **claim.arrived.metadata}
                 documents.describe(
                     db,
-                    now.key,
+                    now,
                     title=_given_title(claim.arrived) or now.title,
                     metadata=metadata,
                     permissions=permissions_for(claim.collection, claim.arrived, now),
                     day=day_of(metadata, now.created_at),
+                    connector_id=claim.arrived.connector_id,
                 )
             _complete(db, claim, "updated" if changed else "unchanged", document)
         case AnabranchError():
-            jobs.finish(db, claim.key, "failed", error=prepared.message)
+            jobs.finish(db, claim.key, "failed", keep_upload=True, error=prepared.message)
 
 
 def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocument) -> None:
@@ -258,7 +268,7 @@ class Indexer:
                 for _ in range(INGEST_TASKS):
                     tasks.create_task(self._ingest())
                 tasks.create_task(self._update_index())
-                tasks.create_task(self._delete_old_queries())
+                tasks.create_task(self._delete_expired())
         except ExceptionGroup as group:
             # An error of ours says more than the group of tasks that it cancelled.
             raise next((error for error in group.exceptions if isinstance(error, AnabranchError)), group) from group
@@ -319,7 +329,9 @@ class Indexer:
                 compacted = True
             await asyncio.sleep(POLL_S)
 
-    async def _delete_old_queries(self) -> None:
+    async def _delete_expired(self) -> None:
+        """Delete old questions, and what is kept of failed documents."""
         while True:
             await self._database.write(lambda db: queries.forget(db, self._retention_days))
-            await asyncio.sleep(DELETE_QUERIES_S)
+            await self._database.write(jobs.forget_failed)
+            await asyncio.sleep(DELETE_EXPIRED_S)

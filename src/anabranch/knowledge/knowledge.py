@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
+from anabranch.knowledge import lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
@@ -19,6 +20,7 @@ from anabranch.knowledge.model import (
     Chunking,
     Collection,
     CollectionSettings,
+    DocumentStatus,
     Job,
     NewDocument,
     Permissions,
@@ -36,6 +38,10 @@ T = TypeVar("T")
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 MAX_DOCUMENTS = 1_000
 MAX_METADATA = 64 * 1024
+# In the index: a chunk's key and length; its vector in 32 bits, 8 bits and 1 bit per number; a posting per word.
+INDEX_BYTES_PER_CHUNK = 12
+INDEX_BYTES_PER_NUMBER = 5.125
+INDEX_BYTES_PER_TOKEN = 6
 
 
 class CollectionCounts(Value):
@@ -46,6 +52,15 @@ class CollectionCounts(Value):
     chunks: int
     tokens: int
     size: int
+    stored_bytes: int
+    dimensions: int
+
+    @property
+    def storage_bytes(self) -> int:
+        """The text and vectors in the records, and the share of the index: an estimate from the caller's own documents,
+        because the size of the shared files would disclose how much others have."""
+        per_chunk = INDEX_BYTES_PER_CHUNK + self.dimensions * INDEX_BYTES_PER_NUMBER
+        return self.stored_bytes + round(self.chunks * per_chunk) + self.tokens * INDEX_BYTES_PER_TOKEN
 
 
 class Knowledge:
@@ -91,8 +106,10 @@ class Knowledge:
             raise InvalidQuestion("name must have 1 to 100 characters, and no control characters.")
         if embedding_model not in (None, self._embedder.name):
             raise InvalidQuestion(
-                f"embedding_model is {embedding_model!r}, but this server embeds with "
-                f"{self._embedder.name!r}; leave it out."
+                f"embedding_model is {embedding_model!r}, but this installation embeds everything with "
+                f"{self._embedder.name!r}; leave it out. To change it for all collections, the operator sets "
+                f"AGGREGATOR_EMBEDDING_URL and AGGREGATOR_EMBEDDING_MODEL, stops the server, and runs: "
+                f"anabranch index rebuild"
             )
         limited = effective(chunking, self._embedder)
         settings = CollectionSettings(
@@ -111,11 +128,11 @@ class Knowledge:
         return created
 
     async def collections(self, caller: Caller) -> list[CollectionCounts]:
-        return await self._with_catalog(lambda _, catalog: _counts(catalog, caller))
+        return await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller))
 
     async def collection(self, caller: Caller, name: str) -> CollectionCounts:
         """The collection with this id or name; the caller's own takes precedence."""
-        found = await self._with_catalog(lambda _, catalog: _counts(catalog, caller, name))
+        found = await self._with_catalog(lambda db, catalog: _counts(db, catalog, caller, name))
         if not found:
             raise NotFound(f"There is no collection {name!r}.")
         return found[0]
@@ -171,30 +188,57 @@ class Knowledge:
         return await self.job(caller, identifier)
 
     async def documents(
-        self, caller: Caller, collection: str | None, after: int, limit: int
+        self,
+        caller: Caller,
+        collection: str | None,
+        after: int,
+        limit: int,
+        *,
+        status: DocumentStatus | Literal["all"] | None = None,
+        connector_id: str | None = None,
     ) -> tuple[list[StoredDocument], int]:
-        """A page of the documents that the caller may see, after a key, and how many there are in total."""
+        """A page of the documents that the caller may see, after a key, and how many there are in total. Those that are
+        not stored are only in lists of a status, and only for their owner."""
         key = (await self.collection(caller, collection)).collection.key if collection is not None else None
-
-        def read(db: Connection, catalog: Catalog) -> tuple[list[StoredDocument], int]:
-            keys = catalog.keys(key, catalog.permitted(caller))
-            return documents.by_keys(db, keys[keys > after][:limit].tolist()), len(keys)
-
-        return await self._with_catalog(read)
+        wanted = lookup.ListFilter(collection=key, status=status, connector_id=connector_id)
+        return await self._with_catalog(lambda db, catalog: lookup.page(db, catalog, caller, wanted, after, limit))
 
     async def cursors(self) -> Cursors:
         """Converts document keys to opaque cursors and back."""
         found = await self._database.read(documents.cursors)
         return found if found is not None else await self._database.write(documents.create_cursors)
 
-    async def document(self, caller: Caller, identifier: str, *, content: bool = False) -> StoredDocument:
-        found = await self._database.read(lambda db: documents.by_id(db, identifier, content=content))
-        return _visible(found, caller, identifier)
+    async def document(self, caller: Caller, name: str, *, content: bool = False) -> StoredDocument:
+        """The document with this id, file name or title."""
+
+        def read(db: Connection) -> StoredDocument:
+            found = lookup.find(db, caller, name)
+            return msgspec.structs.replace(found, content=documents.content(db, found.key)) if content else found
+
+        return await self._database.read(read)
+
+    async def retry(self, caller: Caller, name: str) -> str:
+        """Queue a failed document again, by id, file name or title; returns the id of the job that ingests it."""
+        identifier = (await self._database.read(lambda db: lookup.find_failed(db, caller, name))).document_id
+
+        def write(db: Connection) -> str:
+            failed = lookup.find_failed(db, caller, identifier)
+            collection = collections.by_key(db, failed.collection)
+            assert collection is not None, "open items have a collection"
+            _may_change(caller, collection.owner, "collection")
+            if not failed.has_upload:
+                raise Conflict(
+                    f"The upload of {failed.document.title!r} is no longer kept: only the newest "
+                    f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
+                )
+            return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))
+
+        return await self._database.write(write)
 
     async def describe(
         self,
         caller: Caller,
-        identifier: str,
+        name: str,
         *,
         title: str | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -203,24 +247,37 @@ class Knowledge:
         """Change the title, metadata or permissions of a document; the next question sees the change."""
         if metadata is not None:
             check_metadata(metadata, "metadata")
+        # Names are resolved before the transaction: that may take a while, and others would have to wait.
+        identifier = (await self.document(caller, name)).id
 
         def write(db: Connection) -> StoredDocument:
             found = _changeable(db, caller, identifier)
+            if not found.searchable:
+                raise Conflict(f"{found.title!r} is {found.status}, not stored; send it again to change it.")
             described = found.metadata if metadata is None else metadata
-            return documents.describe(
+            changed = documents.describe(
                 db,
-                found.key,
+                found,
                 title=(title or found.title)[:MAX_TITLE],
                 metadata=described,
                 permissions=permissions or found.permissions,
                 day=day_of(described, found.created_at),
             )
+            return lookup.with_states(db, caller, [changed])[0]
 
         return await self._database.write(write)
 
-    async def delete_document(self, caller: Caller, identifier: str) -> int:
-        """Returns how many chunks the document had."""
-        return await self._database.write(lambda db: documents.remove(db, _changeable(db, caller, identifier).key))
+    async def delete_document(self, caller: Caller, name: str) -> StoredDocument:
+        """Delete a document, with what is not stored of it yet; returns it."""
+        identifier = (await self.document(caller, name)).id
+
+        def write(db: Connection) -> StoredDocument:
+            found = _changeable(db, caller, identifier)
+            jobs.drop(db, found.id)
+            documents.remove(db, found.key)
+            return found
+
+        return await self._database.write(write)
 
     async def waiting(self, collection: Collection | None = None, last: int | None = None) -> int:
         """How many documents wait to be ingested, of one collection or all, up to the job item `last` or all."""
@@ -309,23 +366,19 @@ def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
         raise InvalidQuestion(f"{where} is larger than {MAX_METADATA:,} bytes.")
 
 
-def _counts(catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
+def _counts(db: Connection, catalog: Catalog, caller: Caller, name: str | None = None) -> list[CollectionCounts]:
     """The collections with this id or name, or all that the caller can see, with their counts."""
+    _, dimensions = documents.embedder(db) or ("", 0)
     permitted = catalog.permitted(caller)
     found = catalog.visible(caller, permitted) if name is None else catalog.named((name,), caller, permitted)
-    return [CollectionCounts(collection=one, **catalog.totals(one.key, permitted)) for one in found]
-
-
-def _visible(document: StoredDocument | None, caller: Caller, identifier: str) -> StoredDocument:
-    """The document; NotFound if it does not exist or the caller may not see it."""
-    if document is None or not document.permissions.permits(caller, document.owner):
-        raise NotFound(f"There is no document {identifier!r}.")
-    return document
+    return [
+        CollectionCounts(collection=one, dimensions=dimensions, **catalog.totals(one.key, permitted)) for one in found
+    ]
 
 
 def _changeable(db: Connection, caller: Caller, identifier: str) -> StoredDocument:
     """The document; Forbidden if the caller can see but not change it."""
-    found = _visible(documents.by_id(db, identifier), caller, identifier)
+    found = lookup.find(db, caller, identifier)
     _may_change(caller, found.owner, "document")
     return found
 

@@ -54,9 +54,11 @@ class Chunking(Value):
 
 
 Visibility = Literal["public", "private", "restricted"]
-SourceType = Literal["file", "url", "text"]
+# `manual` and `api` hold text like `text`; they say who put it there: a person, or another program.
+SourceType = Literal["file", "url", "text", "manual", "api"]
 ItemStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
 JobStatus = Literal["pending", "processing", "completed", "failed", "cancelled"]
+DocumentStatus = Literal["pending", "processing", "completed", "failed"]
 Outcome = Literal["added", "replaced", "updated", "unchanged"]
 Rating = Literal["thumbs_up", "thumbs_down"]
 
@@ -107,6 +109,18 @@ class Permissions(Value):
             caller.user in self.allowed_users or any(group in self.allowed_groups for group in caller.groups)
         )
 
+    def narrowed(self, other: "Permissions") -> "Permissions":
+        """Permissions that permit nobody whom one of the two does not permit."""
+        if "private" in (self.visibility, other.visibility):
+            return Permissions(visibility="private")
+        if self.visibility == "public" or other.visibility == "public":
+            return other if self.visibility == "public" else self
+        return Permissions(
+            visibility="restricted",
+            allowed_users=tuple(user for user in self.allowed_users if user in other.allowed_users),
+            allowed_groups=tuple(group for group in self.allowed_groups if group in other.allowed_groups),
+        )
+
 
 class CollectionSettings(Value):
     """`requested` is the requested chunking, if the embedder's window limits it."""
@@ -129,17 +143,19 @@ class Collection(Value):
 
 class NewDocument(Value):
     """A document to ingest: its bytes or URL, name, metadata and permissions. It replaces the stored document with the
-    same `identity`."""
+    same `identity`. If it is `retried`, the permissions of that one may have changed since the upload."""
 
     source: SourceType
     data: bytes = b""
     filename: str | None = None
     url: str | None = None
+    connector_id: str | None = None
     media_type: str | None = None
     title: str | None = None
     metadata: Mapping[str, Any] = {}
     permissions: Permissions | None = None
     identity: str | None = None
+    retried: bool = False
 
 
 class DocumentFields(Value):
@@ -160,6 +176,7 @@ class DocumentFields(Value):
     size: int
     filename: str | None = None
     url: str | None = None
+    connector_id: str | None = None
     pages: int | None = None
 
 
@@ -170,7 +187,9 @@ class DocumentDraft(DocumentFields, kw_only=True):
 
 
 class StoredDocument(DocumentFields, kw_only=True):
-    """A document in the records; `content` only if it was requested."""
+    """A document in the records; `content` only if it was requested. `status`, `error` and `processed_at` are those of
+    its newest version. `searchable` says whether a version is stored: the newest, or, while that is not `completed`,
+    the one before it. `key` orders lists."""
 
     key: int
     chunk_count: int
@@ -178,6 +197,10 @@ class StoredDocument(DocumentFields, kw_only=True):
     created_at: float
     updated_at: float
     content: str | None = None
+    status: DocumentStatus = "completed"
+    error: str | None = None
+    processed_at: float | None = None
+    searchable: bool = True
 
 
 class JobItem(Value):

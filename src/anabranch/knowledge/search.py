@@ -265,6 +265,7 @@ def _passage(row: Row, found: Candidates, at: int, score: float, source: str | N
             start=row["start_char"],
             end=row["end_char"],
             tokens=row["chunk_tokens"],
+            index=row["chunk_key"] - row["first_chunk"],
             page=row["page"],
             headers=tuple(msgspec.json.decode(row["headers"])),
             url=row["url"],

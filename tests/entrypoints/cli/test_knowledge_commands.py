@@ -330,6 +330,61 @@ def test_documents_list_show_permissions_and_delete(change: Run) -> None:
 # --- search and ask
 
 
+def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> None:
+    ran = change("documents", "list", "--status", "failed")
+    assert ran.code == 0
+    assert re.search(
+        r"^broken\.pdf +0 +public +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.", ran.out, re.MULTILINE
+    )
+    (failed,) = json.loads(change("documents", "--status", "failed", "--json").out)
+    assert (failed["searchable"], failed["bytes"]) == (False, len(b"%PDF-1.4 and no more"))
+    assert "broken.pdf" not in change("documents").out
+    again = change("documents", "retry", "--failed")
+    assert (again.code, again.err) == (1, "")
+    assert re.search(r"^✗ failed    broken\.pdf\n  The PDF is damaged\. .*\n1 failed$", again.out, re.MULTILINE)
+    one = json.loads(change("documents", "retry", "broken.pdf", "--json").out)
+    assert (one["counts"]["failed"], one["documents"][0]["name"]) == (1, "broken.pdf")
+    shown = change("documents", "show", "broken.pdf").out
+    assert re.search(r"^status +failed *$", shown, re.MULTILINE)
+    assert change("documents", "delete", "broken.pdf").out.startswith("Deleted broken.pdf (")
+    assert change("documents", "retry", "--failed").out == "No document has failed.\n"
+
+
+def test_a_mended_document_is_stored_by_a_retry(change: Run, shelf: Shelf) -> None:
+    """The page is not to be had at first."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(shelf.books))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        page = f"http://127.0.0.1:{server.server_address[1]}/later.txt"
+        allowed = {"AGGREGATOR_ENDPOINT_ALLOWLIST": "127.0.0.0/8"}
+        first = change("ingest", page, "-c", "web", "--connector", "crawler", **allowed)
+        (shelf.books / "later.txt").write_text("The page is here now.\n")
+        retried = change("documents", "retry", "--failed", "--collection", "web", **allowed)
+        server.shutdown()
+        thread.join()
+    assert (first.code, retried.code) == (1, 0)
+    assert f"✓ added     {page}  1 chunk\n1 added\n" in retried.out
+    (stored,) = json.loads(change("documents", "--connector", "crawler", "--json").out)
+    assert (stored["url"], stored["status"], stored["connector_id"]) == (page, "completed", "crawler")
+
+
+def test_documents_are_named_by_file_name_or_title(run: Run) -> None:
+    for name in ("hr/refunds.md", "Handbook", "handbook"):
+        assert json.loads(run("documents", "show", name, "--json").out)["filename"] == "hr/refunds.md"
+    ran = run("documents", "show", "hr/refund.md")
+    assert (ran.code, ran.err) == (
+        1,
+        "anabranch: There is no document 'hr/refund.md'. Did you mean 'hr/refunds.md'?\n",
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("broken.pdf", "--failed"), ("broken.pdf", "--collection", "handbook")])
+def test_retry_takes_documents_or_failed(run: Run, arguments: tuple[str, ...]) -> None:
+    ran = run("documents", "retry", *arguments)
+    assert ran.code == 2
+    assert "--failed" in ran.err
+
+
 def test_search_prints_excerpt_and_position(run: Run) -> None:
     ran = run("search", "refund label", "-k", "1")
     assert ran.code == 0

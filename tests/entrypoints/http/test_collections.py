@@ -72,7 +72,7 @@ async def test_a_name_is_taken_once_by_each_owner(shelf: Library) -> None:
         ({"name": "n" * 101}, "name"),
         ({"name": 5}, "name"),
         ({"name": "x", "settings": []}, "settings"),
-        ({"name": "x", "settings": {"embedding_model": "text-embedding-3-small"}}, "all-MiniLM-L6-v2"),
+        ({"name": "x", "settings": {"embedding_model": "text-embedding-3-small"}}, "anabranch index rebuild"),
         ({"name": "x", "settings": {"chunking_strategy": "magic"}}, "chunking_strategy"),
         ({"name": "x", "settings": {"chunk_size": 1}}, "chunk_size"),
         ({"name": "x", "settings": {"chunk_size": "100"}}, "chunk_size"),
@@ -88,6 +88,7 @@ async def test_a_wrong_collection_is_400_and_says_why(shelf: Library, body: Any,
     assert (reply.status, reply.code, reply.body["error"]) == (400, "VALIDATION_ERROR", "validation_error")
     assert says in reply.body["message"]
     assert set(reply.body) == {"error", "code", "message", "details"}
+    assert reply.body["details"]["text"] == reply.body["message"]
 
 
 async def test_counts_follow_the_documents(shelf: Library) -> None:
@@ -107,7 +108,8 @@ async def test_counts_follow_the_documents(shelf: Library) -> None:
     after = await shelf.good("GET", "/v1/collections/counted/stats")
     assert (after["document_count"], after["chunk_count"], after["query_count_30d"]) == (2, 2, 3)
     assert after["total_tokens"] > 10
-    assert after["storage_bytes"] == len(content) + len("Fishermen read the log before they sail.")
+    text_and_vectors = 2 * (len(content) + len("Fishermen read the log before they sail.")) + 2 * 384 * 4
+    assert after["storage_bytes"] > text_and_vectors + 2 * 384 * 5
     listed = await shelf.good("GET", "/v1/collections")
     found = next(one for one in listed["collections"] if one["name"] == "counted")
     assert (found["document_count"], found["chunk_count"]) == (2, 2)

@@ -1,12 +1,22 @@
 """Documents that are kept: listed, opened, described anew, deleted."""
 
+import asyncio
+import hashlib
+import uuid
+from base64 import b64encode
 from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from reportlab.pdfgen.canvas import Canvas
+from yarl import URL
 
+from anabranch.testing.http_server import HttpServer
 from support.collection_server import Library, library, text
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("knowledge-api-2")]
@@ -81,6 +91,7 @@ async def test_a_document_is_opened_whole_or_in_part(shelf: Library) -> None:
     assert set(whole) == {
         *("id", "collection_id", "collection", "title", "source", "metadata", "permissions", "content_hash"),
         *("chunk_count", "token_count", "size_bytes", "pages", "created_at", "updated_at"),
+        *("status", "error", "processed_at", "searchable"),
         *("content", "content_start", "content_end", "content_length"),
     }
     assert (whole["collection"], whole["title"], whole["metadata"]) == (
@@ -142,3 +153,185 @@ async def test_a_deleted_document_is_gone_at_once(shelf: Library) -> None:
     for method in ("GET", "DELETE"):
         assert (await shelf.call(method, f"/v1/documents/{key}")).code == "NOT_FOUND"
     assert (await shelf.call("PATCH", f"/v1/documents/{key}", {"title": "x"})).code == "NOT_FOUND"
+
+
+async def test_a_document_has_a_time_ordered_id_and_the_hash_of_its_content(shelf: Library) -> None:
+    content = "Newts climb walls."
+    kept = await shelf.good("GET", f"/v1/documents/{await document(shelf, content)}")
+    assert uuid.UUID(kept["id"]).version == 7
+    assert kept["content_hash"] == hashlib.sha256(content.encode()).hexdigest()
+    assert (kept["status"], kept["error"], kept["searchable"]) == ("completed", None, True)
+    assert kept["processed_at"] == kept["updated_at"]
+
+
+async def test_failed_documents_are_listed_by_status_and_retried(shelf: Library) -> None:
+    await shelf.collection("failing")
+    broken = {"source": {"type": "file", "content": "AAEC", "filename": "one/broken file.bin"}, "title": "Broken"}
+    (item,) = await shelf.ingest("failing", broken)
+    page = await shelf.good("GET", "/v1/documents?collection=failing&status=failed")
+    (failed,) = page["documents"]
+    assert (page["total"], page["has_more"], failed["id"], failed["title"]) == (1, False, item["id"], "Broken")
+    assert (failed["status"], failed["error"], failed["searchable"]) == ("failed", item["error"], False)
+    assert (failed["size_bytes"], failed["processed_at"] >= failed["created_at"]) == (3, True)
+    assert (await shelf.good("GET", "/v1/documents?collection=failing"))["total"] == 0
+    assert (await shelf.good("GET", "/v1/documents?collection=failing&status=all"))["total"] == 1
+    accepted = await shelf.good("POST", f"/v1/documents/{quote('one/broken file.bin', safe='')}/retry")
+    assert (accepted["status"], accepted["documents_queued"]) == ("accepted", 1)
+    job = await shelf.job(accepted["job_id"])
+    assert [(one["id"], one["status"]) for one in job["documents"]] == [(item["id"], "failed")]
+    reply = await shelf.call("PATCH", f"/v1/documents/{item['id']}", {"title": "New"})
+    assert (reply.status, reply.code) == (409, "CONFLICT")
+    deleted = await shelf.good("DELETE", f"/v1/documents/{item['id']}")
+    assert deleted == {"deleted": True, "chunks_removed": 0}
+    assert (await shelf.call("POST", f"/v1/documents/{item['id']}/retry")).status == 404
+    assert (await shelf.call("GET", f"/v1/documents/{item['id']}")).status == 404
+
+
+async def test_a_failed_list_is_paged(shelf: Library) -> None:
+    await shelf.collection("pages of failed")
+    broken = [{"source": {"type": "file", "content": "AAEC", "filename": f"{n}.bin"}} for n in range(5)]
+    await shelf.ingest("pages of failed", *broken, text("Fine.", title="Fine"))
+    seen, after = [], ""
+    while True:
+        page = await shelf.good("GET", f"/v1/documents?collection=pages%20of%20failed&status=all&limit=2{after}")
+        seen += [one["title"] for one in page["documents"]]
+        if not page["has_more"]:
+            break
+        after = f"&after={page['next']}"
+    assert (seen, page["total"]) == (["Fine", *(f"{n}.bin" for n in range(5))], 6)
+
+
+async def test_a_completed_document_cannot_be_retried(shelf: Library) -> None:
+    key = await document(shelf, "Herons stand still.")
+    reply = await shelf.call("POST", f"/v1/documents/{key}/retry")
+    assert (reply.status, reply.code) == (409, "CONFLICT")
+    assert "completed" in reply.body["message"]
+
+
+@pytest.mark.parametrize("status", ["", "broken", "Failed", "cancelled"])
+async def test_an_unknown_status_is_400_with_the_allowed_ones(shelf: Library, status: str) -> None:
+    reply = await shelf.call("GET", f"/v1/documents?status={status}")
+    assert (reply.status, reply.code) == (400, "VALIDATION_ERROR")
+    assert "pending, processing, completed, failed or all" in reply.body["message"]
+    assert reply.body["details"] == {"text": reply.body["message"]}
+
+
+async def test_others_do_not_see_what_has_failed(shelf: Library) -> None:
+    await shelf.collection("of alice", who="alice")
+    broken = {"source": {"type": "file", "content": "AAEC", "filename": "alices secret.bin"}}
+    (item,) = await shelf.ingest("of alice", broken, who="alice")
+    assert (await shelf.good("GET", "/v1/documents?status=failed", who="alice"))["total"] == 1
+    for status in ("failed", "all", "pending"):
+        page = await shelf.good("GET", f"/v1/documents?status={status}", who="bob")
+        assert "alices" not in str(page)
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/retry")):
+        for name in (item["id"], "alices%20secret.bin", "alices%20secre.bin"):
+            reply = await shelf.call(method, f"/v1/documents/{name}{path}", who="bob")
+            assert (reply.status, reply.code) == (404, "NOT_FOUND")
+            assert "Did you mean" not in reply.body["message"]
+
+
+@pytest.mark.parametrize("filename", ["hr/refunds.md", "100%.md", "a%2Fb.md", "größe 🌉.md", "a?b#c.md", "..", "a+b"])
+async def test_a_document_is_named_by_its_file_name_in_a_url(shelf: Library, filename: str) -> None:
+    await shelf.collection(f"files {filename}")
+    source = {"type": "text", "content": f"Named {filename}.", "filename": filename}
+    (item,) = await shelf.ingest(f"files {filename}", {"source": source})
+    url = URL(f"{shelf.server.url}/v1/documents/{quote(filename, safe='').replace('.', '%2E')}", encoded=True)
+    async with shelf.server.session.get(url) as response:
+        assert (response.status, (await response.json())["id"]) == (200, item["id"])
+    async with shelf.server.session.delete(url) as response:
+        assert (await response.json())["deleted"]
+
+
+async def test_a_title_of_several_documents_is_409_with_their_ids(shelf: Library) -> None:
+    ids = [await document(shelf, f"Twin {n}.", title="Twins") for n in range(2)]
+    reply = await shelf.call("GET", "/v1/documents/Twins")
+    assert (reply.status, reply.code) == (409, "CONFLICT")
+    assert all(one in reply.body["message"] for one in ids)
+    assert (await shelf.call("GET", "/v1/documents/Triplets")).status == 404
+
+
+async def test_a_changed_title_is_found_by_the_next_question(shelf: Library) -> None:
+    key = await document(shelf, "They were towed out at dawn.", title="Barges")
+    await shelf.good("PATCH", f"/v1/documents/{key}", {"title": "Quinquireme of Nineveh"})
+    sources = (await shelf.ask("quinquireme Nineveh", collections=["notes"]))["sources"]
+    assert (sources[0]["document_id"], sources[0]["title"]) == (key, "Quinquireme of Nineveh")
+    assert sources[0]["scores"]["sparse"] > 0
+
+
+async def test_manual_and_api_documents_and_their_connector(shelf: Library) -> None:
+    await shelf.collection("connected")
+    sent = [
+        {"source": {"type": kind, "content": f"Sent as {kind}.", "connector_id": f"c-{kind}"}, "title": kind}
+        for kind in ("manual", "api", "text")
+    ]
+    for item in await shelf.ingest("connected", *sent):
+        kept = await shelf.good("GET", f"/v1/documents/{item['id']}")
+        kind = kept["title"]
+        source = {"type": kind, "filename": None, "url": None, "connector_id": f"c-{kind}"}
+        assert (kept["source"], kept["content"]) == (source, f"Sent as {kind}.")
+    page = await shelf.good("GET", "/v1/documents?connector_id=c-api")
+    assert [one["title"] for one in page["documents"]] == ["api"]
+    filters = {"metadata": {"source.connector_id": "c-manual"}}
+    found = await shelf.ask("Sent as what?", filters=filters, collections=["connected"])
+    assert [one["title"] for one in found["sources"]] == ["manual"]
+
+
+async def test_sources_have_the_order_and_time_of_their_chunk(shelf: Library) -> None:
+    await shelf.collection("chapters", chunking_strategy="fixed", chunk_size=40, chunk_overlap=0)
+    words = " ".join(f"Chapter{number} of the saga." for number in range(60))
+    (item,) = await shelf.ingest("chapters", text(words, title="Saga"))
+    kept = await shelf.good("GET", f"/v1/documents/{item['id']}")
+    found = await shelf.ask("saga", collections=["chapters"], settings={"top_k": 20})
+    chunks = sorted(found["sources"], key=lambda one: one["start_char"])
+    assert [one["chunk_index"] for one in chunks] == list(range(kept["chunk_count"]))
+    assert all(kept["created_at"][:16] == one["created_at"][:16] for one in chunks)
+
+
+async def test_a_source_of_a_pdf_has_its_page(shelf: Library) -> None:
+    beetles = "Beetles live below the bark of old trees, where they dig long tunnels in the winter."
+    marmots = "Marmots whistle at noon, when an eagle is near, and then they all run to their burrows."
+    pdf = b64encode(pages_of(beetles, marmots)).decode()
+    await shelf.collection("pages", chunking_strategy="sentence", chunk_size=32, chunk_overlap=0)
+    await shelf.ingest("pages", {"source": {"type": "file", "content": pdf, "filename": "animals.pdf"}})
+    found = await shelf.ask("When do marmots whistle?", collections=["pages"])
+    assert {one["content_snippet"]: one["page"] for one in found["sources"]} == {beetles: 1, marmots: 2}
+
+
+async def test_jobs_and_documents_are_pending_and_processing_until_they_are_completed(shelf: Library) -> None:
+    """The page does not answer at first; the second job is for the same document, and waits for the first."""
+    release = asyncio.Event()
+
+    async def page(_request: web.BaseRequest) -> web.StreamResponse:
+        await release.wait()
+        return web.Response(text="Storks take their time.")
+
+    async def status(job: str) -> str:
+        return str((await shelf.good("GET", f"/v1/ingest/{job}"))["status"])
+
+    async with HttpServer(page) as server:
+        source = {"type": "url", "content": f"{server.url}/storks.txt"}
+        body = {"collection_id": "notes", "documents": [{"source": source}]}
+        first = (await shelf.good("POST", "/v1/ingest", body))["job_id"]
+        async with asyncio.timeout(20):
+            while await status(first) == "pending":  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (seen,) = (await shelf.good("GET", "/v1/documents?status=processing"))["documents"]
+        assert (seen["source"]["url"], seen["content_hash"], seen["processed_at"]) == (source["content"], None, None)
+        second = (await shelf.good("POST", "/v1/ingest", body))["job_id"]
+        assert (await status(first), await status(second)) == ("processing", "pending")
+        (waiting,) = (await shelf.good("GET", "/v1/documents?status=pending"))["documents"]
+        assert waiting["id"] == seen["id"]
+        release.set()
+        assert ((await shelf.job(first))["status"], (await shelf.job(second))["status"]) == ("completed", "completed")
+    assert (await shelf.good("GET", f"/v1/documents/{seen['id']}"))["status"] == "completed"
+
+
+def pages_of(*texts: str) -> bytes:
+    file = BytesIO()
+    canvas = Canvas(file)
+    for one in texts:
+        canvas.drawString(50, 800, one)
+        canvas.showPage()
+    canvas.save()
+    return file.getvalue()

@@ -52,7 +52,8 @@ async def test_an_accepted_job_tells_what_became_of_it(shelf: Library) -> None:
     assert job["created_at"] <= job["completed_at"]
     kept = await shelf.good("GET", f"/v1/documents/{good['id']}")
     assert (kept["title"], kept["content"]) == ("Otters", "Otters hold hands while they sleep.")
-    assert (await shelf.call("GET", f"/v1/documents/{bad['id']}")).status == 404
+    lost = await shelf.good("GET", f"/v1/documents/{bad['id']}")
+    assert (lost["status"], lost["error"], lost["searchable"]) == ("failed", bad["error"], False)
 
 
 async def test_a_job_in_which_everything_fails_has_failed(shelf: Library) -> None:
@@ -67,7 +68,7 @@ async def test_files_in_base64_with_and_without_line_breaks(shelf: Library) -> N
     (item,) = await shelf.ingest("notes", wrapped)
     kept = await shelf.good("GET", f"/v1/documents/{item['id']}")
     assert (kept["title"], kept["content"]) == ("Herons", "Herons wait.")
-    assert kept["source"] == {"type": "file", "filename": "herons.html", "url": None}
+    assert kept["source"] == {"type": "file", "filename": "herons.html", "url": None, "connector_id": None}
 
 
 async def test_the_same_again_changes_nothing_and_another_version_replaces(shelf: Library) -> None:

@@ -2,13 +2,16 @@
 
 import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args
 
 import click
 import msgspec
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import Conflict, NotFound
+from anabranch.entrypoints.cli.ingest import retry
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     chunking_given,
@@ -18,12 +21,13 @@ from anabranch.entrypoints.cli.options import (
     permissions_given,
     settings_option,
 )
-from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, require_records, run, write
+from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, require_model, require_records, run, write
 from anabranch.entrypoints.cli.terminal import (
     counted,
     flat,
     moment,
     notes,
+    output,
     permissions_text,
     print_fields,
     print_list,
@@ -33,10 +37,11 @@ from anabranch.entrypoints.cli.terminal import (
     write_text,
 )
 from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
-from anabranch.knowledge.model import Chunking, Permissions, StoredDocument
+from anabranch.knowledge.model import Chunking, DocumentStatus, Permissions, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 
 PAGE = 500
+document_argument = click.argument("document", metavar="DOCUMENT")
 OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
 
 
@@ -138,6 +143,7 @@ def _collection_view(one: CollectionCounts) -> dict[str, Any]:
         "chunks": one.chunks,
         "tokens": one.tokens,
         "bytes": one.size,
+        "storage_bytes": one.storage_bytes,
         "permissions": stored.settings.default_permissions,
         "chunking": stored.settings.chunking,
         "embedding_model": stored.settings.embedding_model,
@@ -152,6 +158,7 @@ def _print_collection(one: CollectionCounts, *, as_json: bool) -> None:
         ("collection", view["name"]),
         *((name, view[name]) for name in ("id", "owner", "description", "documents", "chunks", "tokens")),
         ("size", size(one.size)),
+        ("storage", size(one.storage_bytes)),
         ("visibility", permissions_text(view["permissions"])),
         ("chunking", f"{chunking.strategy}, at most {chunking.size} tokens, {chunking.overlap} repeated"),
         ("embedder", view["embedding_model"]),
@@ -162,83 +169,138 @@ def _print_collection(one: CollectionCounts, *, as_json: bool) -> None:
 
 @click.group("documents", cls=ListsByDefault)
 def documents() -> None:
-    """List, show and delete documents, and change their permissions."""
+    """List, show, retry and delete documents, and change their permissions.
+
+    DOCUMENT is an id, a file name or a title.
+    """
 
 
 @documents.command("list")
 @click.option("-c", "--collection", metavar="NAME", help="Only documents of this collection.")
+@click.option(
+    "--status",
+    type=click.Choice((*get_args(DocumentStatus), "all")),
+    help="Only documents in this state, also if no version of them is stored [default: stored documents].",
+)
+@click.option("--connector", metavar="ID", help="Only documents that this connector has sent.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of documents.")
 @json_option
 @settings_option
-def list_documents(collection: str | None, limit: int | None, as_json: bool, settings: Settings) -> None:
+def list_documents(
+    collection: str | None,
+    status: DocumentStatus | None,
+    connector: str | None,
+    limit: int | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
     """List documents, oldest first."""
     found: list[StoredDocument] = []
     total = 0
     if exist(settings):
-        found, total = run(settings, lambda knowledge: _read_pages(knowledge, collection, limit or sys.maxsize))
-    print_list(
-        [_document_view(one) for one in found],
-        {
-            "document": lambda one: one["title"],
-            "chunks": lambda one: one["chunks"],
-            "visibility": lambda one: one["permissions"].visibility,
-            "id": lambda one: one["id"],
-        },
-        as_json=as_json,
-    )
+        pages = partial(_read_pages, collection=collection, status=status, connector=connector)
+        found, total = run(settings, lambda knowledge: pages(knowledge, limit or sys.maxsize))
+    columns: dict[str, Callable[[Any], str | int]] = {
+        "document": lambda one: one["title"],
+        "chunks": lambda one: one["chunks"],
+        "visibility": lambda one: one["permissions"].visibility,
+        "id": lambda one: one["id"],
+    }
+    if any(one.status != "completed" for one in found):
+        columns["status"] = lambda one: one["status"]
+    print_list([_document_view(one) for one in found], columns, as_json=as_json)
+    failed = [one for one in found if one.error] if not as_json else []
+    for at, one in enumerate(failed):
+        output().print(f"{'' if at else chr(10)}{flat(one.title)}: {flat(one.error or '')}")
     if not as_json and (len(found) < total or not found):
         notes().print(f"{len(found):,} of {counted(total, 'document')}.")
 
 
 @documents.command("show")
-@click.argument("identifier", metavar="ID")
+@document_argument
 @click.option("--content", is_flag=True, help="Print the document's text.")
 @json_option
 @settings_option
-def show_document(identifier: str, content: bool, as_json: bool, settings: Settings) -> None:
+def show_document(document: str, content: bool, as_json: bool, settings: Settings) -> None:
     """Show the properties of a document, or its text."""
-    found = run(settings, lambda knowledge: knowledge.document(OPERATOR, identifier, content=content))
+    found = run(settings, lambda knowledge: knowledge.document(OPERATOR, document, content=content))
     if content and not as_json:
         # Unchanged into a pipe; made safe for a terminal.
         text = found.content or ""
         write_text(printable(text.expandtabs(4)) if sys.stdout.isatty() else text)
         return
     view = _document_view(found)
+    newer = " (the version before it is stored and found)" if found.searchable else ""
     fields = [
         *((name, view[name]) for name in ("title", "id", "owner")),
+        ("status", found.status if found.status == "completed" else f"{found.status}{newer}"),
+        ("error", found.error),
         ("file", found.filename),
         ("address", found.url),
+        ("connector", found.connector_id),
         *((name, str(value)) for name, value in found.metadata.items()),
         ("visibility", permissions_text(found.permissions)),
         *((name, view[name]) for name in ("pages", "chunks", "tokens")),
         ("size", size(found.size)),
         ("created", view["created_at"]),
         ("updated", view["updated_at"]),
+        ("processed", view["processed_at"]),
     ]
     print_fields(view, fields, as_json=as_json)
 
 
 @documents.command("delete")
-@click.argument("identifier", metavar="ID")
+@document_argument
 @json_option
 @settings_option
-def delete_document(identifier: str, as_json: bool, settings: Settings) -> None:
+def delete_document(document: str, as_json: bool, settings: Settings) -> None:
     """Delete a document; the next search no longer finds it."""
-    deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, identifier))
+    deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, document))
+    name = deleted.id if document == deleted.id else f"{deleted.title} ({deleted.id})"
     print_result(
-        {"id": identifier, "chunks": deleted},
-        f"Deleted {flat(identifier)} and its {counted(deleted, 'chunk')}.",
+        {"id": deleted.id, "title": deleted.title, "chunks": deleted.chunk_count},
+        f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}."
+        if deleted.searchable
+        else f"Deleted {flat(name)}, which was {deleted.status}.",
         as_json=as_json,
     )
 
 
+@documents.command("retry")
+@click.argument("names", nargs=-1, metavar="[DOCUMENT]...")
+@click.option("--failed", is_flag=True, help="All documents that have failed.")
+@click.option("-c", "--collection", metavar="NAME", help="With --failed, only those of this collection.")
+@click.option("--no-wait", is_flag=True, help="Do not wait; a running server ingests the documents.")
+@json_option
+@settings_option
+def retry_documents(
+    names: tuple[str, ...], failed: bool, collection: str | None, no_wait: bool, as_json: bool, settings: Settings
+) -> None:
+    """Ingest documents again that have failed, from what was uploaded.
+
+    The exit status is 1 if any of them failed again.
+    """
+    if bool(names) == failed or (collection is not None and not failed):
+        raise click.UsageError("Name documents, or use --failed, alone or with --collection.")
+    require_records(settings)
+    require_model(settings)
+    if failed:
+        pages = partial(_read_pages, collection=collection, status="failed")
+        found, _ = run(settings, lambda knowledge: pages(knowledge, sys.maxsize))
+        names = tuple(one.id for one in found)
+    if not names:
+        print_result({"counts": {}, "documents": []}, "No document has failed.", as_json=as_json)
+        return
+    sys.exit(retry(settings, names, wait=not no_wait, as_json=as_json))
+
+
 @documents.command()
-@click.argument("identifier", metavar="ID")
+@document_argument
 @permission_options
 @json_option
 @settings_option
 def permissions(
-    identifier: str,
+    document: str,
     visibility: str | None,
     users: tuple[str, ...],
     groups: tuple[str, ...],
@@ -249,7 +311,7 @@ def permissions(
     chosen = permissions_given(visibility, users, groups)
     if chosen is None:
         raise click.UsageError("Give the permissions with --visibility, --user or --group.")
-    changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, identifier, permissions=chosen))
+    changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, document, permissions=chosen))
     print_result(
         _document_view(changed),
         f"{flat(changed.title)} is {flat(permissions_text(changed.permissions))} now.",
@@ -257,12 +319,22 @@ def permissions(
     )
 
 
-async def _read_pages(knowledge: Knowledge, collection: str | None, limit: int) -> tuple[list[StoredDocument], int]:
+async def _read_pages(
+    knowledge: Knowledge,
+    limit: int,
+    *,
+    collection: str | None,
+    status: DocumentStatus | None = None,
+    connector: str | None = None,
+) -> tuple[list[StoredDocument], int]:
     """The documents up to the limit, and how many there are."""
     found: list[StoredDocument] = []
     after, total = 0, 1
     while len(found) < min(limit, total):
-        page, total = await knowledge.documents(OPERATOR, collection, after, min(PAGE, limit - len(found)))
+        size_of_page = min(PAGE, limit - len(found))
+        page, total = await knowledge.documents(
+            OPERATOR, collection, after, size_of_page, status=status, connector_id=connector
+        )
         if not page:
             break
         found += page
@@ -279,8 +351,12 @@ def _document_view(one: StoredDocument) -> dict[str, Any]:
         "source": one.source,
         "filename": one.filename,
         "url": one.url,
+        "connector_id": one.connector_id,
         "metadata": one.metadata,
         "permissions": one.permissions,
+        "status": one.status,
+        "error": one.error,
+        "searchable": one.searchable,
         "chunks": one.chunk_count,
         "tokens": one.tokens,
         "bytes": one.size,
@@ -288,6 +364,7 @@ def _document_view(one: StoredDocument) -> dict[str, Any]:
         "content_hash": one.content_hash,
         "created_at": moment(one.created_at),
         "updated_at": moment(one.updated_at),
+        "processed_at": None if one.processed_at is None else moment(one.processed_at),
         "content": one.content,
     }
 

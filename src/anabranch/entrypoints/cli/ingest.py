@@ -5,8 +5,9 @@ import os
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -216,6 +217,8 @@ BATCH = 50
 BATCH_BYTES = 32 * 1024 * 1024
 # At most this many jobs are open, so that a large folder is not copied into the records as a whole.
 MAX_OPEN_JOBS = 3
+# A retry is a job of one document.
+MAX_OPEN_RETRIES = 50
 POLL_S = 0.1
 # A document that crashes the indexer is given up after a few attempts; this many crashes without any result mean
 # something else is wrong.
@@ -223,13 +226,13 @@ MAX_CRASHES = 10
 
 
 class IngestOptions(Value):
-    """What all documents of a run have in common (`described`), and where they go."""
+    """What all documents of a run have in common (`described`), and where they go; a retry needs only `wait`."""
 
-    collection: str
-    described: NewDocument
-    chunking: dict[str, Any]
-    max_bytes: int
     wait: bool
+    collection: str = ""
+    described: NewDocument = NewDocument(source="file")
+    chunking: dict[str, Any] = {}
+    max_bytes: int = 0
 
 
 class IngestOutcome(Value):
@@ -254,6 +257,7 @@ class IngestOutcome(Value):
     "--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Metadata of every document; repeatable."
 )
 @permission_options
+@click.option("--connector", metavar="ID", help="The connector that sends the documents; filters find it.")
 @click.option("--title", help="The title, for a single document.")
 @click.option("--follow-links", is_flag=True, help="Follow symbolic links that leave a folder.")
 @click.option("--no-wait", is_flag=True, help="Do not wait; a running server ingests the documents.")
@@ -270,6 +274,7 @@ def command(
     visibility: str | None,
     users: tuple[str, ...],
     groups: tuple[str, ...],
+    connector: str | None,
     title: str | None,
     follow_links: bool,
     no_wait: bool,
@@ -287,6 +292,7 @@ def command(
         collection=collection,
         described=NewDocument(
             source="file",
+            connector_id=connector,
             title=title,
             metadata={**meta, **({"tags": list(tags)} if tags else {})},
             permissions=permissions_given(visibility, users, groups),
@@ -303,7 +309,8 @@ def command(
         raise click.UsageError("--title can be given for a single document only.")
     outcomes: list[IngestOutcome] = []
     try:
-        asyncio.run(_ingest(settings, options, files.found, outcomes))
+        work = partial(IngestRun.ingest, found=files.found)
+        asyncio.run(_run(settings, options, f"Ingesting into {flat(collection)}", len(files.found), outcomes, work))
         if options.wait:
             _update_index(settings)
     except KeyboardInterrupt:
@@ -316,21 +323,43 @@ def command(
     sys.exit(1 if any(one.outcome == "failed" for one in outcomes) else 0)
 
 
-async def _ingest(
-    settings: Settings, options: IngestOptions, found: Sequence[FoundFile], outcomes: list[IngestOutcome]
+def retry(settings: Settings, documents: Sequence[str], *, wait: bool, as_json: bool) -> int:
+    """Ingest failed documents again and print the outcomes; returns the exit status."""
+    outcomes: list[IngestOutcome] = []
+    title = f"Ingesting {counted(len(documents), 'document')} again"
+    work = partial(IngestRun.retry, documents=documents)
+    asyncio.run(_run(settings, IngestOptions(wait=wait), title, len(documents), outcomes, work))
+    if wait:
+        _update_index(settings)
+    count = Counter(one.outcome for one in outcomes)
+    if as_json:
+        print_json({"counts": {outcome: count[outcome] for outcome in ORDER}, "documents": outcomes})
+    else:
+        _print_outcomes(outcomes, count)
+    return 1 if count["failed"] else 0
+
+
+async def _run(
+    settings: Settings,
+    options: IngestOptions,
+    title: str,
+    total: int,
+    outcomes: list[IngestOutcome],
+    work: "Callable[[IngestRun, Knowledge], Awaitable[None]]",
 ) -> None:
+    """Open the knowledge with an indexer, and let a run work on it, with a progress bar."""
     # The indexer's log is of use in a server; here only its errors are.
     quiet = settings if settings.log_level == "DEBUG" else msgspec.structs.replace(settings, log_level="ERROR")
-    with progress(f"Ingesting into {flat(options.collection)}") as advance:
-        advance(0, len(found))
+    with progress(title) as advance:
+        advance(0, total)
 
         def done(one: IngestOutcome) -> None:
             outcomes.append(one)
-            advance(len(outcomes), len(found))
+            advance(len(outcomes), total)
 
         run = IngestRun(options, done)
         async with knowledge(quiet, indexing=options.wait, died=run.crashed) as opened:
-            await run.ingest(opened, found)
+            await work(run, opened)
 
 
 class IngestRun:
@@ -361,6 +390,12 @@ class IngestRun:
                 await self._follow(knowledge, MAX_OPEN_JOBS)
         if self._batch:
             await self._send(knowledge, collection)
+        await self._follow(knowledge, 0)
+
+    async def retry(self, knowledge: Knowledge, documents: Iterable[str]) -> None:
+        for document in documents:
+            await self._sent(knowledge, await knowledge.retry(OPERATOR, document))
+            await self._follow(knowledge, MAX_OPEN_RETRIES)
         await self._follow(knowledge, 0)
 
     async def _collection(self, knowledge: Knowledge) -> Collection:
@@ -416,7 +451,10 @@ class IngestRun:
 
     async def _send(self, knowledge: Knowledge, collection: Collection) -> None:
         batch, self._batch = self._batch, []
-        job = await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking)
+        await self._sent(knowledge, await knowledge.ingest(OPERATOR, collection.id, batch, self._options.chunking))
+
+    async def _sent(self, knowledge: Knowledge, job: str) -> None:
+        """Follow a job from here on; without waiting, its documents are only accepted."""
         if self._options.wait:
             self._open[job] = set()
             return
@@ -482,6 +520,13 @@ def _report(options: IngestOptions, files: FoundFiles, outcomes: Sequence[Ingest
             }
         )
         return
+    _print_outcomes(outcomes, count, before=f"{flat(options.collection)}: ", after=_skipped(files))
+
+
+def _print_outcomes(
+    outcomes: Sequence[IngestOutcome], count: "Counter[str]", *, before: str = "", after: str = ""
+) -> None:
+    """A line for each document, and one with the counts."""
     console = output()
     for one in outcomes:
         if one.outcome == "unchanged" and count["unchanged"] > LISTED:
@@ -492,7 +537,7 @@ def _report(options: IngestOptions, files: FoundFiles, outcomes: Sequence[Ingest
         if one.error:
             console.print(Text(f"  {flat(one.error)}", style="yellow"))
     parts = [f"{count[outcome]:,} {outcome}" for outcome in ORDER if count[outcome]]
-    console.print(f"{flat(options.collection)}: {', '.join(parts)}{_skipped(files)}")
+    console.print(f"{before}{', '.join(parts)}{after}")
     if count["accepted"]:
         notes().print("The server or the next ingest processes them.")
 

@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ingest": ("ingest:command", "Ingest files, folders and web pages into a collection."),
     "search": ("search:command", "Search the collections and print the best passages."),
     "collections": ("collections:collections", "List, create, show and delete collections."),
-    "documents": ("collections:documents", "List, show and delete documents, and change their permissions."),
+    "documents": ("collections:documents", "List, show, retry and delete documents, and change their permissions."),
     "publish": ("collections:publish", "Let others query a COLLECTION as owner/slug."),
     "unpublish": ("collections:unpublish", "Withdraw what is published as PATH (owner/slug)."),
     "published": ("collections:published", "List what is published."),

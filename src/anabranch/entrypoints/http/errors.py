@@ -198,9 +198,12 @@ UNAVAILABLE = (503, "SERVICE_UNAVAILABLE")
 
 
 def knowledge_error(code: str, message: str, details: Mapping[str, str | int]) -> KnowledgeError:
-    """`details.cause` disambiguates errors that share a code of spec 5."""
-    _, name = KNOWLEDGE_CODES.get(code, UNAVAILABLE)
+    """`details.cause` disambiguates errors that share a code of spec 5. A 400 has its sentence in `details.text` too:
+    in spec 5, `details` is that text; it stays an object for the clients that read its fields."""
+    status, name = KNOWLEDGE_CODES.get(code, UNAVAILABLE)
     more = dict(details) if code in KNOWLEDGE_CODES or code == name.lower() else {"cause": code, **details}
+    if status == 400:
+        more.setdefault("text", message)
     return KnowledgeError(error=name.lower(), code=name, message=message, details=more)
 
 
@@ -214,12 +217,13 @@ def _with_codes(status: int, description: str) -> str:
     return f"{', '.join(codes)}: {description}"
 
 
+CONFLICT = "The name is already in use, several documents have it, or the document's status does not allow this."
 KNOWLEDGE = Dialect(
     render=_render_knowledge,
     error_type=KnowledgeError,
     descriptions={
         status: _with_codes(status, description)
-        for status, description in {**DESCRIPTIONS, 400: DESCRIPTIONS[422]}.items()
+        for status, description in {**DESCRIPTIONS, 400: DESCRIPTIONS[422], 409: CONFLICT}.items()
     },
     always=(400, 401, 404, 500, 503),
 )

@@ -5,7 +5,7 @@ import binascii
 from base64 import b64decode
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
@@ -19,7 +19,7 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
-from anabranch.knowledge.model import Caller, Chunking, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # it imports numpy
 T = TypeVar("T")
 
 MAX_PAGE = 1_000
+STATUSES = (*get_args(DocumentStatus), "all")
 MAX_OFFSET = 1_000_000_000
 # Base64 takes four bytes for three; the rest is for the JSON around it.
 BASE64_RATIO = 1.4
@@ -100,12 +101,15 @@ class KnowledgeSurface:
                 *("GET", "/v1/documents", "list_documents", "List documents", self._documents, wire.DocumentPage),
                 parameters=(
                     parameter("collection", {"type": "string"}, "Id or name of a collection"),
+                    parameter("status", {"enum": [*STATUSES]}, "Those in this state, also if no version is stored"),
+                    parameter("connector_id", {"type": "string"}, "Those that this connector has sent"),
                     parameter("limit", integer(1, MAX_PAGE), "Page size"),
                     parameter("after", {"type": "string"}, "`next` of the previous page"),
                 ),
             ),
             at(
-                *("GET", one, "get_document", "Get a document with content", self._document, view),
+                *("GET", one, "get_document", "Get a document by id, file name or title", self._document, view),
+                errors=(409,),
                 parameters=(
                     parameter("start", integer(0, MAX_OFFSET), "Offset of the first character"),
                     parameter("end", integer(0, MAX_OFFSET), "Offset behind the last character"),
@@ -114,11 +118,16 @@ class KnowledgeSurface:
             at(
                 *("PATCH", one, "change_document", "Change title, metadata or permissions", self._describe, view),
                 request_type=wire.DocumentChanges,
-                errors=(403,),
+                errors=(403, 409),
             ),
             at(
                 *("DELETE", one, "delete_document", "Delete a document", self._delete_document, wire.DocumentDeleted),
-                errors=(403,),
+                errors=(403, 409),
+            ),
+            at(
+                *("POST", f"{one}/retry", "retry_document", "Ingest a failed document again"),
+                *(self._retry, wire.IngestAccepted),
+                errors=(403, 409),
             ),
         ]
 
@@ -161,7 +170,7 @@ class KnowledgeSurface:
             document_count=found.documents,
             chunk_count=found.chunks,
             total_tokens=found.tokens,
-            storage_bytes=found.size,
+            storage_bytes=found.storage_bytes,
             query_count_30d=await knowledge.query_count(call.caller, found.collection, 30),
         )
 
@@ -184,12 +193,19 @@ class KnowledgeSurface:
 
     async def _documents(self, call: Call[None]) -> wire.DocumentPage:
         limit = _number(call.query, "limit", 50, least=1, most=MAX_PAGE)
+        status = call.query.get("status")
+        if status is not None and status not in STATUSES:
+            raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
         after = cursors.opened(call.query["after"]) if "after" in call.query else 0
         if after is None:
             raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
-        found, total = await knowledge.documents(call.caller, call.query.get("collection"), after, limit + 1)
+        found, total = await knowledge.documents(
+            *(call.caller, call.query.get("collection"), after, limit + 1),
+            status=cast("DocumentStatus | Literal['all'] | None", status),
+            connector_id=call.query.get("connector_id"),
+        )
         page, more = found[:limit], len(found) > limit
         known = {one.key: one for one in await knowledge.chosen(call.caller, None)}
         return wire.DocumentPage(
@@ -229,8 +245,12 @@ class KnowledgeSurface:
         return await self._view(knowledge, call.caller, changed)
 
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
-        removed = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
-        return wire.DocumentDeleted(deleted=True, chunks_removed=removed)
+        deleted = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
+        return wire.DocumentDeleted(deleted=True, chunks_removed=deleted.chunk_count)
+
+    async def _retry(self, call: Call[None]) -> wire.IngestAccepted:
+        job = await (await self.anabranch.knowledge()).retry(call.caller, call.params["document"])
+        return wire.IngestAccepted(job_id=job, status="accepted", documents_queued=1)
 
     async def _view(self, knowledge: "Knowledge", caller: Caller, document: StoredDocument) -> wire.DocumentView:
         where = next((one for one in await knowledge.chosen(caller, None) if one.key == document.collection), None)
@@ -277,7 +297,7 @@ def _document(form: wire.DocumentForm, where: str) -> NewDocument:
     source = form.source
     data, url = b"", None
     match source.type:
-        case "text":
+        case "text" | "manual" | "api":
             data = source.content.encode()
         case "file":
             data = _decoded(source.content, f"{where}.source.content")
@@ -288,6 +308,7 @@ def _document(form: wire.DocumentForm, where: str) -> NewDocument:
         data=data,
         filename=source.filename,
         url=url,
+        connector_id=source.connector_id,
         title=form.title,
         metadata=wire.check_metadata(form.metadata, f"{where}.metadata"),
         permissions=wire.permissions(form.permissions),

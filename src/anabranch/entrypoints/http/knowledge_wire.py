@@ -13,6 +13,7 @@ from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
     Collection,
+    DocumentStatus,
     ItemStatus,
     Job,
     JobStatus,
@@ -71,9 +72,18 @@ class NewCollection(Value):
 
 
 class SourceForm(Value):
+    """`manual` (typed by a person) and `api` (sent by another program) hold text, as `text` does."""
+
     type: SourceType
     content: Annotated[str, Meta(description="Base64 of a file, a URL, or the text itself")]
     filename: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
+    connector_id: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=200, description="The connector that sends the document; filters find it"),
+        ]
+        | None
+    ) = None
 
 
 class DocumentForm(Value):
@@ -149,7 +159,8 @@ class CollectionList(Value):
 
 class CollectionStats(Value):
     """Counts what the caller can see; `query_count_30d` counts the answered questions of today and the 29 days before
-    (UTC): all for the owner, else the caller's own."""
+    (UTC): all for the owner, else the caller's own. `storage_bytes` is the text and vectors in the records, and an
+    estimate of their share of the index."""
 
     document_count: int
     chunk_count: int
@@ -201,11 +212,14 @@ class DocumentSourceView(Value):
     type: SourceType
     filename: str | None
     url: str | None
+    connector_id: str | None
 
 
 class DocumentView(Value):
-    """A document. `permissions` are sent to its owner; the content (or the requested part of it, with its character
-    offsets) only for a single document."""
+    """A document. `status`, `error` and `processed_at` are those of its newest version; `searchable` says whether a
+    version is stored, and the other fields describe that one. Only the owner sees a version that is not `completed`.
+    `permissions` are sent to its owner; the content (or the requested part of it, with its character offsets) only for
+    a single document. `content_hash` is null for a URL that has not been fetched."""
 
     id: str
     collection_id: str
@@ -214,7 +228,11 @@ class DocumentView(Value):
     source: DocumentSourceView
     metadata: dict[str, Any]
     permissions: Permissions | None
-    content_hash: str
+    status: DocumentStatus
+    error: str | None
+    processed_at: datetime | None
+    searchable: bool
+    content_hash: str | None
     chunk_count: int
     token_count: int
     size_bytes: int
@@ -305,10 +323,16 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         collection_id=where.id,
         collection=where.name,
         title=found.title,
-        source=DocumentSourceView(type=found.source, filename=found.filename, url=found.url),
+        source=DocumentSourceView(
+            type=found.source, filename=found.filename, url=found.url, connector_id=found.connector_id
+        ),
         metadata=dict(found.metadata),
         permissions=found.permissions if caller.owns(found.owner) else None,
-        content_hash=found.content_hash,
+        status=found.status,
+        error=found.error,
+        processed_at=None if found.processed_at is None else _moment(found.processed_at),
+        searchable=found.searchable,
+        content_hash=found.content_hash or None,
         chunk_count=found.chunk_count,
         token_count=found.tokens,
         size_bytes=found.size,

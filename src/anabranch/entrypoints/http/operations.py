@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 WEBSOCKET = "WEBSOCKET"
 PLANNER_PATHS = "/planner/"
+# Ids of planner steps and file names may contain a slash, sent as %2F: each segment is decoded by itself.
+ENCODED_PATHS = (PLANNER_PATHS, "/v1/documents/")
 MAX_LOGGED_PATH = 200
 RESPONSE_STARTS = ("http.response.start", "websocket.accept")
 BODY_S = 30.0
@@ -279,9 +281,9 @@ def _dialect_at(path: str) -> Dialect:
 
 
 def _segments(scope: Scope) -> list[str]:
-    """The segments of the path. A planner's ids may contain a slash, so there each segment is decoded by itself."""
+    """The segments of the path."""
     path: str = scope["path"]
-    raw: bytes | None = scope.get("raw_path") if path.startswith(PLANNER_PATHS) else None
+    raw: bytes | None = scope.get("raw_path") if path.startswith(ENCODED_PATHS) else None
     if raw is None:
         return path.split("/")
     return [unquote(segment, errors="strict") for segment in raw.decode("latin-1").split("/")]

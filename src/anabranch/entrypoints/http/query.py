@@ -4,7 +4,7 @@ as server-sent events by one Run."""
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -35,7 +35,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchU
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
 from anabranch.knowledge.model import Caller
-from anabranch.knowledge.records.database import new_id
+from anabranch.knowledge.records.database import made_at, new_id
 from anabranch.text.sentences import sentences
 
 MAX_QUERY = 10_000
@@ -95,8 +95,9 @@ class QueryRequest(CollectionQuestion):
 
 class SourceView(Value):
     """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null if it
-    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. A passage of another
-    source has no collection; its `chunk_id` identifies its text, and its offsets are those in that text."""
+    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. `chunk_index` is the number of
+    the chunk in its document, from 0, and `created_at` the time when it was stored. A passage of another source has no
+    collection, no index and no time; its `chunk_id` identifies its text, and its offsets are those in that text."""
 
     chunk_id: str
     document_id: str
@@ -106,6 +107,8 @@ class SourceView(Value):
     citation_index: int | None
     source: str
     collection: str
+    chunk_index: int | None
+    created_at: datetime | None
     page: int | None
     section_title: str | None
     headers: tuple[str, ...]
@@ -410,6 +413,9 @@ def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
         citation_index=numbers.get(place.chunk_id),
         source=passage.source,
         collection=place.collection,
+        chunk_index=place.index,
+        # The id of a chunk carries the time; another source's is a hash.
+        created_at=datetime.fromtimestamp(made, UTC) if (made := made_at(place.chunk_id)) else None,
         page=place.page,
         section_title=place.headers[-1] if place.headers else None,
         headers=place.headers,

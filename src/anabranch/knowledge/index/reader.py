@@ -125,6 +125,7 @@ class Catalog:
                 count,
                 row["tokens"],
                 row["size"],
+                row["stored_bytes"],
                 row["updated_at"],
             )
             if count:
@@ -155,7 +156,7 @@ class Catalog:
         if filters.end is not None:
             mask &= self._table["day"] <= date.fromisoformat(filters.end).toordinal()
         for name, value in (*filters.metadata.items(), *(("tags", tag) for tag in filters.tags)):
-            mask &= self._with_attribute(db, name, documents.attribute(value))
+            mask &= self.with_attribute(db, name, documents.attribute(value))
         return mask
 
     def named(self, names: tuple[str, ...], caller: Caller, permitted: Mask) -> list[Collection]:
@@ -189,15 +190,18 @@ class Catalog:
         return digest.hexdigest()
 
     def totals(self, key: int, permitted: Mask) -> dict[str, int]:
-        """How many permitted documents, chunks, tokens and bytes a collection has."""
+        """How many permitted documents, chunks and tokens a collection has, the bytes that were uploaded, and those in
+        the records."""
         rows = self._table[permitted & (self._table["collection"] == key)]
-        return {"documents": len(rows), **{name: int(rows[name].sum()) for name in ("chunks", "tokens", "size")}}
+        columns = ("chunks", "tokens", "size", "stored_bytes")
+        return {"documents": len(rows), **{name: int(rows[name].sum()) for name in columns}}
 
     def keys(self, key: int | None, permitted: Mask) -> NDArray[np.int64]:
         """The keys of the permitted documents of a collection, or of all collections, in order."""
         return np.flatnonzero(permitted if key is None else permitted & (self._table["collection"] == key))
 
-    def _with_attribute(self, db: Connection, name: str, value: str) -> Mask:
+    def with_attribute(self, db: Connection, name: str, value: str) -> Mask:
+        """A mask of the documents with an attribute of this value."""
         mask = self._attributes.get((name, value))
         if mask is None:
             mask = self._attributes[name, value] = np.zeros(len(self._table), bool)
@@ -216,6 +220,7 @@ _ROW = np.dtype(
         ("chunks", np.int32),
         ("tokens", np.int64),
         ("size", np.int64),
+        ("stored_bytes", np.int64),
         ("updated_at", np.float64),
     ]
 )

@@ -7,7 +7,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,11 +15,16 @@ from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
 from anabranch.knowledge.model import DocumentDraft, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
+from anabranch.knowledge.records.schema import MEASURE
 
 CURSOR_FACT = "cursor_secret"
 WIDTH = 8
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
+NameColumn = Literal["filename", "title"]
+# The attribute by which filters find what a connector has sent.
+CONNECTOR = "source.connector_id"
+MAX_NAMES_READ = 2_000
 
 
 class Cursors:
@@ -67,10 +72,10 @@ def insert(
     old = by_identity(db, draft.collection, draft.identity)
     if old is not None:
         remove(db, old.key, delete_citations=False)
-    [first] = _column(db, "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'chunks'")
+    first = _next_key(db, "chunks")
     key = _insert_document(db, draft, old, first, pieces)
     db.execute("INSERT INTO contents VALUES (?, ?)", (key, draft.content))
-    db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in attributes(draft.metadata)))
+    _set_attributes(db, key, draft.metadata, draft.connector_id)
     db.executemany(
         "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -93,6 +98,7 @@ def insert(
         "INSERT INTO embeddings VALUES (?, ?, ?)",
         ((number, embedding.vector, embedding.tokens) for number, embedding in enumerate(embeddings, first)),
     )
+    db.execute(f"{MEASURE} WHERE key = ?", (key,))
     record_change(db, "add", key)
     [stored] = _select(db, "key = ?", key)
     return stored
@@ -102,33 +108,34 @@ def _insert_document(
     db: sqlite3.Connection, draft: DocumentDraft, old: StoredDocument | None, first_chunk: int, pieces: Sequence[Piece]
 ) -> int:
     now = time.time()
-    row = db.execute(
-        "INSERT INTO documents VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            old.id if old else draft.id,
-            draft.collection,
-            draft.owner,
-            draft.source,
-            draft.identity,
-            draft.filename,
-            draft.url,
-            draft.title,
-            draft.content_hash,
-            draft.recipe,
-            as_json(draft.metadata),
-            draft.permissions.visibility,
-            as_json(draft.permissions.allowed_users),
-            as_json(draft.permissions.allowed_groups),
-            draft.day,
-            draft.pages,
-            first_chunk,
-            len(pieces),
-            sum(piece.tokens for piece in pieces),
-            draft.size,
-            old.created_at if old else now,
-            now,
-        ),
-    )
+    values = {
+        "id": old.id if old else draft.id,
+        "collection": draft.collection,
+        "owner": draft.owner,
+        "source": draft.source,
+        "connector_id": draft.connector_id,
+        "identity": draft.identity,
+        "filename": draft.filename,
+        "url": draft.url,
+        "title": draft.title,
+        "content_hash": draft.content_hash,
+        "recipe": draft.recipe,
+        "metadata": as_json(draft.metadata),
+        "visibility": draft.permissions.visibility,
+        "allowed_users": as_json(draft.permissions.allowed_users),
+        "allowed_groups": as_json(draft.permissions.allowed_groups),
+        "day": draft.day,
+        "pages": draft.pages,
+        "first_chunk": first_chunk,
+        "chunk_count": len(pieces),
+        "tokens": sum(piece.tokens for piece in pieces),
+        "size": draft.size,
+        "created_at": old.created_at if old else now,
+        "updated_at": now,
+        "processed_at": now,
+    }
+    columns, places = ", ".join(values), ", ".join(f":{name}" for name in values)
+    row = db.execute(f"INSERT INTO documents ({columns}) VALUES ({places})", values)  # noqa: S608  our own names
     return int(row.lastrowid or 0)
 
 
@@ -151,17 +158,19 @@ def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -
 
 def describe(
     db: sqlite3.Connection,
-    key: int,
+    stored: StoredDocument,
     *,
     title: str,
     metadata: Mapping[str, Any],
     permissions: Permissions,
     day: int,
+    connector_id: str | None = None,
 ) -> StoredDocument:
-    """Update the title, metadata, permissions and day of a document; returns it."""
+    """Update the title, metadata, permissions and day of a document, and its connector if one is given; returns it."""
+    key = stored.key if title == stored.title else _renumber(db, stored.key)
     db.execute(
         "UPDATE documents SET title = ?, metadata = ?, visibility = ?, allowed_users = ?, allowed_groups = ?, day = ?, "
-        "updated_at = ? WHERE key = ?",
+        "connector_id = coalesce(?, connector_id), updated_at = ? WHERE key = ?",
         (
             title,
             as_json(metadata),
@@ -169,15 +178,45 @@ def describe(
             as_json(permissions.allowed_users),
             as_json(permissions.allowed_groups),
             day,
+            connector_id,
             time.time(),
             key,
         ),
     )
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
-    db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in attributes(metadata)))
+    _set_attributes(db, key, metadata, connector_id or stored.connector_id)
     record_change(db, "update", key)
     [changed] = _select(db, "key = ?", key)
     return changed
+
+
+def _renumber(db: sqlite3.Connection, key: int) -> int:
+    """Give a document and its chunks new keys, as a new version has them; returns the new key. The index holds the
+    words of the title with each chunk: chunks with new keys are indexed again, at once, with the new title."""
+    row = db.execute("SELECT first_chunk, chunk_count FROM documents WHERE key = ?", (key,)).fetchone()
+    span = (row["first_chunk"], row["first_chunk"] + row["chunk_count"])
+    new, first = _next_key(db, "documents"), _next_key(db, "chunks")
+    shift = first - row["first_chunk"]
+    db.execute("UPDATE embeddings SET chunk = chunk + ? WHERE chunk >= ? AND chunk < ?", (shift, *span))
+    db.execute("UPDATE chunks SET key = key + ?, document = ? WHERE key >= ? AND key < ?", (shift, new, *span))
+    db.execute("UPDATE contents SET document = ? WHERE document = ?", (new, key))
+    db.execute("UPDATE attributes SET document = ? WHERE document = ?", (new, key))
+    db.execute("UPDATE documents SET key = ?, first_chunk = ? WHERE key = ?", (new, first, key))
+    last_keys = [(new, "documents"), (first + row["chunk_count"] - 1, "chunks")]
+    db.executemany("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", last_keys)
+    record_change(db, "remove", key)
+    return new
+
+
+def _next_key(db: sqlite3.Connection, table: str) -> int:
+    """The next key of a table whose keys are never used again."""
+    [key] = _column(db, "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = ?", table)
+    return int(key)
+
+
+def _set_attributes(db: sqlite3.Connection, key: int, metadata: Mapping[str, Any], connector_id: str | None) -> None:
+    found = attributes(metadata) | ({(CONNECTOR, attribute(connector_id))} if connector_id else set())
+    db.executemany("INSERT INTO attributes VALUES (?, ?, ?)", ((*pair, key) for pair in found))
 
 
 def record_change(db: sqlite3.Connection, op: str, document: int) -> None:
@@ -199,24 +238,38 @@ def trim_changes(db: sqlite3.Connection, before: int) -> None:
     db.execute("DELETE FROM changes WHERE seq < ?", (before,))
 
 
-def by_id(db: sqlite3.Connection, identifier: str, *, content: bool = False) -> StoredDocument | None:
-    document = _first(db, "id = ?", identifier)
-    if document is not None and content:
-        [text] = _column(db, "SELECT content FROM contents WHERE document = ?", document.key)
-        document = msgspec.structs.replace(document, content=text)
-    return document
-
-
-def by_key(db: sqlite3.Connection, key: int) -> StoredDocument | None:
-    return _first(db, "key = ?", key)
+def by_id(db: sqlite3.Connection, identifier: str) -> StoredDocument | None:
+    return _first(db, "id = ?", identifier)
 
 
 def by_keys(db: sqlite3.Connection, keys: Sequence[int]) -> list[StoredDocument]:
     return _select(db, "key IN (SELECT value FROM json_each(?)) ORDER BY key", as_json(keys))
 
 
+def by_ids(db: sqlite3.Connection, ids: Sequence[str]) -> list[StoredDocument]:
+    return _select(db, "id IN (SELECT value FROM json_each(?))", as_json(ids))
+
+
+def content(db: sqlite3.Connection, key: int) -> str | None:
+    """The text of a document."""
+    return next(iter(_column(db, "SELECT content FROM contents WHERE document = ?", key)), None)
+
+
 def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:
     return _first(db, "collection = ? AND identity = ?", collection, identity)
+
+
+def named(db: sqlite3.Connection, column: NameColumn, name: str) -> Iterator[StoredDocument]:
+    """The documents with a file name or a title, ignoring the case of ASCII letters, newest first."""
+    where = f"{column} = ? COLLATE NOCASE ORDER BY key DESC"
+    return (_from_row(row) for row in db.execute(f"SELECT * FROM documents WHERE {where}", (name,)))  # noqa: S608
+
+
+def newest(db: sqlite3.Connection) -> Iterator[StoredDocument]:
+    """The newest documents, newest first."""
+    return (
+        _from_row(row) for row in db.execute("SELECT * FROM documents ORDER BY key DESC LIMIT ?", (MAX_NAMES_READ,))
+    )
 
 
 def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:
@@ -319,7 +372,9 @@ def _from_row(row: sqlite3.Row) -> StoredDocument:
         updated_at=row["updated_at"],
         filename=row["filename"],
         url=row["url"],
+        connector_id=row["connector_id"],
         pages=row["pages"],
+        processed_at=row["processed_at"],
     )
 
 
@@ -412,6 +467,7 @@ def swap_in_replacement(db: sqlite3.Connection, name: str) -> None:
         raise StoreFailed("Documents were added while others were embedded; nothing was changed. Run it again.")
     db.execute("DROP TABLE embeddings")
     db.execute("ALTER TABLE embeddings_next RENAME TO embeddings")
+    db.execute(MEASURE)
     # Without a vector, the next embedder is recorded.
     db.execute("DELETE FROM facts WHERE name IN ('embedder', 'dimensions')")
     for length in _column(db, "SELECT length(vector) FROM embeddings LIMIT 1"):

@@ -1,4 +1,5 @@
-"""Jobs: the queue of documents to ingest. An accepted document stays here until it is stored or has failed."""
+"""Jobs: the queue of documents to ingest. An accepted document stays here until it is stored; if it fails, what a retry
+needs is kept for a while. Until then its item is open."""
 
 import sqlite3
 import time
@@ -11,14 +12,34 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Chunking, Collection, ItemStatus, Job, JobItem, NewDocument
+from anabranch.knowledge.model import (
+    Caller,
+    Chunking,
+    Collection,
+    CollectionSettings,
+    DocumentStatus,
+    ItemStatus,
+    Job,
+    JobItem,
+    NewDocument,
+    Permissions,
+    StoredDocument,
+)
 from anabranch.knowledge.records import collections, documents
-from anabranch.knowledge.records.database import as_json, new_id
+from anabranch.knowledge.records.database import as_json, made_at, new_id
 
 # A document that was being processed this often when the process died is given up. After the first time it is
 # processed alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
+# What is kept of failed documents. Beyond the bytes, the oldest keep their error, but cannot be retried.
+FAILED_DAYS = 7
+MAX_FAILED = 10_000
+MAX_FAILED_BYTES = 256 * 1024 * 1024
+# In a list, open items come after all documents.
+ITEM_KEYS = 1 << 62
+# Of the rows of `open_items`, those that the caller owns. Guests own nothing: no job has an owner of null.
+OWNED = "(:operator OR open_items.owner = :user)"
 
 Hold = tuple[int, str]
 
@@ -40,27 +61,133 @@ class Claim(Value):
         return holds_of(self.collection.key, self.arrived.identity, self.content_hash)
 
 
+class OpenItem(Value):
+    """The newest version of a document, if it is not stored: it waits, is processed, or has failed."""
+
+    key: int
+    owner: str
+    collection: int
+    document_id: str
+    status: DocumentStatus
+    error: str | None
+    arrived: NewDocument
+    permissions: Permissions
+    content_hash: str
+    chunking: Chunking
+    size: int
+    created_at: float
+    finished_at: float | None
+
+    @property
+    def has_upload(self) -> bool:
+        """Whether a retry has something to process: the bytes, or the URL."""
+        return self.size > 0 or self.arrived.source == "url"
+
+    @property
+    def document(self) -> StoredDocument:
+        """The document of which no version is stored."""
+        arrived = self.arrived
+        return StoredDocument(
+            key=ITEM_KEYS + self.key,
+            id=self.document_id,
+            collection=self.collection,
+            owner=self.owner,
+            source=arrived.source,
+            identity=arrived.identity or "",
+            filename=arrived.filename,
+            url=arrived.url,
+            connector_id=arrived.connector_id,
+            title=arrived.title or arrived.filename or arrived.url or "text",
+            content_hash="" if arrived.source == "url" else self.content_hash,
+            recipe="",
+            metadata=arrived.metadata,
+            permissions=self.permissions,
+            day=0,
+            chunk_count=0,
+            tokens=0,
+            size=self.size,
+            created_at=self.created_at,
+            updated_at=self.finished_at or self.created_at,
+            status=self.status,
+            error=self.error,
+            processed_at=self.finished_at,
+            searchable=False,
+        )
+
+    def over(self, stored: StoredDocument, key: int | None = None) -> StoredDocument:
+        """The stored version, with the state of this newer one, and another key for its place in a list."""
+        return msgspec.structs.replace(
+            stored,
+            key=stored.key if key is None else key,
+            status=self.status,
+            error=self.error,
+            processed_at=self.finished_at,
+        )
+
+
 def create(
     db: sqlite3.Connection, collection: Collection, owner: str, arrived: Sequence[NewDocument], chunking: Chunking
 ) -> str:
     """Accept documents; once this is committed, none of them is lost."""
+    identifier, job = _insert_job(db, collection, owner, chunking)
+    for ordinal, document in enumerate(arrived):
+        content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
+        described = msgspec.structs.replace(document, data=b"", identity=identity_of(document, content_hash))
+        item = _insert_item(db, collection, job, ordinal, described, content_hash)
+        db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
+    return identifier
+
+
+def retry(db: sqlite3.Connection, failed: OpenItem, collection: Collection, chunking: Chunking) -> str:
+    """Queue a failed document again, in a job of the same owner; returns the job's id."""
+    arrived = msgspec.structs.replace(failed.arrived, retried=True)
+    identifier, job = _insert_job(db, collection, failed.owner, chunking)
+    data = db.execute("SELECT data FROM uploads WHERE item = ?", (failed.key,)).fetchone()["data"]
+    item = _insert_item(db, collection, job, 0, arrived, failed.content_hash)
+    db.execute("INSERT INTO uploads VALUES (?, ?)", (item, data))
+    _drop_uploads(db, "key = ?", failed.key)
+    return identifier
+
+
+def _insert_job(db: sqlite3.Connection, collection: Collection, owner: str, chunking: Chunking) -> tuple[str, int]:
     identifier = new_id()
     job = db.execute(
         "INSERT INTO jobs (id, collection, collection_id, owner, chunking, created_at) VALUES (?, ?, ?, ?, ?, ?)",
         (identifier, collection.key, collection.id, owner, as_json(chunking), time.time()),
     ).lastrowid
-    for ordinal, document in enumerate(arrived):
-        content_hash = sha256(document.data or (document.url or "").encode()).hexdigest()
-        identity = identity_of(document, content_hash)
-        stored = documents.by_identity(db, collection.key, identity)
-        described = as_json(msgspec.structs.replace(document, data=b"", identity=identity))
-        item = db.execute(
-            "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
-            "VALUES (?, ?, ?, 'pending', ?, ?)",
-            (job, ordinal, stored.id if stored else new_id(), described, content_hash),
-        ).lastrowid
-        db.execute("INSERT INTO uploads VALUES (?, ?)", (item, document.data))
-    return identifier
+    return identifier, job or 0
+
+
+def _insert_item(
+    db: sqlite3.Connection, collection: Collection, job: int, ordinal: int, arrived: NewDocument, content_hash: str
+) -> int:
+    """Add an item with the id of the document that it replaces or follows; failed versions before it are given up."""
+    identity = arrived.identity or ""
+    stored = documents.by_identity(db, collection.key, identity)
+    document_id = stored.id if stored else _open_id(db, collection.key, identity) or new_id()
+    _drop_uploads(db, "document_id = ? AND status = 'failed'", document_id)
+    item = db.execute(
+        "INSERT INTO items (job, ordinal, document_id, status, arrived, content_hash) "
+        "VALUES (?, ?, ?, 'pending', ?, ?)",
+        (job, ordinal, document_id, as_json(arrived), content_hash),
+    ).lastrowid
+    return item or 0
+
+
+def _open_id(db: sqlite3.Connection, collection: int, identity: str) -> str | None:
+    """The document id of the newest open item with an identity."""
+    row = db.execute(
+        "SELECT document_id FROM open_items WHERE json_extract(arrived, '$.identity') = ? AND collection = ? "
+        "ORDER BY key DESC LIMIT 1",
+        (identity, collection),
+    ).fetchone()
+    return None if row is None else str(row["document_id"])
+
+
+def _drop_uploads(db: sqlite3.Connection, which: str, *values: str | float) -> None:
+    """Delete the uploads of some items; a document that fails every day has many that are older than all uploads."""
+    items = f"SELECT key FROM items WHERE {which} AND key >= (SELECT min(item) FROM uploads)"  # noqa: S608  our own names
+    db.execute(f"DELETE FROM uploads WHERE item IN ({items})", values)  # noqa: S608
 
 
 def identity_of(document: NewDocument, content_hash: str) -> str:
@@ -94,7 +221,7 @@ def by_id(db: sqlite3.Connection, identifier: str) -> Job | None:
 def cancel(db: sqlite3.Connection, key: int) -> None:
     """Cancel the pending items of a job; documents that are stored stay."""
     db.execute("UPDATE jobs SET cancelled = 1 WHERE key = ? AND completed_at IS NULL", (key,))
-    db.execute("DELETE FROM uploads WHERE item IN (SELECT key FROM items WHERE job = ? AND status = 'pending')", (key,))
+    _drop_uploads(db, "job = ? AND status = 'pending'", key)
     db.execute("UPDATE items SET status = 'cancelled' WHERE job = ? AND status = 'pending'", (key,))
     _close(db, key)
 
@@ -121,7 +248,7 @@ def claim(db: sqlite3.Connection, limit: int, held: Some[Hold] = ()) -> list[Cla
             finish(db, row["key"], "failed", error="The collection was deleted.")
         elif row["attempts"] >= ATTEMPTS:
             reason = f"The document ended its process {ATTEMPTS} times; it is not tried again."
-            finish(db, row["key"], "failed", error=reason)
+            finish(db, row["key"], "failed", keep_upload=True, error=reason)
         else:
             arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
             claims.append(
@@ -203,12 +330,117 @@ def release(db: sqlite3.Connection, items: Sequence[int]) -> None:
     )
 
 
-def finish(db: sqlite3.Connection, item: int, status: ItemStatus, **values: Any) -> None:
-    """Record the outcome of an item in the columns of the same names; its job ends with its last item."""
-    columns = ", ".join(f"{name} = ?" for name in ("status", *values))
-    db.execute(f"UPDATE items SET {columns} WHERE key = ?", (status, *values.values(), item))  # noqa: S608  our own names
-    db.execute("DELETE FROM uploads WHERE item = ?", (item,))
-    _close(db, db.execute("SELECT job FROM items WHERE key = ?", (item,)).fetchone()[0])
+def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload: bool = False, **values: Any) -> None:
+    """Record the outcome of an item in the columns of the same names; its job ends with its last item. The upload of a
+    failed item is kept for a retry; those of earlier versions are not needed any more."""
+    row = db.execute("SELECT job, document_id FROM items WHERE key = ?", (item,)).fetchone()
+    _drop_uploads(db, "document_id = ? AND status = 'failed' AND key < ?", row["document_id"], item)
+    if not keep_upload:
+        _drop_uploads(db, "key = ?", item)
+    given = {"status": status, "finished_at": time.time(), **values}
+    columns = ", ".join(f"{name} = ?" for name in given)
+    db.execute(f"UPDATE items SET {columns} WHERE key = ?", (*given.values(), item))  # noqa: S608  our own names
+    _close(db, row["job"])
+
+
+def drop(db: sqlite3.Connection, document_id: str) -> None:
+    """Give up what is not stored of a document: it is not processed and cannot be retried."""
+    _drop_uploads(db, "document_id = ?", document_id)
+    unfinished = "document_id = ? AND status IN ('pending', 'processing')"
+    rows = db.execute(f"SELECT job FROM items WHERE {unfinished}", (document_id,)).fetchall()  # noqa: S608  our own names
+    db.execute(f"UPDATE items SET status = 'cancelled' WHERE {unfinished}", (document_id,))  # noqa: S608
+    for row in rows:
+        _close(db, row["job"])
+
+
+def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:
+    """Limit what is kept of failed documents: the newest are kept, and the bytes of the newest of those."""
+    rows = db.execute(
+        "SELECT items.key, length(uploads.data) AS size FROM items JOIN uploads ON uploads.item = items.key "
+        "WHERE items.status = 'failed' AND items.key >= (SELECT min(item) FROM uploads) ORDER BY items.key DESC"
+    ).fetchall()
+    totals = accumulate(row["size"] for row in rows)
+    over = [row["key"] for row, total in zip(rows, totals, strict=True) if total > most_bytes and row["size"]]
+    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in over))
+    db.executemany("DELETE FROM uploads WHERE item = ?", ((row["key"],) for row in rows[most:]))
+
+
+def forget_failed(db: sqlite3.Connection, days: float = FAILED_DAYS) -> None:
+    """Delete what is kept of documents that failed so many days ago."""
+    _drop_uploads(db, "status = 'failed' AND coalesce(finished_at, 0) <= ?", time.time() - days * 86_400)
+
+
+def open_items(
+    db: sqlite3.Connection,
+    caller: Caller,
+    *,
+    collection: int | None = None,
+    status: DocumentStatus | None = None,
+    connector_id: str | None = None,
+    unstored: bool = False,
+    after: int = 0,
+    limit: int,
+) -> tuple[list[OpenItem], int]:
+    """A page of the caller's open items, after a key, and how many there are; with `unstored`, only those of documents
+    of which no version is stored."""
+    wanted = (
+        f"{OWNED} AND (:collection IS NULL OR collection = :collection) AND (:status IS NULL OR status = :status) "
+        "AND (:connector IS NULL OR json_extract(arrived, '$.connector_id') = :connector) "
+        "AND NOT (:unstored AND is_stored)"
+    )
+    values = {"collection": collection, "status": status, "connector": connector_id, "unstored": unstored}
+    values |= _user(caller) | {"after": after, "limit": limit}
+    page = f"SELECT * FROM open_items WHERE {wanted} AND key > :after ORDER BY key LIMIT :limit"  # noqa: S608
+    total = f"SELECT count(*) FROM open_items WHERE {wanted}"  # noqa: S608  our own names
+    return [_open_item(row) for row in db.execute(page, values)], int(db.execute(total, values).fetchone()[0])
+
+
+def open_by_documents(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]) -> dict[str, OpenItem]:
+    """The caller's open items of some documents, by document id."""
+    # A cross join reads one document after the other; otherwise SQLite would read all open items.
+    query = f"SELECT open_items.* FROM json_each(:ids) CROSS JOIN open_items ON document_id = value WHERE {OWNED}"  # noqa: S608
+    found = db.execute(query, {"ids": as_json(ids), **_user(caller)})
+    return {item.document_id: item for item in map(_open_item, found)}
+
+
+def newest_open(
+    db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentStatus | None = None
+) -> list[OpenItem]:
+    """The caller's newest open items, newest first."""
+    which = f"{OWNED} AND (:status IS NULL OR status = :status) ORDER BY key DESC LIMIT :limit"
+    values = {"limit": limit, "status": status, **_user(caller)}
+    return [_open_item(row) for row in db.execute(f"SELECT * FROM open_items WHERE {which}", values)]  # noqa: S608
+
+
+def stored_with_open_item(db: sqlite3.Connection, caller: Caller) -> list[int]:
+    """The keys of the documents of which the caller has sent a newer version that is not stored."""
+    query = f"SELECT documents.key FROM open_items JOIN documents ON id = document_id WHERE {OWNED}"  # noqa: S608
+    return [row[0] for row in db.execute(query, _user(caller))]
+
+
+def _user(caller: Caller) -> dict[str, Any]:
+    return {"operator": caller.operator, "user": caller.user}
+
+
+def _open_item(row: sqlite3.Row) -> OpenItem:
+    arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+    default = msgspec.json.decode(row["settings"], type=CollectionSettings).default_permissions
+    return OpenItem(
+        key=row["key"],
+        owner=row["owner"],
+        collection=row["collection"],
+        document_id=row["document_id"],
+        status=row["status"],
+        error=row["error"],
+        arrived=arrived,
+        permissions=arrived.permissions or default,
+        content_hash=row["content_hash"],
+        chunking=msgspec.json.decode(row["chunking"], type=Chunking),
+        size=row["size"],
+        # The id is that of the first upload, also after a retry.
+        created_at=made_at(row["document_id"]),
+        finished_at=row["finished_at"],
+    )
 
 
 def _close(db: sqlite3.Connection, job: int) -> None:

@@ -225,4 +225,45 @@ UPDATE queries
     WHERE outcome IS NULL;
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS)
+# The bytes of a document in the records: its text, the text of its chunks, and their vectors.
+MEASURE = """
+UPDATE documents SET stored_bytes =
+    coalesce((SELECT length(CAST(content AS BLOB)) FROM contents WHERE document = documents.key), 0)
+    + coalesce((
+        SELECT sum(length(CAST(text AS BLOB)) + length(vector) + length(embeddings.tokens))
+        FROM chunks JOIN embeddings ON embeddings.chunk = chunks.key
+        WHERE chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count
+    ), 0)
+"""
+
+PROCESSING = """
+ALTER TABLE documents ADD COLUMN connector_id TEXT;
+ALTER TABLE documents ADD COLUMN processed_at REAL;
+ALTER TABLE documents ADD COLUMN stored_bytes INTEGER NOT NULL DEFAULT 0;
+UPDATE documents SET processed_at = updated_at;
+CREATE INDEX documents_by_filename ON documents (filename COLLATE NOCASE);
+CREATE INDEX documents_by_title ON documents (title COLLATE NOCASE);
+
+ALTER TABLE items ADD COLUMN finished_at REAL;
+CREATE INDEX items_open ON items (status, key) WHERE status IN ('pending', 'processing', 'failed');
+CREATE INDEX items_failed ON items (key) WHERE status = 'failed';
+CREATE INDEX items_by_document ON items (document_id, status);
+CREATE INDEX items_open_by_identity ON items (json_extract(arrived, '$.identity'))
+    WHERE status IN ('pending', 'processing', 'failed');
+
+-- The newest version of each document, if it is not stored. An upload is kept while its document waits, is processed,
+-- or has failed and can be retried; older items need not be read.
+CREATE VIEW open_items AS
+SELECT items.key, document_id, status, error, arrived, content_hash, finished_at, jobs.owner, collection, chunking,
+    settings, length(data) AS size,
+    EXISTS (SELECT 1 FROM documents WHERE documents.id = document_id) AS is_stored
+FROM items JOIN uploads ON uploads.item = items.key
+JOIN jobs ON jobs.key = items.job JOIN collections ON collections.key = jobs.collection
+WHERE status IN ('pending', 'processing', 'failed') AND items.key >= (SELECT min(item) FROM uploads) AND NOT EXISTS (
+    SELECT 1 FROM items AS newer JOIN uploads AS kept ON kept.item = newer.key
+    WHERE newer.document_id = items.document_id AND newer.key > items.key
+    AND newer.status IN ('pending', 'processing', 'failed')
+);
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};")

@@ -1,0 +1,165 @@
+"""Documents as a caller sees them, stored or not stored yet: a page of a list, or one by its id, file name or title."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain, islice
+from typing import Literal
+
+import numpy as np
+
+from anabranch.domain.errors import Conflict, NotFound
+from anabranch.domain.model import Value
+from anabranch.knowledge.index.reader import Catalog
+from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
+from anabranch.knowledge.records import collections, documents, jobs
+from anabranch.knowledge.records.database import Connection, made_at
+from anabranch.knowledge.records.jobs import ITEM_KEYS
+
+MAX_CANDIDATES = 10
+# A similar name is searched among so many documents, and if it is not longer than this: the search is quadratic.
+MAX_SIMILAR = 300
+MAX_SIMILAR_NAME = 100
+# So many open items are searched for a name.
+MAX_OPEN = 10_000
+MAX_NAME = 500
+MAX_SHOWN = 200
+
+
+class ListFilter(Value):
+    """Which documents a list has. Without a `status`: those of which a version is stored."""
+
+    collection: int | None = None
+    status: DocumentStatus | Literal["all"] | None = None
+    connector_id: str | None = None
+
+
+def page(
+    db: Connection, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
+) -> tuple[list[StoredDocument], int]:
+    """The documents after a key, stored ones first, and how many there are in total."""
+    found: list[StoredDocument] = []
+    total = 0
+    if wanted.status in (None, "all", "completed"):
+        found, total = _stored_page(db, catalog, caller, wanted, after, limit)
+    if wanted.status in (None, "completed"):
+        return found, total
+    items, open_total = jobs.open_items(
+        db,
+        caller,
+        collection=wanted.collection,
+        status=None if wanted.status == "all" else wanted.status,
+        connector_id=wanted.connector_id,
+        unstored=wanted.status == "all",
+        after=max(0, after - ITEM_KEYS),
+        limit=limit - len(found),
+    )
+    stored = _permitted(caller, documents.by_ids(db, [item.document_id for item in items]))
+    by_id = {one.id: one for one in stored}
+    for item in items:
+        one = by_id.get(item.document_id)
+        found.append(item.document if one is None else item.over(one, key=ITEM_KEYS + item.key))
+    return found, total + open_total
+
+
+def _stored_page(
+    db: Connection, catalog: Catalog, caller: Caller, wanted: ListFilter, after: int, limit: int
+) -> tuple[list[StoredDocument], int]:
+    permitted = catalog.permitted(caller)
+    if wanted.connector_id is not None:
+        permitted &= catalog.with_attribute(db, documents.CONNECTOR, documents.attribute(wanted.connector_id))
+    if wanted.status == "completed":
+        permitted[jobs.stored_with_open_item(db, caller)] = False
+    keys = catalog.keys(wanted.collection, permitted)
+    begin = int(np.searchsorted(keys, after, side="right"))
+    return with_states(db, caller, documents.by_keys(db, keys[begin : begin + limit].tolist())), len(keys)
+
+
+def with_states(db: Connection, caller: Caller, stored: Iterable[StoredDocument]) -> list[StoredDocument]:
+    """The documents, each with the state of a newer version that is not stored yet, if the caller owns it."""
+    listed = list(stored)
+    newer = jobs.open_by_documents(db, caller, [one.id for one in listed])
+    return [newer[one.id].over(one) if one.id in newer else one for one in listed]
+
+
+def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
+    """The document with this id, else file name, else title, else either of them ignoring case. NotFound if the caller
+    can see none, Conflict if several have the name."""
+    for one in _permitted(caller, documents.by_ids(db, [name])):
+        return with_states(db, caller, [one])[0]
+    for item in jobs.open_by_documents(db, caller, [name]).values():
+        return item.document
+    if len(name) <= MAX_NAME:
+        for matches in (*_stored_matches(db, caller, name), *_open_matches(db, caller, name)):
+            if matches:
+                return with_states(db, caller, [_only(db, name, matches)])[0]
+    raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
+
+
+def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
+    """The failed document with this id or name, among those that the caller owns. If there is none: Conflict for a
+    document that has not failed, else NotFound."""
+    for item in jobs.open_by_documents(db, caller, [name]).values():
+        if item.status == "failed":
+            return item
+    failed = {item.document_id: item for item in jobs.newest_open(db, caller, MAX_OPEN, status="failed")}
+    for matches in _matches([item.document for item in failed.values()], name):
+        if matches:
+            return failed[_only(db, name, matches).id]
+    found = find(db, caller, name)
+    raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
+
+
+def _permitted(caller: Caller, found: Iterable[StoredDocument]) -> Iterator[StoredDocument]:
+    return (one for one in found if one.permissions.permits(caller, one.owner))
+
+
+def _stored_matches(db: Connection, caller: Caller, name: str) -> Iterator[list[StoredDocument]]:
+    """The stored documents with this file name, with this title, and with either of them ignoring case."""
+    by_filename = partial(documents.named, db, "filename", name)
+    by_title = partial(documents.named, db, "title", name)
+    yield _first(_permitted(caller, (one for one in by_filename() if one.filename == name)))
+    yield _first(_permitted(caller, (one for one in by_title() if one.title == name)))
+    yield _first(_permitted(caller, chain(by_filename(), by_title())))
+
+
+def _open_matches(db: Connection, caller: Caller, name: str) -> Iterator[list[StoredDocument]]:
+    yield from _matches([item.document for item in jobs.newest_open(db, caller, MAX_OPEN)], name)
+
+
+def _matches(among: Sequence[StoredDocument], name: str) -> Iterator[list[StoredDocument]]:
+    """As `_stored_matches`, among some documents."""
+    folded = name.casefold()
+    yield _first(one for one in among if one.filename == name)
+    yield _first(one for one in among if one.title == name)
+    yield _first(one for one in among if folded in ((one.filename or "").casefold(), one.title.casefold()))
+
+
+def _first(found: Iterable[StoredDocument]) -> list[StoredDocument]:
+    """Each document once, and one more than an error shows."""
+    by_id: dict[str, StoredDocument] = {}
+    for one in found:
+        by_id.setdefault(one.id, one)
+        if len(by_id) > MAX_CANDIDATES:
+            break
+    return list(by_id.values())
+
+
+def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> StoredDocument:
+    if len(matches) == 1:
+        return matches[0]
+    names = {one.key: one.name for one in collections.listed(db)}
+    shown = [f"{one.id} ({one.title!r} in {names.get(one.collection, '')!r})" for one in matches[:MAX_CANDIDATES]]
+    more = f", and more than {MAX_CANDIDATES} in all" if len(matches) > MAX_CANDIDATES else ""
+    raise Conflict(f"Several documents are named {name!r}; use an id: {', '.join(shown)}{more}.")
+
+
+def _similar(db: Connection, caller: Caller, name: str) -> str:
+    """A hint at documents with a similar name, among the newest that the caller can see."""
+    if made_at(name) or len(name) > MAX_SIMILAR_NAME:
+        return ""
+    visible = islice(_permitted(caller, documents.newest(db)), MAX_SIMILAR)
+    names = [known for one in visible for known in (one.title, one.filename) if known]
+    by_folded = {known.casefold(): known for known in names if len(known) <= MAX_SIMILAR_NAME}
+    close = get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.7)
+    return f" Did you mean {' or '.join(repr(by_folded[one]) for one in close)}?" if close else ""

@@ -1,0 +1,189 @@
+"""Documents by file name and title, what a connector has sent, a changed title, and the bytes of a collection."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.domain.errors import Conflict, NotFound
+from anabranch.domain.model import Filters
+from anabranch.knowledge.index.reader import IndexReader
+from anabranch.knowledge.model import Caller, NewDocument, Permissions
+from anabranch.knowledge.records import documents
+from anabranch.knowledge.records.database import Connection
+from anabranch.knowledge.search import Searcher
+from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
+
+PRIVATE = Permissions(visibility="private")
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Workshop]:
+    async with workshop(tmp_path) as opened:
+        await opened.collection()
+        yield opened
+
+
+async def add(
+    shop: Workshop, *names: tuple[str | None, str], caller: Caller = OPERATOR, to: str = "notes"
+) -> list[str]:
+    """Store documents with these file names and titles; their ids."""
+    arrived = [
+        NewDocument(source="text", data=f"{name} {title} {to}".encode(), filename=name, title=title, identity=None)
+        for name, title in names
+    ]
+    job = await shop.room.ingest(caller, to, arrived)
+    await shop.ingest_pending()
+    return [item.document_id for item in (await shop.room.job(caller, job)).items]
+
+
+async def found(shop: Workshop, name: str, caller: Caller = OPERATOR) -> str:
+    return (await shop.room.document(caller, name)).id
+
+
+async def test_a_document_is_found_by_id_then_file_name_then_title_then_ignoring_case(shop: Workshop) -> None:
+    handbook, plan, other = await add(
+        shop, ("hr/handbook.md", "Handbook"), ("plan.txt", "hr/handbook.md"), (None, "plan.txt")
+    )
+    assert await found(shop, handbook) == handbook
+    assert await found(shop, "hr/handbook.md") == handbook
+    assert await found(shop, "Handbook") == handbook
+    assert await found(shop, "plan.txt") == plan
+    assert await found(shop, "HANDBOOK") == handbook
+    await shop.room.delete_document(OPERATOR, "plan.txt")
+    assert await found(shop, "plan.txt") == other
+
+
+async def test_a_name_of_several_documents_is_a_conflict_that_shows_their_ids(shop: Workshop) -> None:
+    await shop.collection("more")
+    ids = [*await add(shop, ("a.md", "Plan"), ("b.md", "Plan")), *await add(shop, ("a.md", "Plan"), to="more")]
+    with pytest.raises(Conflict) as refused:
+        await shop.room.document(OPERATOR, "Plan")
+    assert all(f"{one} ('Plan' in " in refused.value.message for one in ids)
+    assert "'more'" in refused.value.message
+    for call in (shop.room.delete_document, shop.room.retry):
+        with pytest.raises(Conflict):
+            await call(OPERATOR, "a.md")
+    assert await found(shop, "b.md") == ids[1]
+
+
+async def test_a_conflict_shows_ten_of_many_documents(shop: Workshop) -> None:
+    await add(shop, *((f"{n}.md", "Plan") for n in range(12)))
+    with pytest.raises(Conflict, match="more than 10") as refused:
+        await shop.room.document(OPERATOR, "plan")
+    assert refused.value.message.count("('Plan' in 'notes')") == 10
+
+
+async def test_names_are_resolved_among_what_the_caller_may_see(shop: Workshop) -> None:
+    await shop.collection("hers", caller=ALICE, default_permissions=PRIVATE)
+    (hers,) = await add(shop, ("plan.md", "Secret plan"), caller=ALICE, to="hers")
+    (public,) = await add(shop, ("plan.md", "Open plan"))
+    assert await found(shop, "plan.md", BOB) == public
+    assert await found(shop, "Secret plan", ALICE) == hers
+    for name in ("Secret plan", "secret plan", "Secret pla", hers):
+        with pytest.raises(NotFound) as refused:
+            await shop.room.document(BOB, name)
+        assert "Secret plan'" not in refused.value.message.replace(repr(name), "")
+    with pytest.raises(Conflict):
+        await shop.room.document(ALICE, "plan.md")
+
+
+async def test_an_unknown_name_suggests_similar_ones(shop: Workshop) -> None:
+    await add(shop, ("handbook.md", "The handbook"))
+    with pytest.raises(NotFound, match=r"There is no document 'handbok\.md'\. Did you mean 'handbook\.md'\?"):
+        await shop.room.document(OPERATOR, "handbok.md")
+    with pytest.raises(NotFound, match=r"There is no document 'x'\.$"):
+        await shop.room.document(OPERATOR, "x")
+    with pytest.raises(NotFound) as refused:
+        await shop.room.document(OPERATOR, "handbook.md" * 5_000)
+    assert len(refused.value.message) < 300
+
+
+async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Workshop) -> None:
+    (identifier, _) = await add(shop, ("a.md", "Herons"), ("b.md", "Otters"))
+    shop.writer.fold()
+    other = Searcher(shop.database, IndexReader(shop.generations), shop.embedder, None)
+    [chunk] = [one for one in await shop.find("herons") if one.document_id == identifier]
+    for title, fold in (("Zeppelins", False), ("Submarines", True), ("Balloons", False)):
+        changed = await shop.room.describe(OPERATOR, identifier, title=title)
+        assert changed.id == identifier
+        for searcher in (shop.room._searcher, other):
+            assert with_word(shop, searcher, title) == [identifier]
+        if fold:
+            shop.writer.fold()
+    assert with_word(shop, other, "Zeppelins") == []
+    [again] = [one for one in await shop.find("balloons") if one.document_id == identifier]
+    assert again.place is not None
+    assert chunk.place is not None
+    assert (again.place.chunk_id, again.text, again.title) == (chunk.place.chunk_id, chunk.text, "Balloons")
+    assert shop.database.reading(documents.counts) == (2, 2)
+    (third,) = await add(shop, ("c.md", "Storks"))
+    assert await shop.titles("storks", limit=1) == ["Storks"]
+    assert await found(shop, "c.md") == third
+
+
+def with_word(shop: Workshop, searcher: Searcher, word: str) -> list[str]:
+    """The ids of the documents that contain a word, by the word index alone."""
+
+    def read(db: Connection) -> list[str]:
+        keys, _ = searcher._reader.view(db, Filters(), OPERATOR).lexical(word).best(10)
+        return [row["id"] for row in documents.chunks_by_key(db, keys.tolist()).values()]
+
+    return shop.database.reading(read)
+
+
+async def test_a_title_that_comes_with_the_same_content_is_searched_at_once(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    shop.writer.fold()
+    renamed = NewDocument(source="text", data=b"Herons eat fish.", identity="Herons", title="Zeppelins")
+    job = await shop.room.ingest(OPERATOR, "notes", [renamed])
+    await shop.ingest_pending()
+    assert [one.outcome for one in (await shop.room.job(OPERATOR, job)).items] == ["updated"]
+    assert len(with_word(shop, shop.room._searcher, "zeppelins")) == 1
+
+
+async def test_what_a_connector_has_sent_is_listed_and_found(shop: Workshop) -> None:
+    sent = [
+        NewDocument(source="api", data=b"Herons eat fish.", title="Herons", connector_id="wiki"),
+        NewDocument(source="manual", data=b"Otters eat fish.", title="Otters", connector_id="desk"),
+        NewDocument(source="text", data=b"Storks eat fish.", title="Storks", metadata={"connector_id": "wiki"}),
+    ]
+    await shop.room.ingest(OPERATOR, "notes", sent)
+    await shop.ingest_pending()
+    listed, total = await shop.room.documents(OPERATOR, "notes", 0, 10, connector_id="wiki")
+    assert ([(one.title, one.source, one.connector_id) for one in listed], total) == ([("Herons", "api", "wiki")], 1)
+    assert await shop.titles("fish", metadata={"source.connector_id": "desk"}) == ["Otters"]
+    await shop.room.describe(OPERATOR, "Otters", title="Sea otters", metadata={"level": 3})
+    assert await shop.titles("fish", metadata={"source.connector_id": "desk", "level": 3}) == ["Sea otters"]
+    again = NewDocument(source="api", data=b"Herons eat fish.", connector_id="crawler")
+    job = await shop.room.ingest(OPERATOR, "notes", [again])
+    await shop.ingest_pending()
+    assert [one.outcome for one in (await shop.room.job(OPERATOR, job)).items] == ["updated"]
+    assert (await shop.room.document(OPERATOR, "Herons")).connector_id == "crawler"
+
+
+async def test_storage_counts_text_vectors_and_index(shop: Workshop) -> None:
+    texts = [f"Number{n} describes the animal number {n}, which eats fish and lives in the river." for n in range(40)]
+    await shop.put(*texts)
+    before = (await shop.room.collection(OPERATOR, "notes")).storage_bytes
+    shop.writer.fold()
+    counts = await shop.room.collection(OPERATOR, "notes")
+    stored = shop.database.reading(
+        lambda db: db.execute(
+            "SELECT (SELECT sum(length(content)) FROM contents) + (SELECT sum(length(text)) FROM chunks) "
+            "+ (SELECT sum(length(vector) + length(tokens)) FROM embeddings)"
+        ).fetchone()[0]
+    )
+    index = sum(path.stat().st_size for path in shop.generations.folder.rglob("*.bin"))
+    assert counts.stored_bytes == stored
+    assert counts.storage_bytes == before > counts.size
+    assert counts.storage_bytes - stored == pytest.approx(index, rel=0.3)
+
+
+async def test_storage_counts_only_what_the_caller_may_see(shop: Workshop) -> None:
+    await shop.put("Herons eat fish.")
+    before = (await shop.room.collection(BOB, "notes")).storage_bytes
+    await shop.put("Otters eat crabs.", permissions=PRIVATE)
+    shop.writer.fold()
+    assert (await shop.room.collection(BOB, "notes")).storage_bytes == before
+    assert (await shop.room.collection(OPERATOR, "notes")).storage_bytes > before
