@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,8 +108,11 @@ def promises(document: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[
         assert piece.tokens <= sizes.size or len(content) == 1
         block = next(block for block in document.blocks if block.start <= piece.start < block.end)
         within = [one for one in document.blocks if one.end > piece.start and one.start < piece.end]
-        body = next((one for one in within if one.kind != "heading" and text[one.start : one.end].strip()), block)
-        assert (piece.headers, piece.page) == (body.headers, block.page)
+        bodies = [one for one in within if one.kind != "heading" and text[one.start : one.end].strip()] or within
+        assert all(one.headers[: len(piece.headers)] == piece.headers for one in bodies)
+        deeper = {one.headers[: len(piece.headers) + 1] for one in bodies}
+        assert len(deeper) > 1 or deeper == {piece.headers}
+        assert piece.page == block.page
         covered[piece.start : piece.end] = b"\x01" * len(content)
         if before is not None:
             assert before.start < piece.start
@@ -217,13 +221,31 @@ HANDBOOK = parsed(
 def test_a_handbook_is_cut_at_its_sections(strategy: Strategy) -> None:
     found = pieces(HANDBOOK, strategy=strategy, size=256, overlap=40)
     contents = read(HANDBOOK, found)
-    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
+    # Keys and Bicycles are too short for chunks of their own; the chunk of both is under what both are under.
+    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Handbook", "Travel"]
     assert found[2].headers == ("Handbook", "Pay")
     assert contents[0].startswith("# Handbook\n\n## Leave\n\nThe ")
     assert contents[2].startswith("## Pay\n\nThe ")
     assert contents[3] == "## Keys\n\nAsk the porter.\n\n## Bicycles\n\nThey stand in the yard."
     assert contents[4].endswith("\n\n## Index")
     assert all(content.endswith(".") for content in contents[:-1])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_table_is_not_under_the_heading_of_another_section(strategy: Strategy) -> None:
+    document = parsed(
+        ("heading", "# Travel"),
+        ("heading", "## Hotels"),
+        ("paragraph", "The Lark has a garden."),
+        ("heading", "## Trains"),
+        ("table", "| from | to |\n|---|---|\n| Bern | Basel |"),
+    )
+    [piece] = pieces(document, strategy=strategy)
+    assert "Bern" in document.text[piece.start : piece.end]
+    assert piece.headers == ("Travel",)
+    alone = parsed(*[("heading", "## Trains"), ("table", "| from | to |\n|---|---|\n| Bern | Basel |")])
+    [piece] = pieces(alone, strategy=strategy)
+    assert piece.headers == ("Trains",)
 
 
 def test_sentences_are_packed_to_the_size_and_the_last_whole_ones_repeated() -> None:
@@ -272,6 +294,14 @@ def test_a_topic_begins_the_next_chunk_and_is_not_repeated() -> None:
     document = parsed(("paragraph", (CATS * 7 + TAXES * 7).strip()))
     found = pieces(document, strategy="semantic", size=256, overlap=50)
     assert read(document, found) == [(CATS * 7).strip(), (TAXES * 7).strip()]
+
+
+def test_the_embedder_says_where_a_topic_ends() -> None:
+    document = parsed(("paragraph", (CATS * 7 + TAXES * 7).strip()))
+    usual = FakeEmbedder(window=512)
+    calibration = msgspec.structs.replace(usual.calibration, topic_threshold=-1.0)
+    patient = FakeEmbedder(window=512, calibration=calibration)
+    assert [len(pieces(document, one, strategy="semantic", size=512)) for one in (usual, patient)] == [2, 1]
 
 
 def test_a_topic_that_is_too_short_does_not_break() -> None:
@@ -359,7 +389,7 @@ def test_chinese_is_split_between_sentences_or_characters(strategy: Strategy) ->
 def test_a_document_with_only_headings_has_chunks(strategy: Strategy) -> None:
     document = parsed(("heading", "# One"), ("heading", "## Two"), ("heading", "# Three"))
     [piece] = pieces(document, strategy=strategy)
-    assert (piece.kind, piece.headers) == ("heading", ("One",))
+    assert (piece.kind, piece.headers) == ("heading", ())
 
 
 def test_a_word_that_the_tokenizer_does_not_know_does_not_make_one_enormous_chunk() -> None:

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
-from anabranch.domain.model import QUERY, Ground, Passage, Place, Question, SourceReply, Status
+from anabranch.domain.model import QUERY, Ground, Message, Passage, Place, Question, SourceReply, Status
 from anabranch.pipeline.merge import WORTH_READING, merge
 from anabranch.pipeline.prompt import ANSWER_TOKENS, SYSTEM_TOKENS, compose
 
@@ -90,6 +91,16 @@ async def test_query_prompt_cuts_passages_to_the_token_budget(tokens: list[int],
     for number, passage in enumerate(prompt.passages, 1):
         assert f"[{number}] T\n{passage.text}" in prompt.messages[-1].content
     assert prompt.omitted == len(found) - kept
+
+
+@pytest.mark.parametrize("language", [None, "de"])
+async def test_query_prompt_snapshot(language: str | None, snapshot: SnapshotAssertion) -> None:
+    found = [remote("Refunds take <30> days & more.", "s", 0.9), remote("Ask us.", "t", 0.5)]
+    question = Question(
+        text="How long?", profile=QUERY, history=(Message(role="user", content="Hi"),), answer_in=language
+    )
+    prompt = await compose(question, found, Ground.DOCUMENTS, 4_000)
+    assert "\n\n".join(f"## {message.role}\n{message.content}" for message in prompt.messages) == snapshot
 
 
 async def test_markup_in_a_document_stays_text() -> None:

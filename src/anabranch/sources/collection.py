@@ -28,4 +28,10 @@ class CollectionSource:
             found = await (await self._knowledge()).find(query, Caller.of(context), source)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
-        return SourceReply(path=path, status=Status.SUCCESS, passages=tuple(found.passages), seen=found.seen)
+        return SourceReply(
+            path=path,
+            status=Status.SUCCESS,
+            passages=tuple(found.passages),
+            seen=found.seen,
+            distinct=query.near_duplicates is not None,
+        )

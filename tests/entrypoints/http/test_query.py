@@ -51,6 +51,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     assert set(first) == {
         *("chunk_id", "document_id", "title", "content_snippet", "score", "citation_index", "source"),
         *("collection", "page", "section_title", "headers", "start_char", "end_char", "url", "metadata", "scores"),
+        *("chunk_type", "also_in"),
     }
     assert (first["title"], first["collection"], first["citation_index"]) == ("Handbook", "shop", 1)
     assert (first["headers"], first["section_title"]) == (["Refunds"], "Refunds")

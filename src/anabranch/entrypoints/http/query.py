@@ -19,7 +19,9 @@ from anabranch.domain.errors import Forbidden, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import (
     Answer,
+    ChunkType,
     Citation,
+    Duplicate,
     Filters,
     Ground,
     Message,
@@ -55,6 +57,13 @@ class FiltersForm(Value):
     date_range: DateRange | None = None
     metadata: Annotated[dict[str, str | int | float | bool], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
+    chunk_type: (
+        Annotated[
+            ChunkType | list[ChunkType],
+            Meta(description="Only chunks of this type, or of one of these types; an empty list means all"),
+        ]
+        | None
+    ) = None
 
 
 class CollectionQuestion(Value):
@@ -92,9 +101,10 @@ class QueryRequest(CollectionQuestion):
 
 
 class SourceView(Value):
-    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null if it
-    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. A passage of another
-    source has no collection; its `chunk_id` identifies its text, and its offsets are those in that text."""
+    """A passage that was found, in order of citation numbers, then of rank. `citation_index` is its number in the
+    answer's marks; null if it did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. A passage
+    of another source has no collection and no type; its `chunk_id` identifies its text, and its offsets are those in
+    that text. `also_in` names its near-duplicates, which are left out."""
 
     chunk_id: str
     document_id: str
@@ -112,6 +122,8 @@ class SourceView(Value):
     url: str | None
     metadata: dict[str, Any]
     scores: Scores
+    chunk_type: ChunkType | None
+    also_in: tuple[Duplicate, ...]
 
 
 class CitationView(Value):
@@ -365,6 +377,9 @@ def _filters(form: FiltersForm) -> Filters:
         end=days.end.isoformat() if days.end is not None else None,
         metadata=form.metadata or {},
         tags=tuple(form.tags or ()),
+        chunk_types=(form.chunk_type,)
+        if isinstance(form.chunk_type, str)
+        else tuple(sorted(set(form.chunk_type or ()))),
     )
 
 
@@ -379,9 +394,11 @@ def lost_query(_info: AnswerInfo) -> Frame:
 
 
 def sources(answer: Answer) -> list[SourceView]:
-    """Every passage that was found, in order of rank."""
-    numbers = {place_of(passage).chunk_id: number for number, passage in enumerate(answer.passages, 1)}
-    return [_source(passage, numbers) for reply in answer.replies for passage in reply.passages]
+    """Every passage that was found, without near-duplicates: first those in the prompt, by number, then the rest by
+    rank. Each is shown as it was found, also if the prompt has only a part of it."""
+    found = {place_of(passage).chunk_id: passage for reply in answer.replies for passage in reply.passages}
+    numbered = [(passage, number) for number, passage in enumerate(answer.passages, 1)]
+    return [_source(passage, number, found) for passage, number in (*numbered, *((one, None) for one in answer.unused))]
 
 
 def place_of(passage: Passage) -> Place:
@@ -392,7 +409,8 @@ def place_of(passage: Passage) -> Place:
     return Place(chunk_id=identity, collection="", start=0, end=len(passage.text), tokens=0, url=passage.url)
 
 
-def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
+def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -> SourceView:
+    passage = found.get(place_of(merged).chunk_id, merged)
     place = place_of(passage)
     return SourceView(
         chunk_id=place.chunk_id,
@@ -400,7 +418,7 @@ def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
         title=passage.title,
         content_snippet=passage.text[:200],
         score=passage.score,
-        citation_index=numbers.get(place.chunk_id),
+        citation_index=number,
         source=passage.source,
         collection=place.collection,
         page=place.page,
@@ -411,6 +429,8 @@ def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
         url=place.url,
         metadata=dict(place.metadata),
         scores=place.scores,
+        chunk_type=place.chunk_type,
+        also_in=merged.also_in,
     )
 
 

@@ -153,6 +153,9 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         page=place.page,
         headings=place.headers,
         url=place.url,
+        chunk_id=place.chunk_id,
+        chunk_type=place.chunk_type,
+        also_in=passage.also_in,
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.mcp import FEWEST, MAX_QUERY, MOST, AggregatedResponse, AggregationMetadata, ServerReport
-from anabranch.domain.model import Status, Value
+from anabranch.domain.model import ChunkType, Duplicate, Status, Value
 from anabranch.entrypoints.http.query import Sentence
 
 MOST_PASSAGES = 50
@@ -88,7 +88,8 @@ class AskArguments(Arguments, frozen=True, kw_only=True):
 
 
 class FoundPassage(Value):
-    """A passage of a document: `start_char` and `end_char` are offsets in the document's content."""
+    """A passage of a document: `start_char` and `end_char` are offsets in the document's content. `also_in` names its
+    near-duplicates, which are left out."""
 
     rank: int
     title: str
@@ -101,6 +102,9 @@ class FoundPassage(Value):
     page: int | None
     headings: tuple[str, ...]
     url: str | None
+    chunk_id: str
+    chunk_type: ChunkType | None
+    also_in: tuple[Duplicate, ...]
 
 
 class SearchResponse(Value):
@@ -288,7 +292,7 @@ def answered(response: AskResponse) -> str:
     lines = [response.answer]
     if response.citations:
         lines += ["", "Sources:"]
-    for one in response.citations:
+    for one in sorted(response.citations, key=lambda citation: citation.number):
         details = (one.source, f"document {one.document_id}" if one.document_id else None)
         text = f"“{one.quoted_text}”"
         lines += _entry(one.number, one.title, details, one.url, text, len(response.citations))
