@@ -375,22 +375,14 @@ def _prose(ruler: TokenLengths, section: Section, sizes: Chunking) -> list[int]:
 
 
 def _sections(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> list[Section]:
-    """Sections, which chunks never cross. A section without text of its own is joined with the next one (the last, with
-    the one before), and adjacent sections below the minimum are joined until they reach it."""
+    """Sections, which chunks never cross, however small they are: a heading belongs to the text below it only. A
+    section without text of its own is joined with the next one (the last, with the one before)."""
     sections: list[Section] = []
     for before, block in zip((None, *blocks), blocks, strict=False):
         if before is None or block.kind == "heading" or block.headers != before.headers:
             sections.append([])
         sections[-1].extend(_units(ruler, (block.start, block.end), block.kind, _SPLITTERS[block.kind], sizes.size))
-    gathered: list[Section] = []
-    enough = least(sizes)
-    for section in _with_text(sections):
-        small = ruler.count(section[0].start, section[-1].end) < enough
-        if small and gathered and ruler.count(gathered[-1][0].start, gathered[-1][-1].end) < enough:
-            gathered[-1].extend(section)
-        else:
-            gathered.append(section)
-    return gathered
+    return _with_text(sections)
 
 
 def _with_text(sections: Iterable[Section]) -> list[Section]:

@@ -35,8 +35,10 @@ class DistinctChunks:
         self._left = BUDGET
         self.copies: dict[str, list[Duplicate]] = {}
 
-    def first(self, keys: NDArray[np.int64], limit: int, dimensions: int) -> NDArray[np.int64]:
-        """The positions of the first distinct chunks among these, at most `limit`."""
+    def first(
+        self, keys: NDArray[np.int64], limit: int, dimensions: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The positions of the first distinct chunks among these, at most `limit`, and their vectors."""
         self.copies.clear()
         kept: list[int] = []
         vectors = np.empty((0, dimensions), np.float32)
@@ -44,7 +46,8 @@ class DistinctChunks:
         while begin < len(keys) and len(kept) < limit:
             block = list(range(begin, min(len(keys), begin + limit - len(kept))))
             positions = [*kept, *block]
-            vectors = np.concatenate((vectors, self._view.vectors(keys[block], dimensions)))
+            added = self._view.vectors(keys[block], dimensions)
+            vectors = np.concatenate((vectors, added)) if kept else added
             alike = np.tril(products(vectors[len(kept) :], vectors) > SUSPECT, len(kept) - 1)
             if alike.any():
                 kept = self._distinct(keys, kept, positions, alike)
@@ -52,7 +55,7 @@ class DistinctChunks:
             else:
                 kept = positions
             begin = block[-1] + 1
-        return np.array(kept, np.int64)
+        return np.array(kept, np.int64), vectors
 
     def _distinct(
         self, keys: NDArray[np.int64], kept: Sequence[int], positions: Sequence[int], alike: NDArray[np.bool_]

@@ -193,12 +193,14 @@ def retrieve(
     wanted = max(query.limit * OVERFETCH, POOL)
     while True:
         ranked, fused, more = _fused(view, vectors, lexical, wanted)
-        best = np.arange(len(ranked))[:size] if distinct is None else distinct.first(ranked, size, len(vectors[0]))
-        if distinct is None or len(best) >= query.limit or not more or wanted >= MOST_WANTED:
+        if distinct is None:
+            best, stored = np.arange(len(ranked))[:size], view.vectors(ranked[:size], len(vectors[0]))
+            break
+        best, stored = distinct.first(ranked, size, len(vectors[0]))
+        if len(best) >= query.limit or not more or wanted >= MOST_WANTED:
             break
         wanted = min(WIDEN * wanted, MOST_WANTED)
     keys = ranked[best]
-    stored = view.vectors(keys, len(vectors[0]))
     dense = products(np.stack(vectors), stored).max(axis=0)
     shared = lexical[0].shares(keys)
     return Candidates(

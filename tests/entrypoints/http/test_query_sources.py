@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from anabranch.domain.model import Endpoint
+from anabranch.domain.model import Answer, Duplicate, Endpoint, Ground, Passage, Place, SourceReply, Status
+from anabranch.entrypoints.http.query import sources
 from anabranch.testing import Document, Space
 from support.collection_server import Library, library, text
 
@@ -110,6 +111,24 @@ async def test_sources_are_in_the_order_of_their_numbers(shelf: Library, top_k: 
         assert numbers == [*range(1, len(cited) + 1), *[None] * (len(numbers) - len(cited))]
     done = await rag(shelf, collections=["shop", "travel"], sources=["mirror"])
     assert [one["citation_index"] for one in done["sources"]] == list(range(1, len(done["sources"]) + 1))
+
+
+async def test_passages_without_a_number_come_last_and_copies_not_at_all() -> None:
+    def passage(name: str, **more: Any) -> Passage:
+        place = Place(chunk_id=name, collection="c", start=0, end=9, tokens=3)
+        return Passage(source="c", title=name, text=name * 9, score=0.5, document_id="d", place=place, **more)
+
+    copy = Duplicate(title="copy", source="c", similarity=0.99, chunk_id="copy")
+    found = [passage(name) for name in ("covered", "third", "copy", "second", "first")]
+    answer = Answer(
+        text="",
+        ground=Ground.DOCUMENTS,
+        replies=(SourceReply(path="c", status=Status.SUCCESS, passages=tuple(found)),),
+        passages=(passage("first", also_in=(copy,)), passage("second")),
+        unused=(passage("third"),),
+    )
+    shown = [(one.title, one.citation_index, len(one.also_in)) for one in sources(answer)]
+    assert shown == [("first", 1, 1), ("second", 2, 0), ("third", None, 0), ("covered", None, 0)]
 
 
 async def test_rag_stream_shows_a_near_duplicate_once_and_names_the_other(shelf: Library) -> None:

@@ -17,6 +17,7 @@ from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_mod
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json
 
 EXCERPT = 220
+MAX_COPIES = 5
 
 
 @click.command("search")
@@ -106,7 +107,8 @@ def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, ex
         console.print(Text.assemble((f"{rank:>2} ", "cyan"), (flat(passage.title), "bold"), (f" · {where}", "dim")))
         console.print(Padding(excerpt(passage.text, wanted), (0, 0, 0, 3), expand=False))
         if passage.also_in:
-            names = ", ".join(dict.fromkeys(flat(one.title) for one in passage.also_in))
+            titles = list(dict.fromkeys(flat(one.title) for one in passage.also_in))
+            names = ", ".join(titles[:MAX_COPIES]) + (" and others" if len(titles) > MAX_COPIES else "")
             console.print(Padding(Text(f"also in {names}", style="dim"), (0, 0, 0, 3), expand=False))
         if explain and passage.place is not None:
             console.print(Padding(Text(_scores(rank, passage.place.scores), style="dim"), (0, 0, 0, 3), expand=False))

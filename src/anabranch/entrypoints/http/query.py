@@ -397,8 +397,16 @@ def sources(answer: Answer) -> list[SourceView]:
     """Every passage that was found, without near-duplicates: first those in the prompt, by number, then the rest by
     rank. Each is shown as it was found, also if the prompt has only a part of it."""
     found = {place_of(passage).chunk_id: passage for reply in answer.replies for passage in reply.passages}
-    numbered = [(passage, number) for number, passage in enumerate(answer.passages, 1)]
-    return [_source(passage, number, found) for passage, number in (*numbered, *((one, None) for one in answer.unused))]
+    merged = (*answer.passages, *answer.unused)
+    listed = {place_of(passage).chunk_id for passage in merged}
+    listed.update(copy.chunk_id for passage in merged for copy in passage.also_in if copy.chunk_id is not None)
+    # What better chunks of the same document have already is in no prompt.
+    covered = [passage for key, passage in found.items() if passage.place is not None and key not in listed]
+    count = len(answer.passages)
+    return [
+        _source(passage, number if number <= count else None, found)
+        for number, passage in enumerate((*merged, *covered), 1)
+    ]
 
 
 def place_of(passage: Passage) -> Place:
