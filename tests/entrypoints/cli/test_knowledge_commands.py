@@ -87,7 +87,7 @@ def change(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_each_file_has_its_outcome_and_a_failure_its_reason(kept: Shelf) -> None:
     assert kept.first.code == 1
     assert kept.first.err == ""
-    assert re.search(r"^✓ added     hr/refunds\.md  1 chunk$", kept.first.out, re.MULTILINE)
+    assert re.search(r"^✓ added     hr/refunds\.md  2 chunks$", kept.first.out, re.MULTILINE)
     assert re.search(r"^✗ failed    broken\.pdf\n  The PDF is damaged\. .*\.$", kept.first.out, re.MULTILINE)
     assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png, 1 repeated link)\n")
 
@@ -276,7 +276,7 @@ def test_a_missing_embedding_model_is_reported_at_once(run: Run, kept: Shelf, tm
 def test_collections_list_and_show(run: Run) -> None:
     assert run("collections").out.split() == [
         *["collection", "documents", "chunks", "visibility"],
-        *["handbook", "2", "2", "public"],
+        *["handbook", "2", "3", "public"],
     ]
     assert json.loads(run("collections", "list", "--json").out)[0]["documents"] == 2
     shown = run("collections", "show", "handbook").out

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -43,7 +43,10 @@ from anabranch.text.sentences import sentences
 MAX_QUERY = 10_000
 SEARCH_FAILED = "The search failed."
 
+CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
+# Checked by `_chunk_types`, whose message lists the types.
+ChunkTypeName = Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
 
 
 class DateRange(Value):
@@ -59,7 +62,7 @@ class FiltersForm(Value):
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
     chunk_type: (
         Annotated[
-            ChunkType | list[ChunkType],
+            ChunkTypeName | Annotated[list[ChunkTypeName], Meta(max_length=50)],
             Meta(description="Only chunks of this type, or of one of these types; an empty list means all"),
         ]
         | None
@@ -377,10 +380,18 @@ def _filters(form: FiltersForm) -> Filters:
         end=days.end.isoformat() if days.end is not None else None,
         metadata=form.metadata or {},
         tags=tuple(form.tags or ()),
-        chunk_types=(form.chunk_type,)
-        if isinstance(form.chunk_type, str)
-        else tuple(sorted(set(form.chunk_type or ()))),
+        chunk_types=_chunk_types(form.chunk_type),
     )
+
+
+def _chunk_types(given: str | list[str] | None) -> tuple[ChunkType, ...]:
+    names = [given] if isinstance(given, str) else given or []
+    for name in names:
+        if name not in CHUNK_TYPES:
+            raise InvalidQuestion(
+                f"filters.chunk_type takes {', '.join(CHUNK_TYPES)}, or a list of these, not {name[:50]!r}."
+            )
+    return tuple(one for one in CHUNK_TYPES if one in names)
 
 
 def wants_fresh(call: Call[Any]) -> bool:

@@ -240,14 +240,17 @@ class ChunkTypes:
         self._types = np.zeros(0, np.int8)
         self._last = 0
 
-    def mask(self, db: Connection, wanted: Sequence[ChunkType]) -> Mask:
-        """A mask of the chunks of these types, up to the connection's snapshot."""
+    def refresh(self, db: Connection) -> None:
+        """Read the types of all chunks up to the connection's snapshot."""
         with self._lock:
             while rows := documents.chunk_types(db, self._last, MAX_TYPES_READ):
                 self._last = rows[-1][0]
                 self._types = _grown(self._types, self._last)
                 self._types[[key for key, _ in rows]] = [_TYPE_NUMBERS[name] for _, name in rows]
-            return np.isin(self._types, [_TYPE_NUMBERS[name] for name in wanted])
+
+    def mask(self, wanted: Sequence[ChunkType]) -> Mask | None:
+        """A mask of the chunks of these types; None is all."""
+        return np.isin(self._types, [_TYPE_NUMBERS[name] for name in wanted]) if wanted else None
 
 
 # 0 is no chunk.
@@ -343,14 +346,15 @@ class IndexReader:
 
     def view(self, db: Connection, filters: Filters, caller: Caller) -> View:
         """A view of what the caller may find in the connection's snapshot."""
-        # Before the lock: the first time it reads all chunks.
-        chunks = self._chunk_types.mask(db, filters.chunk_types) if filters.chunk_types else None
+        if filters.chunk_types:  # before the lock: the first time it reads all chunks
+            self._chunk_types.refresh(db)
         with self._lock:
             self._refresh(db)
             wanted = (self.catalog.seq, self.manifest.number, msgspec.json.encode((filters, caller)))
             if wanted not in self._views:
                 if len(self._views) >= MAX_CACHED_VIEWS:
                     self._views.clear()
+                chunks = self._chunk_types.mask(filters.chunk_types)
                 self._views[wanted] = self._viewed(self.catalog.mask(db, filters, caller), chunks)
             return self._views[wanted]
 
