@@ -32,6 +32,7 @@ from anabranch.knowledge.model import Chunking, Collection, CollectionSettings, 
 from anabranch.knowledge.parse import ParseLimits, Sandbox
 from anabranch.knowledge.records import collections, jobs
 from anabranch.knowledge.records.database import Database, new_id
+from anabranch.models.calibration import MINILM
 from anabranch.models.factory import LocalEmbedder
 from anabranch.models.minilm import Vocabulary, read
 
@@ -87,6 +88,7 @@ class Precomputed:
     name = "precomputed"
     dimensions = 384
     window = 254
+    calibration = MINILM
 
     def __init__(self, folder: Path) -> None:
         self._vocabulary = Vocabulary(read(folder).tokenizer)

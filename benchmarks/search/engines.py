@@ -111,15 +111,17 @@ class Ours:
         from anabranch.domain.model import Embedding, Query
         from anabranch.knowledge.model import Caller
         from anabranch.knowledge.search import fetch, interact, retrieve
+        from anabranch.models.calibration import MINILM
 
         text = self._queries.texts[query]
         asked = Embedding(vector=self._queries.vectors[query].tobytes(), tokens=self._queries.tokens[query])
 
         def find(db: Any) -> list[int]:
             view = self._view(db, group)
-            found = retrieve(view, Query(text=text, limit=limit, similarity_threshold=0, rerank=rerank), [asked])
+            asking = Query(text=text, limit=limit, similarity_threshold=0, rerank=rerank)
+            found = retrieve(view, asking, [asked], MINILM.relevance)
             if rerank:
-                found = interact(db, view, found, asked)
+                found = interact(db, found, asked)
             fetch(db, found, limit, Caller(operator=True), None)
             return list(found.keys[:limit].tolist())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -141,6 +142,36 @@ async def test_embedding_window_is_the_largest_chunk(server: ModelServer) -> Non
         made = await (await anabranch.knowledge()).create_collection(OPERATOR, "notes")
     assert made.settings.chunking.size == 40
     assert made.settings.requested == Chunking()
+
+
+async def test_embedding_topic_threshold_cuts_chunks(server: ModelServer) -> None:
+    two_topics = "Cats chase mice in the barn. " * 40 + "Taxes are paid in spring by everyone. " * 40
+    chunks: dict[str, int] = {}
+    for threshold in ("0", "0.9"):
+        folder = f"data-{threshold}"
+        settings = loaded(DATA_DIR=folder, EMBEDDING_TOPIC_THRESHOLD=threshold, **embedding(server))
+        async with Anabranch.open(settings=settings) as anabranch, indexer(settings) as indexing:
+            room = await anabranch.knowledge()
+            await room.create_collection(OPERATOR, "notes", chunking=Chunking(size=4_000))
+            await room.ingest(OPERATOR, "notes", [text(two_topics)])
+            await indexing.drain()
+            chunks[threshold] = (await room.collection(OPERATOR, "notes")).chunks
+    assert chunks == {"0": 1, "0.9": 2}
+
+
+@pytest.mark.usefixtures("notes")
+async def test_embedding_relevance_is_the_score(server: ModelServer) -> None:
+    async def scores(**given: str) -> list[float]:
+        async with opened(**given, **embedding(server)) as anabranch:
+            answer = await anabranch.ask("sand river", sources=["notes"], until=Until.MERGE)
+            return [passage.score for passage in answer.replies[0].passages]
+
+    usual = await scores()
+    assert await scores(EMBEDDING_RELEVANCE="5.4,2.0,-1.9") == usual
+    lower = await scores(EMBEDDING_RELEVANCE="5.4,2.0,-3.9")
+    logits = [[math.log(score / (1 - score)) for score in found] for found in (usual, lower)]
+    assert [high - low for high, low in zip(*logits, strict=True)] == pytest.approx([2.0] * 3)
+    assert await scores(EMBEDDING_RELEVANCE="[0, 0, 0]") == [0.5] * 3
 
 
 async def test_embedding_threads_are_for_the_indexer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

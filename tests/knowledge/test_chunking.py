@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Embedder
 from anabranch.knowledge.chunking import chunk, effective
+from anabranch.knowledge.ingest import recipe_of
 from anabranch.knowledge.model import Block, BlockKind, Chunking, Parsed, Piece, Strategy
 from anabranch.models.minilm import MiniLM
 from anabranch.testing import FakeEmbedder
@@ -108,8 +110,11 @@ def promises(document: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[
         assert piece.tokens <= sizes.size or len(content) == 1
         block = next(block for block in document.blocks if block.start <= piece.start < block.end)
         within = [one for one in document.blocks if one.end > piece.start and one.start < piece.end]
-        body = next((one for one in within if one.kind != "heading" and text[one.start : one.end].strip()), block)
-        assert (piece.headers, piece.page) == (body.headers, block.page)
+        bodies = [one for one in within if one.kind != "heading" and text[one.start : one.end].strip()] or within
+        assert all(one.headers[: len(piece.headers)] == piece.headers for one in bodies)
+        deeper = {one.headers[: len(piece.headers) + 1] for one in bodies}
+        assert len(deeper) > 1 or deeper == {piece.headers}
+        assert piece.page == block.page
         covered[piece.start : piece.end] = b"\x01" * len(content)
         if before is not None:
             assert before.start < piece.start
@@ -218,13 +223,30 @@ HANDBOOK = parsed(
 def test_a_handbook_is_cut_at_its_sections(strategy: Strategy) -> None:
     found = pieces(HANDBOOK, strategy=strategy, size=256, overlap=40)
     contents = read(HANDBOOK, found)
-    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Travel"]
+    assert [piece.headers[-1] for piece in found] == ["Leave", "Leave", "Pay", "Keys", "Bicycles", "Travel"]
     assert found[2].headers == ("Handbook", "Pay")
     assert contents[0].startswith("# Handbook\n\n## Leave\n\nThe ")
     assert contents[2].startswith("## Pay\n\nThe ")
-    assert contents[3] == "## Keys\n\nAsk the porter.\n\n## Bicycles\n\nThey stand in the yard."
-    assert contents[4].endswith("\n\n## Index")
+    assert contents[3:5] == ["## Keys\n\nAsk the porter.", "## Bicycles\n\nThey stand in the yard."]
+    assert contents[5].endswith("\n\n## Index")
     assert all(content.endswith(".") for content in contents[:-1])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_table_is_not_under_the_heading_of_another_section(strategy: Strategy) -> None:
+    document = parsed(
+        ("heading", "# Travel"),
+        ("heading", "## Hotels"),
+        ("paragraph", "The Lark has a garden."),
+        ("heading", "## Trains"),
+        ("table", "| from | to |\n|---|---|\n| Bern | Basel |"),
+    )
+    found = pieces(document, strategy=strategy)
+    if strategy == "fixed":  # these windows do not depend on the text
+        assert [piece.headers for piece in found] == [("Travel",)]
+    else:
+        assert [piece.headers for piece in found] == [("Travel", "Hotels"), ("Travel", "Trains")]
+        assert [piece.kind for piece in found] == ["paragraph", "table"]
 
 
 def test_sentences_are_packed_to_the_size_and_the_last_whole_ones_repeated() -> None:
@@ -273,6 +295,23 @@ def test_a_topic_begins_the_next_chunk_and_is_not_repeated() -> None:
     document = parsed(("paragraph", (CATS * 7 + TAXES * 7).strip()))
     found = pieces(document, strategy="semantic", size=256, overlap=50)
     assert read(document, found) == [(CATS * 7).strip(), (TAXES * 7).strip()]
+
+
+def test_the_embedder_says_where_a_topic_ends() -> None:
+    document = parsed(("paragraph", (CATS * 7 + TAXES * 7).strip()))
+    usual = FakeEmbedder(window=512)
+    calibration = msgspec.structs.replace(usual.calibration, topic_threshold=-1.0)
+    patient = FakeEmbedder(window=512, calibration=calibration)
+    assert [len(pieces(document, one, strategy="semantic", size=512)) for one in (usual, patient)] == [2, 1]
+
+
+def test_only_another_topic_threshold_changes_the_recipe_of_documents() -> None:
+    """Documents with the same bytes and the same recipe are not chunked again."""
+    usual = FakeEmbedder()
+    other = FakeEmbedder(calibration=msgspec.structs.replace(usual.calibration, topic_threshold=0.5))
+    assert recipe_of(Chunking(), usual) == "2/semantic/512/50/fake-128"
+    assert recipe_of(Chunking(), other) == "2/semantic/512/50/fake-128/topics 0.5"
+    assert recipe_of(Chunking(strategy="sentence"), other) == recipe_of(Chunking(strategy="sentence"), usual)
 
 
 def test_a_topic_that_is_too_short_does_not_break() -> None:
@@ -360,7 +399,7 @@ def test_chinese_is_split_between_sentences_or_characters(strategy: Strategy) ->
 def test_a_document_with_only_headings_has_chunks(strategy: Strategy) -> None:
     document = parsed(("heading", "# One"), ("heading", "## Two"), ("heading", "# Three"))
     [piece] = pieces(document, strategy=strategy)
-    assert (piece.kind, piece.headers) == ("heading", ("One",))
+    assert (piece.kind, piece.headers) == ("heading", ())
 
 
 def test_a_word_that_the_tokenizer_does_not_know_does_not_make_one_enormous_chunk() -> None:

@@ -172,7 +172,8 @@ async def test_deleted_chunks_are_replaced_by_the_next_best(shop: Workshop) -> N
         keys = np.array([row[0] for row in db.execute("SELECT key FROM chunks ORDER BY key")])
         keys[1] = 9_999
         scores = np.linspace(0.9, 0.5, len(keys), dtype=np.float32)
-        candidates = Candidates(keys, scores, scores, scores, scores, None)
+        vectors = np.zeros((len(keys), DIMENSIONS), np.float32)
+        candidates = Candidates(keys, vectors, scores, scores, scores, scores, scores.astype(np.float64))
         return list(fetch(db, candidates, 3, OPERATOR, None, np.array([4, 1, 0, 2, 3])).values())
 
     chosen = shop.database.reading(work)

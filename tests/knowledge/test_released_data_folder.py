@@ -49,6 +49,17 @@ async def test_a_data_folder_of_version_0_1_0_is_searched_with_its_index(release
     assert await released.titles("boiler", tags=("heating",)) == ["Boilers"]
 
 
+async def test_chunk_types_of_a_data_folder_of_version_0_1_0_can_be_filtered(released: Workshop) -> None:
+    everything = await released.find("When does the warranty end?")
+    types = {one.place.chunk_type for one in everything if one.place is not None}
+    assert types == {"paragraph"}
+    assert await released.find("When does the warranty end?", chunk_types=("paragraph",)) == everything
+    assert await released.find("When does the warranty end?", chunk_types=("table", "code")) == []
+    await released.put("Table-of-floors | floor | lift |", collection="handbook")
+    assert len(await released.find("warranty", chunk_types=("paragraph",))) == len(everything) + 1
+    assert released.reader.manifest.segments == ("segment-1-79d5be",)
+
+
 async def test_documents_are_added_to_a_data_folder_of_version_0_1_0(released: Workshop) -> None:
     await released.put("Gutters are cleaned in November.", collection="handbook")
     released.writer.fold()

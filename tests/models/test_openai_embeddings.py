@@ -30,7 +30,7 @@ def embedder(server: Served, **more: Any) -> OpenAIEmbeddings:
 
 
 def client(url: str, outbound: Any, *, window: int = 8000, **more: Any) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(ModelServer(api_url(url, "/embeddings"), outbound, **more), "small", window)
+    return OpenAIEmbeddings(ModelServer(api_url(url, "/embeddings"), outbound, **more), "small", window=window)
 
 
 async def test_embeddings_keep_the_order_of_texts_across_batches() -> None:

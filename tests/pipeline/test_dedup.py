@@ -136,6 +136,28 @@ def test_after_its_budget_dedup_drops_only_equal_texts() -> None:
     assert list(Distinct(texts, 0.8, budget=0)) == [n for n, text in enumerate(texts) if texts.index(text) == n]
 
 
+@given(st.integers(0, 2**32), st.sampled_from(THRESHOLDS), st.sampled_from([12, 400]))
+def test_dedup_says_which_kept_text_each_one_repeats(seed: int, threshold: float, longest: int) -> None:
+    texts = near_the_edge(seed, threshold, longest=longest, count=40)
+    distinct = Distinct(texts, threshold)
+    kept = list(distinct)
+    assert sorted([*kept, *distinct.left_out]) == list(range(len(texts)))
+    for index, other in distinct.left_out.items():
+        assert other in kept
+        assert other < index
+        assert texts[index] == texts[other] or similarity(texts[index], texts[other]) > threshold
+
+
+@pytest.mark.parametrize("count", [3, 400])
+def test_dedup_keeps_similar_texts_that_do_not_agree(count: int) -> None:
+    texts = [f"The deposit of the tenant is {number} euros, to be paid before moving in." for number in range(count)]
+    assert list(Distinct(texts, 0.8)) == [0]
+    assert list(Distinct(texts, 0.8, agree=lambda _one, _other: False)) == list(range(count))
+    even = Distinct([*texts, *texts], 0.8, agree=lambda one, other: one % 2 == other % 2)
+    assert list(even) == [0, 1]
+    assert all(index % 2 == other % 2 for index, other in even.left_out.items() if index < count)
+
+
 def test_dedup_reports_whether_it_is_complete() -> None:
     texts = list(results(200))
     for bounds, complete in (({}, True), ({"budget": 4_000_000}, False), ({"until": time.monotonic()}, False)):

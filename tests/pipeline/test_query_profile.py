@@ -1,10 +1,24 @@
 """What the query surfaces do differently: ranks of several sources, overlapping chunks once, spec 5's budget."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
-from anabranch.domain.model import QUERY, Ground, Passage, Place, Question, SourceReply, Status
+from anabranch.domain.model import (
+    CHAT,
+    PUBLISHED,
+    QUERY,
+    Duplicate,
+    Ground,
+    Message,
+    Passage,
+    Place,
+    Question,
+    SourceReply,
+    Status,
+)
 from anabranch.pipeline.merge import WORTH_READING, merge
 from anabranch.pipeline.prompt import ANSWER_TOKENS, SYSTEM_TOKENS, compose
 
@@ -42,6 +56,44 @@ def test_query_profile_merges_sources_by_rank_not_by_score() -> None:
     merged = [passage.text for passage in merge([boasting, modest, other], QUERY)]
     assert merged[0] == "both"
     assert set(merged[1:4]) == {"b1", "m1", "o1"}
+
+
+LONG = (
+    "The heron stands in shallow water, waits for fish, and in a hard winter it hunts {} on the meadows of the valley."
+)
+
+
+def test_a_near_duplicate_of_another_source_is_merged_and_named() -> None:
+    ours, theirs = remote(LONG.format("mice"), "ours", 0.4), remote(LONG.format("rats"), "theirs", 0.9)
+    others = remote("Otters eat at night.", "theirs", 0.8)
+    first, second = merge([reply(ours), reply(theirs, others)], QUERY)
+    assert (first.text, second) == (theirs.text, others)
+    [copy] = first.also_in
+    assert (copy.title, copy.source, copy.document_id) == ("T", "ours", None)
+    assert copy.similarity > 0.95
+    assert len(merge([reply(ours), reply(theirs, others)], PUBLISHED)) == 3
+    assert len(merge([reply(ours), reply(theirs, others)], CHAT)) == 3
+
+
+def test_texts_of_two_sources_with_other_numbers_are_both_kept() -> None:
+    ours, theirs = remote(LONG.format("5 mice"), "ours", 0.4), remote(LONG.format("6 mice"), "theirs", 0.9)
+    assert len(merge([reply(ours), reply(theirs)], QUERY)) == 2
+
+
+def test_equal_texts_of_two_sources_are_one_passage_that_names_both() -> None:
+    ours, theirs = remote("Same.", "ours", 0.4), remote("Same.", "theirs", 0.9)
+    [merged] = merge([reply(ours), reply(theirs, theirs)], QUERY)
+    assert merged.source == "ours"
+    assert [(copy.source, copy.similarity) for copy in merged.also_in] == [("theirs", 1.0)]
+
+
+def test_copies_of_a_copy_are_named_by_the_passage_that_stays() -> None:
+    """A collection has left out its own copies already."""
+    copy = Duplicate(title="Third", source="theirs", similarity=0.99)
+    ours = remote(LONG.format("mice"), "ours", 0.4)
+    theirs = msgspec.structs.replace(remote(LONG.format("rats"), "theirs", 0.3), also_in=(copy,))
+    [merged] = merge([reply(ours), reply(theirs)], QUERY)
+    assert [one.title for one in merged.also_in] == ["T", "Third"]
 
 
 spans = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 1_500), st.sampled_from("xy")), max_size=8)
@@ -90,6 +142,16 @@ async def test_query_prompt_cuts_passages_to_the_token_budget(tokens: list[int],
     for number, passage in enumerate(prompt.passages, 1):
         assert f"[{number}] T\n{passage.text}" in prompt.messages[-1].content
     assert prompt.omitted == len(found) - kept
+
+
+@pytest.mark.parametrize("language", [None, "de"])
+async def test_query_prompt_snapshot(language: str | None, snapshot: SnapshotAssertion) -> None:
+    found = [remote("Refunds take <30> days & more.", "s", 0.9), remote("Ask us.", "t", 0.5)]
+    question = Question(
+        text="How long?", profile=QUERY, history=(Message(role="user", content="Hi"),), answer_in=language
+    )
+    prompt = await compose(question, found, Ground.DOCUMENTS, 4_000)
+    assert "\n\n".join(f"## {message.role}\n{message.content}" for message in prompt.messages) == snapshot
 
 
 async def test_markup_in_a_document_stays_text() -> None:

@@ -52,6 +52,12 @@ async def test_rewrite_gives_variants_and_a_hypothetical_answer() -> None:
     assert told.hypothetical == "A bicycle may be returned within thirty days."
 
 
+async def test_rewrite_asks_for_150_tokens_at_temperature_0() -> None:
+    model = Told(by_task)
+    await rewrite("How long may I return it?", [Message(role="user", content="Hello")], model, CONTEXT, 5)
+    assert [(prompt.max_tokens, prompt.temperature) for prompt in model.prompts] == [(150, 0.0)] * 3
+
+
 async def test_rewrite_makes_a_follow_up_question_standalone() -> None:
     model = Told(by_task)
     history = [Message(role="user", content="Do you sell bicycles?"), Message(role="assistant", content="Yes.")]

@@ -95,6 +95,7 @@ def _answer_settings(settings: Settings) -> tuple[str, ...]:
         settings.query_context_tokens,
         settings.embedding_url,
         settings.embedding_model,
+        settings.embedding_relevance,
         settings.reranker_path,
         settings.reranker_url,
         settings.reranker_model,

@@ -10,6 +10,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock
 from anabranch.domain.model import (
     AGGREGATE,
+    PUBLISHED,
     QUERY,
     RAG,
     Context,
@@ -154,7 +155,7 @@ class Questions:
             text=text,
             sources=(Endpoint(slug=collection, kind="collection", operator=True),),
             until=Until.MERGE,
-            profile=QUERY,
+            profile=PUBLISHED,
             top_k=min(limit or self._settings.default_top_k, self._settings.max_top_k),
             similarity_threshold=_or(threshold, 0.0),
         )

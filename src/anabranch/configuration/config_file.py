@@ -44,6 +44,8 @@ CacheTtl = Annotated[
 Number = Annotated[int, Meta(ge=0, le=1_000_000_000, description="a whole number from 0 to 1,000,000,000")]
 Few = Annotated[int, Meta(ge=0, le=10, description="a whole number from 0 to 10")]
 Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+Factor = Annotated[float, Meta(ge=-1_000, le=1_000)]
+Curve = Annotated[tuple[Factor, Factor, Factor], Meta(description="three numbers from -1,000 to 1,000: 5.4,2.0,-1.9")]
 RedisAddress = Annotated[
     str,
     Meta(pattern=r"^(rediss?|unix)://.", description="a URL that begins with redis://, rediss:// or unix://"),

@@ -17,6 +17,7 @@ from anabranch.configuration.config_file import (
     Allowlist,
     CacheTtl,
     Count,
+    Curve,
     Delay,
     Few,
     Flag,
@@ -117,6 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     embedding_api_key: Text | None = None
     embedding_window: Count = 8_000
     embedding_threads: Count = 2
+    embedding_topic_threshold: Share | None = None
+    embedding_relevance: Curve | None = None
     reranker_path: Text | None = None
     reranker_url: Address | None = None
     reranker_model: Text | None = None

@@ -10,6 +10,7 @@ from anabranch.domain.events import AnswerEvent, SubagentStatus
 from anabranch.domain.model import (
     Allowance,
     Answer,
+    Calibration,
     Context,
     Delta,
     Embedding,
@@ -81,7 +82,8 @@ class Breadcrumbs(Protocol):
 
 
 class Embedder(Protocol):
-    """Embeds texts as vectors of one length. `window` is the number of tokens that it reads of a text."""
+    """Embeds texts as vectors of one length. `window` is the number of tokens that it reads of a text, `calibration`
+    what the cosines of its vectors mean."""
 
     @property
     def name(self) -> str: ...
@@ -91,6 +93,9 @@ class Embedder(Protocol):
 
     @property
     def window(self) -> int: ...
+
+    @property
+    def calibration(self) -> Calibration: ...
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         """The start and end of each token, in characters."""

@@ -82,33 +82,43 @@ class Message(Value):
     content: str
 
 
+ChunkType = Literal["paragraph", "heading", "code", "table", "list"]
+
+
 class Filters(Value):
     """Filters on documents. `collections` None is all; dates are ISO 8601 days, inclusive, compared with the document's
-    date, else with the day it was ingested."""
+    date, else with the day it was ingested. `chunk_types` selects chunks, of any type if it is empty."""
 
     collections: tuple[str, ...] | None = None
     start: str | None = None
     end: str | None = None
     metadata: Mapping[str, str | int | float | bool] = {}
     tags: tuple[str, ...] = ()
+    chunk_types: tuple[ChunkType, ...] = ()
 
 
 class Profile(Value):
     """How a kind of question is merged and put to a model. `name` identifies it in caches and logs. `merge` orders
-    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages. With
+    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages. Of passages
+    that are more similar than `near_duplicates`, only the best is kept; None keeps all that are not equal. With
     `timeout_fails` the question fails when every source times out."""
 
     name: str
     merge: Literal["similarity", "rank"]
     prompt: Literal["documents", "numbered"]
     prompt_version: str
+    near_duplicates: float | None = None
     timeout_fails: bool = False
 
 
+# docs/search.md says why: below it, texts of the same form that say other things are too similar.
+NEAR_DUPLICATES = 0.95
 CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1")
-QUERY = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
+# A published collection returns every copy: its reply has no place to name those that are left out.
+PUBLISHED = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
+QUERY = msgspec.structs.replace(PUBLISHED, near_duplicates=NEAR_DUPLICATES)
 # Spec 4's surface is the only one that has an error for a search that took too long.
-RAG = Profile(name="rag", merge="rank", prompt="numbered", prompt_version="query-1", timeout_fails=True)
+RAG = msgspec.structs.replace(QUERY, name="rag", timeout_fails=True)
 AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-1")
 
 
@@ -184,7 +194,8 @@ class Context(Value):
 
 
 class Query(Value):
-    """The query for one source. `raw` returns its results as they are, for a later ranking."""
+    """The query for one source. `raw` returns its results as they are, for a later ranking; `near_duplicates` is that
+    of the profile."""
 
     text: str
     limit: int
@@ -195,6 +206,7 @@ class Query(Value):
     hypothetical: str | None = None
     diversity: float | None = None
     raw: bool = False
+    near_duplicates: float | None = None
 
 
 class Scores(Value, gc=False):
@@ -221,11 +233,23 @@ class Place(Value):
     url: str | None = None
     metadata: Mapping[str, Any] = {}
     scores: Scores = Scores()
+    chunk_type: ChunkType | None = None
+
+
+class Duplicate(Value, gc=False):
+    """A passage that was left out because one that ranks higher says the same. `similarity` is 1 for equal texts."""
+
+    title: str
+    source: str
+    similarity: float
+    document_id: str | None = None
+    chunk_id: str | None = None
+    url: str | None = None
 
 
 class Passage(Value):
     """A piece of text that a source returned. `date` is its last change, in seconds since 1970; `breakdown` has the
-    parts of its score, if a `Ranking` gave it."""
+    parts of its score, if a `Ranking` gave it; `also_in` names the near-duplicates that were left out."""
 
     source: str
     title: str
@@ -236,12 +260,13 @@ class Passage(Value):
     url: str | None = None
     date: float | None = None
     breakdown: Breakdown | None = None
+    also_in: tuple[Duplicate, ...] = ()
 
 
 class SourceReply(Value):
     """A source's reply. `seen` identifies the documents that were visible to this caller, if the source knows: replies
     with equal values searched the same documents. `fault`: the upstream failed, not the request. `empty`: there is no
-    document at all that this caller could have found."""
+    document at all that this caller could have found. `distinct`: the source has left out near-duplicates itself."""
 
     path: str
     status: Status
@@ -251,6 +276,7 @@ class SourceReply(Value):
     seen: str | None = None
     fault: bool = False
     empty: bool = False
+    distinct: bool = False
 
 
 class Prompt(Value):
@@ -298,6 +324,23 @@ class Embedding(Value, gc=False):
     tokens: bytes = b""
 
 
+class RelevanceCurve(Value, gc=False):
+    """The relevance score of a passage is 1 / (1 + exp(-x)) with x = near * cosine + shared * words + bias; `words` is
+    the share of the question's words that it has."""
+
+    near: float
+    shared: float
+    bias: float
+
+
+class Calibration(Value, gc=False):
+    """What an embedder's cosines mean. A topic ends where the cosine of the sentences before and after is below
+    `topic_threshold`; `relevance` turns the cosine of a question and a passage into a score from 0 to 1."""
+
+    topic_threshold: float
+    relevance: RelevanceCurve
+
+
 class Citation(Value, gc=False):
     """A citation mark in the answer (`start`, `end`) and the words that support it: `passage` indexes
     `Answer.passages`, `passage_start` and `passage_end` are character offsets in that passage's text."""
@@ -317,13 +360,15 @@ class Timings(Value, gc=False):
 
 
 class Answer(Value):
-    """The whole answer; `passages` are those in the prompt, best first. `distinct` counts results without duplicates,
-    for a `Ranking`; `compared`: all pairs were compared for that."""
+    """The whole answer; `passages` are those in the prompt, best first, `unused` those that numbered passages left no
+    room for. `distinct` counts results without duplicates, for a `Ranking`; `compared`: all pairs were compared for
+    that."""
 
     text: str
     ground: Ground
     replies: tuple[SourceReply, ...] = ()
     passages: tuple[Passage, ...] = ()
+    unused: tuple[Passage, ...] = ()
     citations: tuple[Citation, ...] = ()
     timings: Timings = Timings()
     usage: Usage | None = None

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple, assert_never
 
 from anabranch.domain.contracts import Embedder
@@ -274,12 +274,10 @@ class Packer:
         return PackPosition(first, self._units[first].start, stop, self._units[stop].start)
 
 
-# Calibrated for all-MiniLM-L6-v2: docs/chunking.md has the figures.
-THRESHOLD = 0.35
 REACH = 3
 
 
-def topics(sentences: Sequence[Embedding]) -> list[int]:
+def topics(sentences: Sequence[Embedding], threshold: float) -> list[int]:
     """The indices of sentences that begin a topic: the mean vectors of the three sentences before and from there on are
     less similar than the threshold, and less than one sentence earlier or later."""
     import numpy as np  # noqa: PLC0415  heavy, and only this strategy needs it
@@ -296,7 +294,7 @@ def topics(sentences: Sequence[Embedding]) -> list[int]:
     lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
     likeness = (before * after).sum(axis=1) / np.maximum(lengths, 1e-9)
     edged = np.concatenate([[np.inf], likeness, [np.inf]])
-    turns = (likeness < THRESHOLD) & (likeness < edged[:-2]) & (likeness <= edged[2:])
+    turns = (likeness < threshold) & (likeness < edged[:-2]) & (likeness <= edged[2:])
     return (np.flatnonzero(turns) + 1).tolist()
 
 
@@ -349,7 +347,8 @@ async def _semantic(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunkin
     prose = [_prose(ruler, section, sizes) for section in sections]
     spans = [section[index] for section, indices in zip(sections, prose, strict=True) for index in indices]
     read = await embedder.embed([ruler.text[unit.start : unit.end] for unit in spans]) if spans else ()
-    return await asyncio.to_thread(_windows_by_topic, ruler, sections, prose, read, sizes)
+    threshold = embedder.calibration.topic_threshold
+    return await asyncio.to_thread(_windows_by_topic, ruler, sections, prose, read, sizes, threshold)
 
 
 def _windows_by_topic(
@@ -358,11 +357,12 @@ def _windows_by_topic(
     prose: Sequence[Sequence[int]],
     read: Sequence[Embedding],
     sizes: Chunking,
+    threshold: float,
 ) -> list[Window]:
     windows: list[Window] = []
     unread = iter(read)
     for section, indices in zip(sections, prose, strict=True):
-        turns = [indices[begin] for begin in topics(list(islice(unread, len(indices))))]
+        turns = [indices[begin] for begin in topics(list(islice(unread, len(indices))), threshold)]
         windows.extend(Packer(ruler, section, sizes, (*turns, len(section))))
     return windows
 
@@ -375,22 +375,14 @@ def _prose(ruler: TokenLengths, section: Section, sizes: Chunking) -> list[int]:
 
 
 def _sections(ruler: TokenLengths, blocks: Sequence[Block], sizes: Chunking) -> list[Section]:
-    """Sections, which chunks never cross. A section without text of its own is joined with the next one (the last, with
-    the one before), and adjacent sections below the minimum are joined until they reach it."""
+    """Sections, which chunks never cross, however small they are: a heading belongs to the text below it only. A
+    section without text of its own is joined with the next one (the last, with the one before)."""
     sections: list[Section] = []
     for before, block in zip((None, *blocks), blocks, strict=False):
         if before is None or block.kind == "heading" or block.headers != before.headers:
             sections.append([])
         sections[-1].extend(_units(ruler, (block.start, block.end), block.kind, _SPLITTERS[block.kind], sizes.size))
-    gathered: list[Section] = []
-    enough = least(sizes)
-    for section in _with_text(sections):
-        small = ruler.count(section[0].start, section[-1].end) < enough
-        if small and gathered and ruler.count(gathered[-1][0].start, gathered[-1][-1].end) < enough:
-            gathered[-1].extend(section)
-        else:
-            gathered.append(section)
-    return gathered
+    return _with_text(sections)
 
 
 def _with_text(sections: Iterable[Section]) -> list[Section]:
@@ -447,11 +439,21 @@ def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, 
                 end=end,
                 tokens=tokens,
                 kind=_kind(within, start, end),
-                headers=next((block for block in within if block.kind != "heading"), within[0]).headers,
+                headers=_headers(within),
                 page=within[0].page,
             )
         )
     return tuple(pieces)
+
+
+def _headers(blocks: Sequence[Block]) -> tuple[str, ...]:
+    """The headings above all of these blocks: of two sections, what both are under. Headings themselves do not count,
+    unless there is nothing else."""
+    paths = [block.headers for block in blocks if block.kind != "heading"] or [block.headers for block in blocks]
+    lowest, highest = min(paths), max(paths)
+    # What the first and the last in alphabetical order share, all share.
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(lowest, highest, strict=False))
+    return tuple(heading for heading, _ in shared)
 
 
 def _kind(blocks: Sequence[Block], start: int, end: int) -> BlockKind:

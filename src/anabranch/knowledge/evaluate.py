@@ -12,7 +12,7 @@ import numpy as np
 
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.model import Embedding, Filters, Query, Value
+from anabranch.domain.model import Embedding, Filters, Query, RelevanceCurve, Value
 from anabranch.knowledge.index.reader import IndexReader
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import documents
@@ -78,19 +78,23 @@ async def evaluate(
     for number, query in enumerate(queries, 1):
         text = dataset.queries[query]
         embeddings = await embedder.embed([text])
-        ranked = database.reading(partial(_ranked, reader=reader, text=text, embeddings=embeddings))
+        ranked = database.reading(
+            partial(_ranked, reader=reader, text=text, embeddings=embeddings, curve=embedder.calibration.relevance)
+        )
         for stage in stages:
             found[stage].append(measure(ranked[stage], dataset.judged[query]))
         progress(number, len(queries))
     return {stage: _mean(rows) for stage, rows in found.items()}
 
 
-def _ranked(db: Connection, reader: IndexReader, text: str, embeddings: Sequence[Embedding]) -> dict[Stage, list[str]]:
+def _ranked(
+    db: Connection, reader: IndexReader, text: str, embeddings: Sequence[Embedding], curve: RelevanceCurve
+) -> dict[Stage, list[str]]:
     """The ids of the documents as each stage ranks them, each once, at the rank of its best chunk."""
     view = reader.view(db, Filters(), OPERATOR)
-    wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings)
-    page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings)
-    best = interact(db, view, page, embeddings[0])
+    wide = retrieve(view, Query(text=text, limit=DEEP, similarity_threshold=0, rerank=False), embeddings, curve)
+    page = retrieve(view, Query(text=text, limit=PAGE, similarity_threshold=0), embeddings, curve)
+    best = interact(db, page, embeddings[0])
     keys: dict[Stage, list[int]] = {
         "bm25": view.lexical(text).best(DEEP * OVERFETCH)[0].tolist(),
         "dense": view.nearest(np.frombuffer(embeddings[0].vector, np.float32), DEEP * OVERFETCH)[0].tolist(),

@@ -33,7 +33,8 @@ from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.jobs import Claim, Hold
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.
-VERSION = 1
+VERSION = 2
+TOPIC_THRESHOLD = 0.35
 MAX_TITLE = 200
 POLL_S = 0.1
 CLAIM_LIMIT = 16
@@ -128,7 +129,10 @@ class Ingestion:
 
 
 def recipe_of(chunking: Chunking, embedder: Embedder) -> str:
-    return f"{VERSION}/{chunking.strategy}/{chunking.size}/{chunking.overlap}/{embedder.name}"
+    threshold = embedder.calibration.topic_threshold
+    # Only another threshold is named: documents of earlier versions keep their recipe.
+    topics = f"/topics {threshold:g}" if chunking.strategy == "semantic" and threshold != TOPIC_THRESHOLD else ""
+    return f"{VERSION}/{chunking.strategy}/{chunking.size}/{chunking.overlap}/{embedder.name}{topics}"
 
 
 def day_of(metadata: Mapping[str, Any], ingested: float | None = None) -> int:

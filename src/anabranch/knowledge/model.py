@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from anabranch.domain.errors import AnabranchError
-from anabranch.domain.model import Context, Value
+from anabranch.domain.model import ChunkType, Context, Value
 
-BlockKind = Literal["paragraph", "heading", "code", "table", "list"]
+BlockKind = ChunkType
 Strategy = Literal["fixed", "sentence", "semantic"]
 
 

@@ -1,7 +1,7 @@
 """Hybrid search in collections: candidates of both indexes, reranking, and diversity."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
-from anabranch.domain.model import Embedding, Passage, Place, Query, Scores
-from anabranch.knowledge.index.reader import IndexReader, View
+from anabranch.domain.model import Duplicate, Embedding, Passage, Place, Query, RelevanceCurve, Scores
+from anabranch.knowledge.distinct_chunks import DistinctChunks
+from anabranch.knowledge.index.reader import IndexReader, Lexical, View
 from anabranch.knowledge.index.segment import products
 from anabranch.knowledge.mmr import Floats, mmr
 from anabranch.knowledge.model import Caller
@@ -81,22 +82,25 @@ MISSING_RANK = 1000
 # At least this many candidates are reranked: smoothing needs neighbours.
 POOL = 50
 SPARE = 2
+# If near-duplicates leave less than a page, longer lists are read, up to this many chunks.
+WIDEN, MOST_WANTED = 4, 2_000
 # MMR chooses among the best CHOICE * limit candidates: further down, what is unlike the rest is usually irrelevant
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
-NEAR, SHARED, BIAS = 5.4, 2.0, -1.9
 
 
 class Candidates(NamedTuple):
-    """The retrieved chunks, best first, with their scores."""
+    """The retrieved chunks, best first, with their vectors and scores."""
 
     keys: NDArray[np.int64]
+    vectors: Floats
     dense: Floats
     sparse: Floats
     shared: Floats
     fused: Floats
-    reranked: Floats | None
+    relevance: NDArray[np.float64]
+    reranked: Floats | None = None
 
     def chosen(self, order: NDArray[np.int64]) -> "Candidates":
         return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
@@ -153,48 +157,83 @@ class Searcher:
         """The passages to return, or those that the reranking model orders."""
         documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
         view = self._reader.view(db, query.filters, caller)
-        found = retrieve(view, query, embedded)
+        distinct = None
+        if query.near_duplicates is not None:
+            distinct = DistinctChunks(db, view, query.near_duplicates, caller, source)
+        found = retrieve(view, query, embedded, self._embedder.calibration.relevance, distinct)
         if query.rerank and len(found.keys):
-            found = interact(db, view, found, embedded[0])
-        vectors = None if query.diversity is None else view.vectors(found.keys, len(embedded[0].vector) // 4)
+            found = interact(db, found, embedded[0])
+        vectors = order = None
         if query.rerank and self._reranker is not None:
             fetched = fetch(db, found, max(query.limit, POOL), caller, source)
-            return SearchHits(list(fetched.values()), view.seen, None if vectors is None else vectors[list(fetched)])
-        order = None if vectors is None else varied(relevance(found), vectors, query)
-        return SearchHits(list(fetch(db, found, query.limit, caller, source, order).values()), view.seen)
+            vectors = None if query.diversity is None else found.vectors[list(fetched)]
+        else:
+            order = None if query.diversity is None else varied(found.relevance, found.vectors, query)
+            fetched = fetch(db, found, query.limit, caller, source, order)
+        passages = list(fetched.values())
+        if distinct is not None and distinct.copies:
+            passages = [_naming(passage, distinct.copies) for passage in passages]
+        return SearchHits(passages, view.seen, vectors)
 
 
-def retrieve(view: View, query: Query, embedded: Sequence[Embedding]) -> Candidates:
-    """The best chunks of the dense and the BM25 list, fused by reciprocal rank, with all scores."""
-    wanted = max(query.limit * OVERFETCH, POOL)
+def retrieve(
+    view: View,
+    query: Query,
+    embedded: Sequence[Embedding],
+    curve: RelevanceCurve,
+    distinct: DistinctChunks | None = None,
+) -> Candidates:
+    """The best chunks of the dense and the BM25 list, fused by reciprocal rank, with all scores; with `distinct`, only
+    those that it selects."""
     vectors = [np.frombuffer(embedding.vector, np.float32) for embedding in embedded]
-    dense = _best([view.nearest(vector, wanted) for vector in vectors], wanted)
     lexical = [view.lexical(text) for text in (query.text, *query.variants)]
-    sparse = _best([one.best(wanted) for one in lexical], wanted)
-    keys = np.union1d(dense, sparse)
-    fused = DENSE_WEIGHT / (RRF_K + _ranks(keys, dense)) + (1 - DENSE_WEIGHT) / (RRF_K + _ranks(keys, sparse))
     # Reranking and MMR choose among more candidates; others may have been deleted since they were indexed.
     choosing = query.rerank or query.diversity is not None
-    best = np.lexsort((keys, -fused))[: max(POOL, query.limit) if choosing else SPARE * query.limit]
-    keys = keys[best]
+    size = max(POOL, query.limit) if choosing else SPARE * query.limit
+    wanted = max(query.limit * OVERFETCH, POOL)
+    while True:
+        ranked, fused, more = _fused(view, vectors, lexical, wanted)
+        if distinct is None:
+            best, stored = np.arange(len(ranked))[:size], view.vectors(ranked[:size], len(vectors[0]))
+            break
+        best, stored = distinct.first(ranked, size, len(vectors[0]))
+        if len(best) >= query.limit or not more or wanted >= MOST_WANTED:
+            break
+        wanted = min(WIDEN * wanted, MOST_WANTED)
+    keys = ranked[best]
+    dense = products(np.stack(vectors), stored).max(axis=0)
+    shared = lexical[0].shares(keys)
     return Candidates(
         keys=keys,
-        dense=products(np.stack(vectors), view.vectors(keys, len(vectors[0]))).max(axis=0),
+        vectors=stored,
+        dense=dense,
         sparse=np.max([one.at(keys) for one in lexical], axis=0).astype(np.float32),
-        shared=lexical[0].shares(keys),
+        shared=shared,
         fused=fused[best].astype(np.float32),
-        reranked=None,
+        relevance=relevance(dense, shared, curve),
     )
 
 
-def interact(db: Connection, view: View, found: Candidates, question: Embedding) -> Candidates:
+def _fused(
+    view: View, vectors: Sequence[Floats], lexical: Sequence[Lexical], wanted: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], bool]:
+    """The keys of both lists by their fused scores, the scores, and whether longer lists would have more."""
+    dense = _best([view.nearest(vector, wanted) for vector in vectors], wanted)
+    sparse = _best([one.best(wanted) for one in lexical], wanted)
+    keys = np.union1d(dense, sparse)
+    fused = DENSE_WEIGHT / (RRF_K + _ranks(keys, dense)) + (1 - DENSE_WEIGHT) / (RRF_K + _ranks(keys, sparse))
+    order = np.lexsort((keys, -fused))
+    return keys[order], fused[order], wanted in (len(dense), len(sparse))
+
+
+def interact(db: Connection, found: Candidates, question: Embedding) -> Candidates:
     """Rerank by dense, BM25 and (if the embedder has token vectors) late-interaction scores, smoothed."""
     tokens = None
     if question.tokens:
         keys = found.keys.tolist()
         stored = documents.token_vectors(db, keys)
         tokens = token_scores(question.tokens, [stored.get(key, b"") for key in keys], len(question.vector) // 32)
-    scores = combined(found.dense, found.sparse, tokens, view.vectors(found.keys, len(question.vector) // 4))
+    scores = combined(found.dense, found.sparse, tokens, found.vectors)
     return found._replace(reranked=scores).chosen(np.lexsort((found.keys, -scores)))
 
 
@@ -209,14 +248,13 @@ def fetch(
     """The passages by rank, each checked against the permissions in the records: the first `wanted`, by rank or in the
     given order."""
     ordered = np.arange(len(found.keys)) if order is None else order
-    scores = relevance(found)
     passages: dict[int, Passage] = {}
     for begin in range(0, len(ordered), wanted):  # more than once only if indexed chunks were deleted
         keys = {rank: int(found.keys[rank]) for rank in ordered[begin : begin + wanted].tolist()}
         rows = documents.chunks_by_key(db, list(keys.values()))
         for rank, row in ((rank, rows[key]) for rank, key in keys.items() if key in rows):
             if len(passages) < wanted and documents.permissions_of(row).permits(caller, row["owner"]):
-                passages[rank] = _passage(row, found, rank, float(scores[rank]), source)
+                passages[rank] = _passage(row, found, rank, source)
         if len(passages) >= wanted:
             break
     ranked = sorted(passages)
@@ -245,19 +283,25 @@ def in_order(passages: Sequence[Passage]) -> list[Passage]:
     return ordered[::-1]
 
 
-def relevance(found: Candidates) -> NDArray[np.float64]:
-    """The probability that each candidate is relevant, comparable between collections. Fitted so that a threshold of
-    0.5 loses little (docs/search.md)."""
-    logits = NEAR * found.dense.astype(np.float64) + SHARED * found.shared + BIAS
+def relevance(dense: Floats, shared: Floats, curve: RelevanceCurve) -> NDArray[np.float64]:
+    """The relevance score of each candidate, comparable between collections (docs/search.md)."""
+    logits = curve.near * dense.astype(np.float64) + curve.shared * shared + curve.bias
     return np.asarray(1 / (1 + np.exp(-logits)), np.float64)
 
 
-def _passage(row: Row, found: Candidates, at: int, score: float, source: str | None) -> Passage:
+def _naming(passage: Passage, copies: Mapping[str, Sequence[Duplicate]]) -> Passage:
+    """The passage with the names of the near-duplicates that were left out."""
+    assert passage.place is not None
+    left_out = copies.get(passage.place.chunk_id)
+    return passage if left_out is None else msgspec.structs.replace(passage, also_in=tuple(left_out))
+
+
+def _passage(row: Row, found: Candidates, at: int, source: str | None) -> Passage:
     return Passage(
         source=row["collection_name"] if source is None else source,
         title=row["title"],
         text=row["text"],
-        score=score,
+        score=float(found.relevance[at]),
         document_id=row["id"],
         place=Place(
             chunk_id=row["chunk_id"],
@@ -270,6 +314,7 @@ def _passage(row: Row, found: Candidates, at: int, score: float, source: str | N
             headers=tuple(msgspec.json.decode(row["headers"])),
             url=row["url"],
             metadata=msgspec.json.decode(row["metadata"]),
+            chunk_type=row["kind"],
             scores=Scores(
                 dense=float(found.dense[at]),
                 sparse=float(found.sparse[at]) or None,

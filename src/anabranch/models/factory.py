@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Embedder, Outbound, Reranker
-from anabranch.domain.model import Embedding, Endpoint
+from anabranch.domain.model import Calibration, Embedding, Endpoint
+from anabranch.models.calibration import MINILM, calibration_for
 from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from anabranch.policies.breaker import Role
 from anabranch.policies.resilience import Resilience
@@ -28,8 +29,8 @@ def embedder_for(
         slug, base, key = settings.embedding_model, settings.embedding_url, settings.embedding_api_key
         endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
         server = _server("embeddings", api_url(base, "/embeddings"), endpoint, settings, outbound, resilience)
-        return OpenAIEmbeddings(server, slug, settings.embedding_window)
-    return LocalEmbedder(Path(settings.models_dir).expanduser(), threads)
+        return OpenAIEmbeddings(server, slug, calibration_for(settings), settings.embedding_window)
+    return LocalEmbedder(Path(settings.models_dir).expanduser(), threads, calibration_for(settings))
 
 
 def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience | None = None) -> Reranker | None:
@@ -69,7 +70,8 @@ class LocalEmbedder:
     dimensions = 384
     window = 254
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, calibration: Calibration = MINILM) -> None:
+        self.calibration = calibration
         self._folder = folder
         self._threads = threads
         self._loading = threading.Lock()

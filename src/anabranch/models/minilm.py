@@ -14,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding, Value
+from anabranch.models.calibration import MINILM
 from anabranch.text.words import STOPWORDS
 
 # Larger batches save nothing, and are slower for long texts.
@@ -158,6 +159,7 @@ class MiniLM:
     name = NAME
     dimensions = 384
     window = 254
+    calibration = MINILM
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         """Load from the folder of `install`; raises ModelMissing."""

@@ -18,7 +18,8 @@ from anabranch.domain.errors import (
     UpstreamError,
     UpstreamTimedOut,
 )
-from anabranch.domain.model import Context, Delta, Embedding, Endpoint, Prompt, Usage, Value
+from anabranch.domain.model import Calibration, Context, Delta, Embedding, Endpoint, Prompt, Usage, Value
+from anabranch.models.calibration import MINILM
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import quoted
 from anabranch.policies.resilience import GuardedCalls, Sleep, backoff_s, refused
@@ -288,9 +289,10 @@ class EmbeddingsReply(Value):
 class OpenAIEmbeddings:
     """An Embedder on a configured server. `dimensions` is 0 until the first reply; later replies must have the same."""
 
-    def __init__(self, server: ModelServer, model: str, window: int = 8000) -> None:
+    def __init__(self, server: ModelServer, model: str, calibration: Calibration = MINILM, window: int = 8000) -> None:
         self.name = model
         self.window = window
+        self.calibration = calibration
         self.dimensions = 0
         self._server = server
 

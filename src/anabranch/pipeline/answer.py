@@ -82,6 +82,7 @@ def route(
                 hypothetical=hypothetical,
                 diversity=question.diversity,
                 raw=question.ranking is not None,
+                near_duplicates=question.profile.near_duplicates,
             ),
         )
         for endpoint in question.sources
@@ -278,6 +279,7 @@ class Pipeline:
             answer,
             text=written.text,
             passages=prompt.passages,
+            unused=passages[len(prompt.passages) :] if question.profile.prompt == "numbered" else (),
             citations=citations,
             usage=written.usage,
             finish_reason=written.finish_reason,

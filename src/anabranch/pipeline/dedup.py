@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numkong
 import numpy as np
@@ -27,22 +27,29 @@ BEGINNING = 1.6
 # So many comparisons between two looks at the clock.
 SLICE = 256
 
+Agree = Callable[[int, int], bool]
 Numbers = NDArray[np.int64]
 Sketches = NDArray[np.uint8]
 
 
 class Distinct:
     """The indexes of what is kept, in order and as they are found: a text is left out if one kept before it is the
-    same, or has a normalized Levenshtein similarity, 1 - distance / length of the longer, strictly above `threshold`.
-    The work is bounded, whatever the texts: once the `budget` of steps is spent, or `until` has come (monotonic), a
-    text is left out only if it is the same as one before it, and `complete` is False from there on. It may run in any
-    thread."""
+    same, or has a normalized Levenshtein similarity, 1 - distance / length of the longer, strictly above `threshold`,
+    and `agree`, called with both indexes, is true. The work is bounded, whatever the texts: once the `budget` of
+    steps is spent, or `until` has come (monotonic), a text is left out only if it is the same as one before it, and
+    `complete` is False from there on. It may run in any thread."""
 
     def __init__(
-        self, texts: Sequence[str], threshold: float, *, budget: int = BUDGET, until: float = math.inf
+        self,
+        texts: Sequence[str],
+        threshold: float,
+        *,
+        agree: Agree = lambda _index, _other: True,
+        budget: int = BUDGET,
+        until: float = math.inf,
     ) -> None:
         self._texts = texts
-        self._kept_texts = _KeptTexts(texts, threshold, budget, until)
+        self._kept_texts = _KeptTexts(texts, threshold, agree, budget, until)
 
     def __iter__(self) -> Iterator[int]:
         start = 0
@@ -58,6 +65,13 @@ class Distinct:
     def complete(self) -> bool:
         return not self._kept_texts.spent
 
+    @property
+    def left_out(self) -> Mapping[int, int]:
+        """The index of each text that was left out so far, with the index of the kept text that it repeats."""
+        repeated = self._kept_texts.repeated
+        # The same as a text that was itself left out later.
+        return {index: repeated.get(other, other) for index, other in repeated.items()}
+
 
 def furthest(lengths: Numbers, threshold: float) -> Numbers:
     """The largest distance at which two texts, the longer of this length, are too similar; -1 is none. Tried with the
@@ -72,12 +86,14 @@ def furthest(lengths: Numbers, threshold: float) -> Numbers:
 class _KeptTexts:
     """The texts kept so far, and what is left of the budget."""
 
-    def __init__(self, texts: Sequence[str], threshold: float, budget: int, until: float) -> None:
+    def __init__(self, texts: Sequence[str], threshold: float, agree: Agree, budget: int, until: float) -> None:
         self._texts = texts
+        self._agree = agree
         self._lengths = np.array([len(text) for text in texts], dtype=np.int64)
         self._furthest = furthest(self._lengths, threshold)
-        self._seen: set[str] = set()
+        self._seen: dict[str, int] = {}
         self._kept: list[int] = []
+        self.repeated: dict[int, int] = {}
         # Rows of the kept texts, then of the current block.
         self._sketches: Sketches = np.empty((len(texts), SKETCH_BYTES), dtype=np.uint8)
         self._ones = np.zeros(len(texts), dtype=np.int64)
@@ -98,9 +114,11 @@ class _KeptTexts:
         new: list[int] = []
         for index in block:
             # A text equal to one left out is a duplicate of the same kept text.
-            if self._texts[index] not in self._seen:
-                self._seen.add(self._texts[index])
+            first = self._seen.setdefault(self._texts[index], index)
+            if first == index:
                 new.append(index)
+            else:
+                self.repeated[index] = first
         if not self._left:
             yield from new
             return
@@ -118,7 +136,9 @@ class _KeptTexts:
             # Most duplicates share most trigrams with one kept text: try that one first.
             close = 2 * lost[row, some] <= RUN * bound[row, some]
             tried = (some[close], some[~close])
-            if any(len(each) and self._repeats(index, others[each], bound[row, each]) for each in tried):
+            repeats = (self._repeats(index, others[each], bound[row, each]) for each in tried if len(each))
+            if (other := next((one for one in repeats if one is not None), None)) is not None:
+                self.repeated[index] = other
                 continue
             there[before + row] = True
             self._sketches[len(self._kept)] = self._sketches[before + row]
@@ -135,10 +155,17 @@ class _KeptTexts:
         repeats = cdist(texts[before:], texts, scorer=Levenshtein.distance, score_cutoff=cutoff) <= bound
         there = np.arange(len(others)) < before
         for row, index in enumerate(new):
-            if not (repeats[row] & there).any():
-                there[before + row] = True
-                self._kept.append(index)
-                yield index
+            other = self._agreeing(index, others[repeats[row] & there])
+            if other is not None:
+                self.repeated[index] = other
+                continue
+            there[before + row] = True
+            self._kept.append(index)
+            yield index
+
+    def _agreeing(self, index: int, others: Numbers) -> int | None:
+        """The first of the others that it repeats, given that they are similar enough."""
+        return next((other for other in others.tolist() if self._agree(index, other)), None)
 
     def _lost(self, new: Sequence[int], others: Numbers) -> NDArray[np.float64]:
         """For each pair, the larger number of trigrams of one that the other's sketch lacks. One edit removes at most
@@ -154,9 +181,9 @@ class _KeptTexts:
         apart = np.asarray(numkong.cdist(drawn[before:], drawn, "hamming", dtype="uint1"))
         return np.asarray((apart + abs(ones[before:][:, None] - ones)) / 2)
 
-    def _repeats(self, index: int, others: Numbers, bound: Numbers) -> bool:
-        """Whether it is too similar to one of the others: compares prefixes first, as cutting equally long ends
-        never increases a distance, then whole texts."""
+    def _repeats(self, index: int, others: Numbers, bound: Numbers) -> int | None:
+        """The first of the others that it repeats: compares prefixes first, as cutting equally long ends never
+        increases a distance, then whole texts."""
         length = int(self._lengths[index])
         left_off = length - int(BEGINNING * bound.max()) - RUN
         # A prefix of most of the text is not worth a second comparison.
@@ -164,7 +191,10 @@ class _KeptTexts:
             within = self._within(index, others, bound, left_off)
             others, bound = others[within], bound[within]
         slices = (slice(at, at + SLICE) for at in range(0, len(others), SLICE))
-        return any(self._within(index, others[some], bound[some], 0).any() for some in slices)
+        found = (
+            self._agreeing(index, others[some][self._within(index, others[some], bound[some], 0)]) for some in slices
+        )
+        return next((one for one in found if one is not None), None)
 
     def _within(self, index: int, others: Numbers, bound: Numbers, left_off: int) -> NDArray[np.bool_]:
         """Which of the others are within their bound, without the last `left_off` characters."""

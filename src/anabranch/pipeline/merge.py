@@ -1,16 +1,19 @@
 """Merge: the replies of all sources become one ranking, as the question's profile says."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from anabranch.domain.events import AnswerEvent, SourceReplied
-from anabranch.domain.model import Passage, Profile, Question, SourceReply
+from anabranch.domain.model import Duplicate, Passage, Profile, Question, SourceReply
 from anabranch.domain.ranking import Ranking
+from anabranch.text.near_duplicates import decisive_words, similarity
 
 if TYPE_CHECKING:  # it loads a stemmer
     from anabranch.pipeline.scoring import Ranker
@@ -34,14 +37,59 @@ def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
 
 
 def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
-    """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can."""
+    """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can. Equal texts count together,
+    and the first of them names the others."""
     best: dict[str, float] = {}
-    first: dict[str, Passage] = {}
+    equal: dict[str, list[Passage]] = {}
     for reply in replies:
         for rank, passage in enumerate(reply.passages, 1):
             best[passage.text] = best.get(passage.text, 0.0) + 1 / (RRF_K + rank)
-            first.setdefault(passage.text, passage)
-    return sorted(first.values(), key=lambda passage: (-best[passage.text], -passage.score))
+            equal.setdefault(passage.text, []).append(passage)
+    first = [naming(passages[0], [(one, 1.0) for one in passages[1:]]) for passages in equal.values()]
+    return sorted(first, key=lambda passage: (-best[passage.text], -passage.score))
+
+
+def naming(passage: Passage, left_out: Sequence[tuple[Passage, float]]) -> Passage:
+    """The passage with the names of those that it stands for, given with their similarities."""
+    if not left_out:
+        return passage
+    named = {_name(passage, 1.0): None}
+    for one, alike in left_out:
+        named[_name(one, alike)] = None
+        named.update((msgspec.structs.replace(also, similarity=alike), None) for also in one.also_in)
+    _, *others = named
+    return msgspec.structs.replace(passage, also_in=(*passage.also_in, *others))
+
+
+def _name(passage: Passage, alike: float) -> Duplicate:
+    place = passage.place
+    return Duplicate(
+        title=passage.title,
+        source=passage.source,
+        similarity=alike,
+        document_id=passage.document_id,
+        chunk_id=place.chunk_id if place is not None else None,
+        url=place.url if place is not None else passage.url,
+    )
+
+
+def without_near_duplicates(passages: Sequence[Passage], threshold: float, until: float) -> Sequence[Passage]:
+    """Of texts that are more similar than the threshold, only the first; but texts that differ in a number or a
+    negation say different things."""
+    from anabranch.pipeline.dedup import Distinct  # noqa: PLC0415
+
+    texts = [passage.text for passage in passages]
+    decisive = cache(lambda index: decisive_words(texts[index]))
+    distinct = Distinct(
+        texts,
+        threshold,
+        agree=lambda one, other: decisive(one) == decisive(other),
+        until=max(until, time.monotonic() + LEAST_S),
+    )
+    kept: dict[int, list[tuple[Passage, float]]] = {index: [] for index in distinct}
+    for index, other in distinct.left_out.items():
+        kept[other].append((passages[index], round(similarity(texts[index], texts[other]), 4)))
+    return [naming(passages[index], left_out) for index, left_out in kept.items()]
 
 
 def exact_duplicates_once(passages: Sequence[Passage]) -> Sequence[Passage]:
@@ -89,10 +137,20 @@ def _cut(passage: Passage, start: int, end: int) -> Passage:
     return msgspec.structs.replace(passage, text=text, place=cut)
 
 
-def merge(replies: Sequence[SourceReply], profile: Profile) -> tuple[Passage, ...]:
+def merge(replies: Sequence[SourceReply], profile: Profile, until: float = math.inf) -> tuple[Passage, ...]:
+    """`until` is the end (monotonic) of the time for comparing texts."""
     if profile.merge == "similarity":
         return tuple(exact_duplicates_once(by_similarity(replies)))
-    return tuple(without_overlap(by_rank(replies)))
+    ranked = by_rank(replies)
+    if profile.near_duplicates is not None and not _is_distinct(replies):
+        ranked = without_near_duplicates(ranked, profile.near_duplicates, until)
+    return tuple(without_overlap(ranked))
+
+
+def _is_distinct(replies: Sequence[SourceReply]) -> bool:
+    """Whether all passages come from one source that has compared them."""
+    found = [reply for reply in replies if reply.passages]
+    return len(found) <= 1 and all(reply.distinct for reply in found)
 
 
 class Merged(NamedTuple):
@@ -123,15 +181,19 @@ class Merging:
 
     async def merged(self, replies: Sequence[SourceReply], left_s: float) -> Merged:
         """`left_s` is the time for deduplication: results that are not compared by then are kept."""
-        ranking = self._question.ranking
-        if ranking is None:
-            return Merged(merge(replies, self._question.profile))
+        ranking, profile = self._question.ranking, self._question.profile
+        until = time.monotonic() + left_s
+        if ranking is None and (profile.near_duplicates is None or _is_distinct(replies)):
+            return Merged(merge(replies, profile))
         if sum(len(reply.passages) for reply in replies) > MANY or sum(map(_size, replies)) > LONG:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(THREADS, self._best, ranking, time.monotonic() + left_s)
-        return self._best(ranking, time.monotonic() + left_s)
+            return await loop.run_in_executor(THREADS, self._compared, replies, until)
+        return self._compared(replies, until)
 
-    def _best(self, ranking: Ranking, until: float) -> Merged:
+    def _compared(self, replies: Sequence[SourceReply], until: float) -> Merged:
+        ranking = self._question.ranking
+        if ranking is None:
+            return Merged(merge(replies, self._question.profile, until))
         ranker = self._reader(ranking)
         for event in self._unread:
             ranker.read(event.index, event.reply)

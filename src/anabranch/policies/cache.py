@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
-from anabranch.domain.model import Embedding
+from anabranch.domain.model import Calibration, Embedding
 from anabranch.domain.signals import CacheLookup
 from anabranch.redis.client import RedisGone
 
@@ -142,6 +142,10 @@ class CachedEmbedder:
     @property
     def window(self) -> int:
         return self._inner.window
+
+    @property
+    def calibration(self) -> Calibration:
+        return self._inner.calibration
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return self._inner.tokens(text)

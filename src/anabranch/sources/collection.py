@@ -35,5 +35,11 @@ class CollectionSource:
             empty = not found.passages and await knowledge.is_empty(query.filters.collections, caller)
         except AnabranchError as error:
             return SourceReply(path=path, status=Status.ERROR, error=error.message)
-        passages = tuple(found.passages)
-        return SourceReply(path=path, status=Status.SUCCESS, passages=passages, seen=found.seen, empty=empty)
+        return SourceReply(
+            path=path,
+            status=Status.SUCCESS,
+            passages=tuple(found.passages),
+            seen=found.seen,
+            empty=empty,
+            distinct=query.near_duplicates is not None,
+        )

@@ -16,7 +16,19 @@ import msgspec
 from anabranch.domain.contracts import Attribute, Generator, Source, Subagent
 from anabranch.domain.errors import GenerationFailed, InvalidQuestion
 from anabranch.domain.events import AnswerEvent, SafetyVerdict, SubagentStatus
-from anabranch.domain.model import Context, Delta, Embedding, Endpoint, Prompt, Query, Question, SourceReply, Usage
+from anabranch.domain.model import (
+    Calibration,
+    Context,
+    Delta,
+    Embedding,
+    Endpoint,
+    Prompt,
+    Query,
+    Question,
+    RelevanceCurve,
+    SourceReply,
+    Usage,
+)
 from anabranch.domain.signals import Signal
 from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
 
@@ -131,17 +143,23 @@ class ManualClock:
         self._now += seconds
 
 
+FAKE_CALIBRATION = Calibration(topic_threshold=0.35, relevance=RelevanceCurve(near=5.4, shared=2.0, bias=-1.9))
+
+
 class FakeEmbedder:
     """An embedder without a model: texts are similar if they share words. A word's vector is ±1s from its hash; a text
     is the normalised sum of its words. Tokens are punctuation and parts of words of up to six letters."""
 
-    def __init__(self, *, dimensions: int = 128, window: int = 256) -> None:
+    def __init__(
+        self, *, dimensions: int = 128, window: int = 256, calibration: Calibration = FAKE_CALIBRATION
+    ) -> None:
         if dimensions % 8 or not 8 <= dimensions <= 512:
             raise ValueError("dimensions must be a multiple of 8, up to 512")
         self.calls: list[tuple[str, ...]] = []
         self.name = f"fake-{dimensions}"
         self.dimensions = dimensions
         self.window = window
+        self.calibration = calibration
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return [found.span() for found in TOKEN.finditer(text)]

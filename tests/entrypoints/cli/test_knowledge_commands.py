@@ -87,7 +87,7 @@ def change(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_each_file_has_its_outcome_and_a_failure_its_reason(kept: Shelf) -> None:
     assert kept.first.code == 1
     assert kept.first.err == ""
-    assert re.search(r"^✓ added     hr/refunds\.md  1 chunk$", kept.first.out, re.MULTILINE)
+    assert re.search(r"^✓ added     hr/refunds\.md  2 chunks$", kept.first.out, re.MULTILINE)
     assert re.search(r"^✗ failed    broken\.pdf\n  The PDF is damaged\. .*\.$", kept.first.out, re.MULTILINE)
     assert kept.first.out.endswith("handbook: 2 added, 1 failed (left out: 1 hidden, 1 .png, 1 repeated link)\n")
 
@@ -276,7 +276,7 @@ def test_a_missing_embedding_model_is_reported_at_once(run: Run, kept: Shelf, tm
 def test_collections_list_and_show(run: Run) -> None:
     assert run("collections").out.split() == [
         *["collection", "documents", "chunks", "visibility"],
-        *["handbook", "2", "2", "public"],
+        *["handbook", "2", "3", "public"],
     ]
     assert json.loads(run("collections", "list", "--json").out)[0]["documents"] == 2
     shown = run("collections", "show", "handbook").out
@@ -412,6 +412,8 @@ def test_search_explain_prints_all_scores(run: Run) -> None:
         (["--meta", "year=2023"], False),
         (["--since", "2020-01-01"], True),
         (["--until", "2020-01-01"], False),
+        (["--type", "paragraph"], True),
+        (["--type", "table", "--type", "code"], False),
     ],
 )
 def test_search_filters(run: Run, filters: list[str], found: bool) -> None:
@@ -433,6 +435,18 @@ def test_search_usage_errors(run: Run, arguments: list[str], code: int, words: s
     ran = run("search", *arguments)
     assert (ran.code, ran.out) == (code, "")
     assert words in ran.err
+
+
+def test_search_shows_a_near_duplicate_once_and_names_the_other(change: Run, shelf: Shelf) -> None:
+    text = "The shop in the harbour sells ropes, lamps, nets and boots, and it repairs sails on {} mornings in winter."
+    for name, mornings in (("north", "cold"), ("south", "dark")):
+        (shelf.books / f"{name}.txt").write_text(text.format(mornings))
+    change("ingest", str(shelf.books), "-c", "handbook")
+    shown = change("search", "Which shop repairs sails?", "-k", "2").out
+    assert re.search(r"also in (north|south)\.txt$", shown, re.MULTILINE)
+    first, second = json.loads(change("search", "Which shop repairs sails?", "-k", "2", "--json").out)["passages"]
+    assert {first["title"], *(one["title"] for one in first["also_in"])} == {"north.txt", "south.txt"}
+    assert (first["place"]["chunk_type"], second["also_in"]) == ("paragraph", [])
 
 
 def test_ask_answers_from_a_collection_with_citations(kept: Shelf) -> None:

@@ -357,6 +357,32 @@ def test_eval_retrieval_measures_each_stage(run: Run, tmp_path: Path, other_embe
     assert "embedder" in results
 
 
+def test_eval_calibration_prints_the_settings_of_the_embedder(
+    run: Run, tmp_path: Path, other_embedder: dict[str, str]
+) -> None:
+    dataset = tmp_path / "small"
+    dataset.mkdir()
+    subjects = ("heron", "otter", "train", "bread", "glass", "chess")
+    corpus = [
+        {"_id": subject, "title": subject, "text": f"The {subject} is old. A {subject} is good. " * 3}
+        for subject in subjects
+    ]
+    (dataset / "corpus.jsonl").write_text("".join(json.dumps(one) + "\n" for one in corpus))
+    asked = [{"_id": f"q-{subject}", "text": f"Is the {subject} old?"} for subject in subjects]
+    (dataset / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    judged = "".join(f"q-{subject}\t{subject}\t1\n" for subject in subjects)
+    (dataset / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    ran = run("eval", "calibration", "--dataset", str(dataset), **other_embedder)
+    assert ran.code == 0, ran.err
+    given = dict(line.split("=") for line in ran.out.splitlines())
+    assert list(given) == ["AGGREGATOR_EMBEDDING_RELEVANCE", "AGGREGATOR_EMBEDDING_TOPIC_THRESHOLD"]
+    near, shared, bias = map(float, given["AGGREGATOR_EMBEDDING_RELEVANCE"].split(","))
+    assert near > 0 > bias
+    fitted = json.loads(run("eval", "calibration", "--dataset", str(dataset), "--json", **other_embedder).out)
+    assert fitted["relevance"]["curve"] == {"near": near, "shared": shared, "bias": bias}
+    assert fitted["relevance"]["kept"] > 0.8 > 0.2 > fitted["relevance"]["others_kept"]
+
+
 def test_eval_usage_errors(run: Run, tmp_path: Path) -> None:
     assert run("eval", "retrieval", "--dataset", str(tmp_path), "--stages", "magic").code == 2
     ran = run("eval", "retrieval", "--dataset", str(tmp_path))

@@ -206,6 +206,48 @@ async def test_top_k_is_how_many_are_found(shelf: Library) -> None:
     assert len((await ask(shelf, top_k=3)).end["sources"]) == 3
 
 
+async def test_top_k_8_is_accepted(shelf: Library) -> None:
+    answer = await ask(shelf, top_k=8)
+    assert (answer.status, answer.types[-1]) == (200, "done")
+
+
+async def test_mmr_lambda_is_0_5_by_default(shelf: Library) -> None:
+    """The copies with other numbers are not near-duplicates, but they are alike: diversity chooses others."""
+    await shelf.collection("copies", chunking_strategy="sentence")
+    said = "Refunds for printed books of the series number {} take a month at the most, as the handbook says."
+    others = [
+        "Printed books are bound in linen.",
+        "A refund is paid in cash.",
+        "Refunds are written in the ledger of the shop.",
+        "Books are returned by mail.",
+    ]
+    await shelf.ingest("copies", *(text(said.format(number), title=str(number)) for number in range(5)))
+    await shelf.ingest("copies", *(text(other, title=other) for other in others))
+
+    async def chunks(**more: Any) -> list[str]:
+        found = (await ask(shelf, collections=["copies"], threshold=0, **more)).end["sources"]
+        return [source["chunk_id"] for source in found]
+
+    usual = await chunks()
+    assert usual == await chunks(mmr_lambda=0.5)
+    assert usual != await chunks(mmr_lambda=1)
+
+
+async def test_the_guardrail_threshold_is_0_55_by_default(written: Library) -> None:
+    """Questions on both sides of it, and one request with the number itself for each."""
+    sides = set()
+    for question in (FOREIGN, "refunds", REFUNDS, "What do ships need in winter?", "Which books do you sell?"):
+        usual, same = await ask(written, question), await ask(written, question, threshold=0.55)
+        weak = usual.end["guardrail_similarity"] < 0.55
+        assert (usual.end["guardrail_reason"] == "weak") == (same.end["guardrail_reason"] == "weak") == weak
+        just_below = await ask(written, question, threshold=usual.end["guardrail_similarity"] - 0.001)
+        assert just_below.end["guardrail_reason"] != "weak"
+        just_above = await ask(written, question, threshold=usual.end["guardrail_similarity"] + 0.001)
+        assert just_above.end["guardrail_reason"] == "weak"
+        sides.add(weak)
+    assert sides == {True, False}
+
+
 @pytest.mark.parametrize("mmr_lambda", [0, 0.0, 0.5, 1, 1.0, None])
 async def test_every_lambda_is_taken(shelf: Library, mmr_lambda: float | None) -> None:
     answer = await ask(shelf, mmr_lambda=mmr_lambda)

@@ -1,5 +1,6 @@
 """What the tools say, of themselves and of what they have found: in words that a model can act upon."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,17 @@ from mcp import Client
 from anabranch import Anabranch, Settings
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, McpServer
-from anabranch.domain.model import Endpoint
+from anabranch.domain.model import Duplicate, Endpoint
 from anabranch.entrypoints.mcp.question_tools import McpCaller
-from anabranch.entrypoints.mcp.schemas import AskResponse, SearchResponse, output_schema
+from anabranch.entrypoints.mcp.schemas import (
+    AskResponse,
+    CitedPassage,
+    FoundPassage,
+    SearchResponse,
+    answered,
+    found,
+    output_schema,
+)
 from anabranch.entrypoints.mcp.server import Tools, server
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.log import configured_log
@@ -155,3 +164,53 @@ def test_schema_descriptions_are_single_lines() -> None:
     result = aggregate["results"]["items"]["properties"]
     assert result["weighted_parts"]["description"] != result["score_breakdown"]["description"]
     assert "shares" not in aggregate["metadata"]["properties"]["ranking_weights"]["description"]
+
+
+def cited(number: int) -> CitedPassage:
+    return CitedPassage(
+        number=number,
+        source="notes",
+        title=f"Title {number}",
+        url=None,
+        document_id="d",
+        start_char=0,
+        end_char=4,
+        quoted_text="said",
+        answer_start=0,
+        answer_end=3,
+    )
+
+
+def test_sources_of_an_answer_are_listed_by_number() -> None:
+    response = AskResponse(
+        answer="So [2]. And so [1].",
+        refused=False,
+        sentences=(),
+        citations=(cited(2), cited(1)),
+        sources=(),
+        model=None,
+        time_ms=1,
+    )
+    assert re.findall(r"^(\d)\. Title", answered(response), re.MULTILINE) == ["1", "2"]
+
+
+def test_search_text_names_the_near_duplicates_that_were_left_out() -> None:
+    copies = tuple(Duplicate(title=f"Copy {number}", source="notes", similarity=0.99) for number in range(7))
+    passage = FoundPassage(
+        rank=1,
+        title="Kept",
+        text="Said.",
+        score=0.9,
+        collection="notes",
+        document_id="d",
+        start_char=0,
+        end_char=5,
+        page=None,
+        headings=(),
+        url=None,
+        chunk_id="c",
+        chunk_type="paragraph",
+        also_in=copies,
+    )
+    shown = found(SearchResponse(results=(passage,), time_ms=1))
+    assert "also in Copy 0, Copy 1, Copy 2, Copy 3, Copy 4 and others" in shown

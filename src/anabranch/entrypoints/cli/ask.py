@@ -159,7 +159,7 @@ class AskScreen:
             first_of_place: dict[tuple[int, int], Citation] = {}
             for citation in answer.citations:
                 first_of_place.setdefault((citation.passage, citation.passage_start), citation)
-            for citation in first_of_place.values():
+            for citation in sorted(first_of_place.values(), key=lambda one: one.passage):
                 passage = answer.passages[citation.passage]
                 quoted = passage.text[citation.passage_start : citation.passage_end]
                 self._quote(answer.text[citation.start : citation.end], passage, quoted)

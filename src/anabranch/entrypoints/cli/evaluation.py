@@ -1,10 +1,11 @@
-"""`anabranch eval retrieval`: nDCG, recall and MRR of each search stage, as a table, JSON and an SVG bar chart."""
+"""`anabranch eval`: nDCG, recall and MRR of each search stage, as a table, JSON and an SVG bar chart; and the
+calibration of the embedder."""
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -13,10 +14,12 @@ import click
 import msgspec
 
 from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.entrypoints.cli.options import chunking_given, chunking_options, json_option, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, embedding, index_of, knowledge, records, require_model
 from anabranch.entrypoints.cli.terminal import Advance, counted, flat, notes, output, print_json, print_table, progress
+from anabranch.knowledge.calibrate import RelevanceFit, TopicFit, fit_relevance, fit_topics
 from anabranch.knowledge.evaluate import STAGES, Dataset, Measures, Stage, evaluate, read
 from anabranch.knowledge.knowledge import Knowledge
 from anabranch.knowledge.model import Chunking, NewDocument
@@ -74,13 +77,68 @@ def group() -> None:
     """Evaluate the search."""
 
 
-@group.command()
-@click.option(
+dataset_option = click.option(
     "--dataset",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv.",
 )
+
+
+@group.command()
+@dataset_option
+@json_option
+@settings_option
+def calibration(dataset: Path, as_json: bool, settings: Settings) -> None:
+    """Fit the relevance score and the topic threshold to the configured embedder, and print them as settings.
+
+    The documents are ingested into a temporary folder. Use documents like your own: at least 30 questions with judged
+    documents, and documents of several sentences.
+    """
+    require_model(settings)
+    test = read(dataset)
+    with tempfile.TemporaryDirectory(prefix="anabranch-eval-") as folder:
+        temporary = msgspec.structs.replace(settings, data_dir=folder, log_level="ERROR")
+        relevance, topics = asyncio.run(_calibrate(temporary, test))
+    if as_json:
+        print_json({"dataset": test.name, "relevance": relevance, "topics": topics})
+        return
+    curve = relevance.curve
+    console = output()
+    console.print(f"AGGREGATOR_EMBEDDING_RELEVANCE={curve.near},{curve.shared},{curve.bias}")
+    console.print(f"AGGREGATOR_EMBEDDING_TOPIC_THRESHOLD={topics.threshold}")
+    notes().print(
+        f"0.5 keeps {relevance.kept:.0%} of the relevant passages and {relevance.others_kept:.0%} of the others; "
+        f"topic changes are found with F1 {topics.f1:.2f}."
+    )
+
+
+async def _calibrate(settings: Settings, test: Dataset) -> tuple[RelevanceFit, TopicFit]:
+    from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415
+
+    async with _ingested(settings, test, Chunking(strategy="sentence")) as (_, embedder):
+        with progress("Searching", unit="queries") as advance, records(settings) as database:
+            reader = IndexReader(index_of(settings))
+            relevance = await fit_relevance(database, reader, embedder, test, advance)
+        with progress("Comparing topics", unit="texts") as advance:
+            return relevance, await fit_topics(embedder, test, advance)
+
+
+@asynccontextmanager
+async def _ingested(settings: Settings, test: Dataset, cut: Chunking) -> AsyncIterator[tuple[Knowledge, Embedder]]:
+    """The test collection, ingested."""
+    async with (
+        knowledge(settings) as opened,
+        embedding(settings, threads=settings.embedding_threads) as embedder,
+    ):
+        await opened.create_collection(OPERATOR, "test", chunking=cut)
+        with progress(f"Ingesting {flat(test.name)}", unit="documents") as advance:
+            await _ingest(opened, settings, test, advance)
+        yield opened, embedder
+
+
+@group.command()
+@dataset_option
 @click.option("--stages", default=",".join(STAGES), show_default=True, help="Search stages to measure.")
 @chunking_options
 @click.option(
@@ -133,14 +191,8 @@ async def _evaluate(settings: Settings, test: Dataset, stages: Sequence[Stage], 
     """The measures and what they were taken on, as `--json` and results.json have them."""
     from anabranch.knowledge.index.reader import IndexReader  # noqa: PLC0415  numpy loads only where it is needed
 
-    async with (
-        knowledge(settings) as opened,
-        embedding(settings, threads=settings.embedding_threads) as embedder,
-    ):
-        begin = time.perf_counter()
-        await opened.create_collection(OPERATOR, "test", chunking=cut)
-        with progress(f"Ingesting {flat(test.name)}", unit="documents") as advance:
-            await _ingest(opened, settings, test, advance)
+    begin = time.perf_counter()
+    async with _ingested(settings, test, cut) as (opened, embedder):
         ingested = time.perf_counter()
         with progress("Searching", unit="queries") as advance, records(settings) as database:
             measured = await evaluate(database, IndexReader(index_of(settings)), embedder, test, stages, advance)

@@ -4,18 +4,20 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import click
 from rich.padding import Padding
 from rich.text import Text
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.model import Filters, Passage, Query, Scores
+from anabranch.domain.model import NEAR_DUPLICATES, ChunkType, Filters, Passage, Query, Scores
 from anabranch.entrypoints.cli.options import day, json_option, pairs, settings_option
 from anabranch.entrypoints.cli.resources import OPERATOR, knowledge, require_model, require_records
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json
 
 EXCERPT = 220
+MAX_COPIES = 5
 
 
 @click.command("search")
@@ -26,6 +28,13 @@ EXCERPT = 220
 @click.option("-k", "limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of passages.")
 @click.option("--tag", "tags", multiple=True, help="Only documents with this tag; repeatable.")
 @click.option("--meta", multiple=True, callback=pairs, metavar="KEY=VALUE", help="Only documents with this metadata.")
+@click.option(
+    "--type",
+    "chunk_types",
+    multiple=True,
+    type=click.Choice(get_args(ChunkType)),
+    help="Only passages of this type; repeatable.",
+)
 @click.option("--since", callback=day, metavar="DATE", help="Only documents dated on or after this day.")
 @click.option("--until", callback=day, metavar="DATE", help="Only documents dated on or before this day.")
 @click.option("--no-rerank", is_flag=True, help="Skip reranking: order by dense and keyword search only.")
@@ -38,6 +47,7 @@ def command(
     limit: int,
     tags: tuple[str, ...],
     meta: dict[str, str],
+    chunk_types: tuple[ChunkType, ...],
     since: str | None,
     until: str | None,
     no_rerank: bool,
@@ -57,8 +67,11 @@ def command(
         text=query,
         limit=limit,
         similarity_threshold=0.0,
-        filters=Filters(collections=collections or None, start=since, end=until, metadata=meta, tags=tags),
+        filters=Filters(
+            collections=collections or None, start=since, end=until, metadata=meta, tags=tags, chunk_types=chunk_types
+        ),
         rerank=not no_rerank,
+        near_duplicates=NEAR_DUPLICATES,
     )
     found, timings = asyncio.run(_search(settings, search, explain=explain))
     if as_json:
@@ -93,6 +106,10 @@ def _show(query: str, found: Sequence[Passage], timings: dict[str, float], *, ex
         where = joined(flat(passage.source), place_of(passage))
         console.print(Text.assemble((f"{rank:>2} ", "cyan"), (flat(passage.title), "bold"), (f" · {where}", "dim")))
         console.print(Padding(excerpt(passage.text, wanted), (0, 0, 0, 3), expand=False))
+        if passage.also_in:
+            titles = list(dict.fromkeys(flat(one.title) for one in passage.also_in))
+            names = ", ".join(titles[:MAX_COPIES]) + (" and others" if len(titles) > MAX_COPIES else "")
+            console.print(Padding(Text(f"also in {names}", style="dim"), (0, 0, 0, 3), expand=False))
         if explain and passage.place is not None:
             console.print(Padding(Text(_scores(rank, passage.place.scores), style="dim"), (0, 0, 0, 3), expand=False))
     if not found:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,7 +19,9 @@ from anabranch.domain.errors import Forbidden, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import (
     Answer,
+    ChunkType,
     Citation,
+    Duplicate,
     Filters,
     Ground,
     Message,
@@ -41,7 +43,10 @@ from anabranch.text.sentences import sentences
 MAX_QUERY = 10_000
 SEARCH_FAILED = "The search failed."
 
+CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
+# Checked by `_chunk_types`, whose message lists the types.
+ChunkTypeName = Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
 
 
 class DateRange(Value):
@@ -55,6 +60,13 @@ class FiltersForm(Value):
     date_range: DateRange | None = None
     metadata: Annotated[dict[str, str | int | float | bool], Meta(max_length=50)] | None = None
     tags: Annotated[list[Text], Meta(max_length=50)] | None = None
+    chunk_type: (
+        Annotated[
+            ChunkTypeName | Annotated[list[ChunkTypeName], Meta(max_length=50)],
+            Meta(description="Only chunks of this type, or of one of these types; an empty list means all"),
+        ]
+        | None
+    ) = None
 
 
 class CollectionQuestion(Value):
@@ -94,10 +106,11 @@ class QueryRequest(CollectionQuestion):
 
 
 class SourceView(Value):
-    """A passage that was found, in order of rank. `citation_index` is its number in the answer's marks; null if it
-    did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1. `chunk_index` is the number of
-    the chunk in its document, from 0, and `created_at` the time when it was stored. A passage of another source has no
-    collection, no index and no time; its `chunk_id` identifies its text, and its offsets are those in that text."""
+    """A passage that was found, in order of citation numbers, then of rank. `citation_index` is its number in the
+    answer's marks; null if it did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1.
+    `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored. A
+    passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
+    offsets are those in that text. `also_in` names its near-duplicates, which are left out."""
 
     chunk_id: str
     document_id: str
@@ -117,6 +130,8 @@ class SourceView(Value):
     url: str | None
     metadata: dict[str, Any]
     scores: Scores
+    chunk_type: ChunkType | None
+    also_in: tuple[Duplicate, ...]
 
 
 class CitationView(Value):
@@ -375,7 +390,18 @@ def _filters(form: FiltersForm) -> Filters:
         end=days.end.isoformat() if days.end is not None else None,
         metadata=form.metadata or {},
         tags=tuple(form.tags or ()),
+        chunk_types=_chunk_types(form.chunk_type),
     )
+
+
+def _chunk_types(given: str | list[str] | None) -> tuple[ChunkType, ...]:
+    names = [given] if isinstance(given, str) else given or []
+    for name in names:
+        if name not in CHUNK_TYPES:
+            raise InvalidQuestion(
+                f"filters.chunk_type takes {', '.join(CHUNK_TYPES)}, or a list of these, not {name[:50]!r}."
+            )
+    return tuple(one for one in CHUNK_TYPES if one in names)
 
 
 def wants_fresh(call: Call[Any]) -> bool:
@@ -389,9 +415,19 @@ def lost_query(_info: AnswerInfo) -> Frame:
 
 
 def sources(answer: Answer) -> list[SourceView]:
-    """Every passage that was found, in order of rank."""
-    numbers = {place_of(passage).chunk_id: number for number, passage in enumerate(answer.passages, 1)}
-    return [_source(passage, numbers) for reply in answer.replies for passage in reply.passages]
+    """Every passage that was found, without near-duplicates: first those in the prompt, by number, then the rest by
+    rank. Each is shown as it was found, also if the prompt has only a part of it."""
+    found = {place_of(passage).chunk_id: passage for reply in answer.replies for passage in reply.passages}
+    merged = (*answer.passages, *answer.unused)
+    listed = {place_of(passage).chunk_id for passage in merged}
+    listed.update(copy.chunk_id for passage in merged for copy in passage.also_in if copy.chunk_id is not None)
+    # What better chunks of the same document have already is in no prompt.
+    covered = [passage for key, passage in found.items() if passage.place is not None and key not in listed]
+    count = len(answer.passages)
+    return [
+        _source(passage, number if number <= count else None, found)
+        for number, passage in enumerate((*merged, *covered), 1)
+    ]
 
 
 def place_of(passage: Passage) -> Place:
@@ -402,7 +438,8 @@ def place_of(passage: Passage) -> Place:
     return Place(chunk_id=identity, collection="", start=0, end=len(passage.text), tokens=0, url=passage.url)
 
 
-def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
+def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -> SourceView:
+    passage = found.get(place_of(merged).chunk_id, merged)
     place = place_of(passage)
     return SourceView(
         chunk_id=place.chunk_id,
@@ -410,7 +447,7 @@ def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
         title=passage.title,
         content_snippet=passage.text[:200],
         score=passage.score,
-        citation_index=numbers.get(place.chunk_id),
+        citation_index=number,
         source=passage.source,
         collection=place.collection,
         chunk_index=place.index,
@@ -424,6 +461,8 @@ def _source(passage: Passage, numbers: Mapping[str, int]) -> SourceView:
         url=place.url,
         metadata=dict(place.metadata),
         scores=place.scores,
+        chunk_type=place.chunk_type,
+        also_in=merged.also_in,
     )
 
 

@@ -98,7 +98,13 @@ class RagDone(Value):
     model: str | None
     finish_reason: str | None
     rewritten_query: str | None
-    mean_similarity: float | None
+    mean_similarity: Annotated[
+        float | None, Meta(description="The old name of `guardrail_similarity`", extra_json_schema={"deprecated": True})
+    ]
+    guardrail_similarity: Annotated[
+        float | None,
+        Meta(description="Mean of the five best scores, each weighted by itself; compared with `threshold`"),
+    ]
     retrieval_ms: int
     latency_ms: int
     source_status: list[SourceStatus] | UnsetType = UNSET
@@ -166,6 +172,7 @@ class RagRenderer:
 
     def _done(self, answer: Answer) -> RagDone:
         usage = answer.usage or Usage()
+        guarded = round(similarity(answer.passages), 4) if answer.passages else None
         return RagDone(
             prompt_version=answer.prompt_version or self.prompt_version,
             sources_count=len(answer.passages),
@@ -180,7 +187,8 @@ class RagRenderer:
             model=answer.model,
             finish_reason=answer.finish_reason,
             rewritten_query=answer.rewritten,
-            mean_similarity=round(similarity(answer.passages), 4) if answer.passages else None,
+            mean_similarity=guarded,
+            guardrail_similarity=guarded,
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
             source_status=statuses(answer) if self.with_status else UNSET,

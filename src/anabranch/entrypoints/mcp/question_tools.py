@@ -153,6 +153,9 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         page=place.page,
         headings=place.headers,
         url=place.url,
+        chunk_id=place.chunk_id,
+        chunk_type=place.chunk_type,
+        also_in=passage.also_in,
     )
 
 
@@ -190,6 +193,8 @@ def _cited(citation: Citation, passage: Passage) -> CitedPassage:
         quoted_text=passage.text[citation.passage_start : citation.passage_end],
         answer_start=citation.start,
         answer_end=citation.end,
+        chunk_type=place.chunk_type,
+        also_in=passage.also_in,
     )
 
 

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.domain.model import Filters, Value
+from anabranch.domain.model import ChunkType, Filters, Value
 from anabranch.knowledge.durable_files import replace_file, sync_file
 from anabranch.knowledge.index.segment import Hits, Mask, Scored, Segment, top
 from anabranch.knowledge.model import Caller, Collection, Permissions
@@ -24,6 +24,7 @@ from anabranch.text.words import terms
 
 CURRENT = "CURRENT"
 MAX_CACHED_FILTERS = 64
+MAX_TYPES_READ = 50_000
 MAX_DELTA_PARTS = 8
 # Cached until something changes: the same callers ask again and again.
 MAX_CACHED_VIEWS = 32
@@ -235,6 +236,32 @@ def _grown(array: NDArray[Any], index: int) -> NDArray[Any]:
     return larger
 
 
+class ChunkTypes:
+    """The type of every chunk, by its key, read from the records when a filter first needs it. Keys are never used
+    again, so only new chunks are read later."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._types = np.zeros(0, np.int8)
+        self._last = 0
+
+    def refresh(self, db: Connection) -> None:
+        """Read the types of all chunks up to the connection's snapshot."""
+        with self._lock:
+            while rows := documents.chunk_types(db, self._last, MAX_TYPES_READ):
+                self._last = rows[-1][0]
+                self._types = _grown(self._types, self._last)
+                self._types[[key for key, _ in rows]] = [_TYPE_NUMBERS[name] for _, name in rows]
+
+    def mask(self, wanted: Sequence[ChunkType]) -> Mask | None:
+        """A mask of the chunks of these types; None is all."""
+        return np.isin(self._types, [_TYPE_NUMBERS[name] for name in wanted]) if wanted else None
+
+
+# 0 is no chunk.
+_TYPE_NUMBERS = {name: number for number, name in enumerate(get_args(ChunkType), 1)}
+
+
 class ReadSegment(NamedTuple):
     """A segment and the document key of each of its rows."""
 
@@ -318,22 +345,27 @@ class IndexReader:
         self._delta: tuple[ReadSegment, ...] = ()
         self._delta_seq = -1
         self._views: dict[tuple[int, int, bytes], View] = {}
+        self._chunk_types = ChunkTypes()
         self.manifest = IndexManifest()
         self.catalog = Catalog()
 
     def view(self, db: Connection, filters: Filters, caller: Caller) -> View:
         """A view of what the caller may find in the connection's snapshot."""
+        if filters.chunk_types:  # before the lock: the first time it reads all chunks
+            self._chunk_types.refresh(db)
         with self._lock:
             self._refresh(db)
             wanted = (self.catalog.seq, self.manifest.number, msgspec.json.encode((filters, caller)))
             if wanted not in self._views:
                 if len(self._views) >= MAX_CACHED_VIEWS:
                     self._views.clear()
-                self._views[wanted] = self._viewed(self.catalog.mask(db, filters, caller))
+                chunks = self._chunk_types.mask(filters.chunk_types)
+                self._views[wanted] = self._viewed(self.catalog.mask(db, filters, caller), chunks)
             return self._views[wanted]
 
-    def _viewed(self, mask: Mask) -> View:
-        parts = tuple((part.segment, _narrowed(mask, part.documents)) for part in (*self._segments, *self._delta))
+    def _viewed(self, mask: Mask, chunks: Mask | None) -> View:
+        """A view of the documents in the mask; of their chunks in the other mask, if there is one."""
+        parts = tuple((part.segment, _narrowed(mask, part, chunks)) for part in (*self._segments, *self._delta))
         rows = sum(len(segment) if chosen is None else int(chosen.sum()) for segment, chosen in parts)
         words = sum(segment.count_words(chosen) for segment, chosen in parts)
         return View(parts, rows, words / rows if words else 1.0, self.catalog.fingerprint(mask))
@@ -406,8 +438,13 @@ def _terms_of(row: Row) -> list[int]:
     return terms(" \n".join([*(line for line in above if line not in row["text"]), row["text"]]))
 
 
-def _narrowed(mask: Mask, documents: NDArray[np.int32]) -> Mask | None:
-    chosen = mask[documents] if len(mask) else np.zeros(len(documents), bool)
+def _narrowed(mask: Mask, part: ReadSegment, chunks: Mask | None) -> Mask | None:
+    """A mask of the rows of a segment; None permits all."""
+    chosen = mask[part.documents] if len(mask) else np.zeros(len(part.documents), bool)
+    if chunks is not None and chosen.any():
+        known = part.segment.keys < len(chunks)
+        chosen = chosen & known
+        chosen[chosen] = chunks[part.segment.keys[chosen]]
     return None if chosen.all() else chosen
 
 

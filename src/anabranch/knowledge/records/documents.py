@@ -322,11 +322,16 @@ def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[in
     return _pairs(db, "SELECT key, text FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
 
 
+def chunk_types(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
+    """The next chunks after a key, each with its type."""
+    return _pairs(db, "SELECT key, kind FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
+
+
 def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
     """Chunks with the columns of their documents and the name of their collection."""
     found = db.execute(
         "SELECT chunks.key AS chunk_key, chunks.id AS chunk_id, chunks.start_char, chunks.end_char, "
-        "chunks.tokens AS chunk_tokens, chunks.headers, chunks.page, chunks.text, documents.*, "
+        "chunks.tokens AS chunk_tokens, chunks.kind, chunks.headers, chunks.page, chunks.text, documents.*, "
         "collections.name AS collection_name FROM chunks JOIN documents ON documents.key = chunks.document "
         "JOIN collections ON collections.key = documents.collection "
         "WHERE chunks.key IN (SELECT value FROM json_each(?))",
