@@ -41,8 +41,13 @@ enabled = false
 """
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
-async def test_no_request_breaks_the_server(serve: Any, tmp_path: Path, examples: int) -> None:
+SOAK = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    ("phases", "examples"), [("fuzzing", 4), pytest.param("examples,coverage,fuzzing,stateful", 200, marks=SOAK)]
+)
+async def test_no_request_breaks_the_server(serve: Any, tmp_path: Path, phases: str, examples: int) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     async with serve(
         endpoint_allowlist=(), retrieval_timeout=0.3, generation_timeout=0.3, data_dir=str(tmp_path / "data")
@@ -55,6 +60,7 @@ async def test_no_request_breaks_the_server(serve: Any, tmp_path: Path, examples
             str(tmp_path / "schemathesis.toml"),
             "run",
             f"{server.url}/openapi.json",
+            f"--phases={phases}",
             f"--max-examples={examples}",
             "--continue-on-failure",
             "--no-color",

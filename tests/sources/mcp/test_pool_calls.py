@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import socket
 import sys
 import time
 
@@ -139,6 +140,17 @@ async def test_a_hanging_server_times_out_and_is_restarted() -> None:
         await until(lambda: health(pool, "lib").reconnects == 1)
         pool.update({"lib": server("lib")}, 5.0)
         assert (await ask(pool, "lib", "anew")).status is Status.SUCCESS
+
+
+async def test_a_url_that_never_answers_has_less_time_than_a_command() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        one = McpServer(name="silent", url=f"{address}/mcp?key=sesame-open-please")
+        async with pooled(one, timeout_s=0.1, timing=McpTiming(connect_url_s=0.3)) as pool:
+            pool.warm()
+            await pool.settled()
+            found = health(pool, "silent")
+    assert (found.state, found.error) == ("failed", f"The server at {address} was not ready within 0.3 seconds.")
 
 
 async def test_an_unresponsive_server_delays_neither_calls_nor_close() -> None:
