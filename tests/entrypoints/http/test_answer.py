@@ -1,5 +1,6 @@
 """What a client of the chat surface gets when all goes well."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -268,3 +269,21 @@ async def test_health_and_ready(server: Server) -> None:
         assert (await response.json())["status"] == "healthy"
     async with server.session.get(f"{server.url}/ready") as response:
         assert (response.status, await response.json()) == (200, {"status": "ready"})
+
+
+async def test_a_question_leaves_no_garbage_that_only_the_collector_frees(server: Server, space: Space) -> None:
+    """Such garbage cost five percent of the CPU time of a question."""
+    body = {"prompt": "?", "data_sources": [ref(space, "docs")], "model": ref(space, "scribe")}
+    await server.chat(**body)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            await server.chat(**body)
+            await server.stream(**body)
+        gc.collect()
+        left = {type(one).__name__ for one in gc.garbage if type(one).__module__.startswith("anabranch")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left - {"Space"} == set()

@@ -76,8 +76,9 @@ class Call(Generic[T]):
 
     scope: Scope
     receive: Receive
-    send: Send
+    _send: Send
     max_request_bytes: int
+    _log: Log
     operation: "Operation[T] | None" = None
     params: Mapping[str, str] = field(default_factory=dict)
     caller: Caller = field(default_factory=Caller)
@@ -94,6 +95,18 @@ class Call(Generic[T]):
     @property
     def query(self) -> QueryParams:
         return QueryParams(self.scope["query_string"])
+
+    async def send(self, message: Message) -> None:
+        """Sends a part of the response. The first one gets the correlation id, and is logged if it is a refusal. (A
+        method: a function that refers to its call would be a cycle, which only the garbage collector ends.)"""
+        if message["type"] in RESPONSE_STARTS:
+            self.responding = True
+            identifier = self.scope["correlation_id"]
+            message["headers"] = [*message["headers"], (b"x-correlation-id", identifier.encode())]
+            if 400 <= (status := message.get("status", 101)) < 500:
+                path, peer = self.scope["path"][:MAX_LOGGED_PATH], (self.scope.get("client") or ("",))[0]
+                self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
+        await self._send(message)
 
     async def read(self) -> None:
         """Reads and decodes the body."""
@@ -208,19 +221,8 @@ class RequestLoop:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             send = _refusing_as_http(send, scope)
-        scope["correlation_id"] = identifier = correlation_id(header(scope, b"x-correlation-id"))
-        echo = (b"x-correlation-id", identifier.encode())
-
-        async def send_marked(message: Message) -> None:
-            if message["type"] in RESPONSE_STARTS:
-                call.responding = True
-                message["headers"] = [*message["headers"], echo]
-                if 400 <= (status := message.get("status", 101)) < 500:
-                    path, peer = scope["path"][:MAX_LOGGED_PATH], (scope.get("client") or ("",))[0]
-                    self._log.info("request_refused", correlation_id=identifier, status=status, path=path, peer=peer)
-            await send(message)
-
-        call: Call[Any] = Call(scope, receive, send_marked, self._max_request_bytes)
+        scope["correlation_id"] = correlation_id(header(scope, b"x-correlation-id"))
+        call: Call[Any] = Call(scope, receive, send, self._max_request_bytes, self._log)
         try:
             call.operation, call.params = self._router.find(scope)
             await self._answer(call, call.operation)
@@ -231,7 +233,7 @@ class RequestLoop:
             if call.responding:
                 raise
             status, body = dialect.render(refusal, scope)
-            await send_response(send_marked, status, body, [JSON, *refusal_headers(refusal, status)])
+            await send_response(call.send, status, body, [JSON, *refusal_headers(refusal, status)])
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
         if operation.admission:
