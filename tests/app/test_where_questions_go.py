@@ -166,3 +166,18 @@ async def test_an_empty_server_calls_no_model_and_creates_no_data_folder(
         answer = await ab.ask(QUESTION)
     assert (answer.refused, answer.ground) == (True, Ground.NO_SOURCES)
     assert not (tmp_path / "none").exists()
+
+
+async def test_the_operator_names_mcp_servers_and_all_collections_in_chat(shelf: Library) -> None:
+    sources = [{"slug": "rivers"}, {"slug": "collections"}]
+    answer = await shelf.server.chat(prompt=QUESTION, data_sources=sources, retrieval_only=True)
+    assert {one["path"]: one["status"] for one in answer["retrieval_info"]} == {
+        "rivers": "success",
+        "collections": "success",
+    }
+
+
+async def test_mcp_ask_takes_the_name_that_stands_for_all_collections(shelf: Library) -> None:
+    async with client(shelf) as tools:
+        reply = await tools.call_tool("ask", {"question": QUESTION, "sources": ["collections", "lakes"]})
+    assert {one["name"] for one in reply.structured_content["sources"]} == {"collections", "lakes"}

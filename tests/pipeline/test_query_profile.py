@@ -1,5 +1,7 @@
 """What the query surfaces do differently: ranks of several sources, overlapping chunks once, spec 5's budget."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -78,6 +80,34 @@ def test_a_near_duplicate_of_another_source_is_merged_and_named() -> None:
 def test_texts_of_two_sources_with_other_numbers_are_both_kept() -> None:
     ours, theirs = remote(LONG.format("5 mice"), "ours", 0.4), remote(LONG.format("6 mice"), "theirs", 0.9)
     assert len(merge([reply(ours), reply(theirs)], QUERY)) == 2
+
+
+def test_a_passage_without_any_relation_to_the_question_comes_after_all_others() -> None:
+    found = [remote(f"Text {n}.", "ours", 0.9 - n / 10) for n in range(3)]
+    merged = merge([reply(remote("Commit history.", "theirs", 0.0)), reply(*found)], QUERY)
+    assert [passage.source for passage in merged] == ["ours", "ours", "ours", "theirs"]
+
+
+def test_a_slow_comparison_of_near_duplicates_ends_with_its_time() -> None:
+    texts = ["a" * 200_000 + "bcdefghij"[n] * 2_000 for n in range(9)]
+    began = time.process_time()
+    merge([reply(*(remote(text, "theirs", 0.5) for text in texts))], QUERY, until=time.monotonic() + 0.1)
+    assert time.process_time() - began < 5
+
+
+async def test_characters_without_tokens_do_not_fill_the_prompt() -> None:
+    hidden = "\u200b" * 150_000
+    stuffed = Passage(
+        source="notes",
+        title="T",
+        text=f"Lakes. {hidden}",
+        score=0.9,
+        place=Place(chunk_id="c", collection="notes", start=0, end=7 + len(hidden), tokens=5),
+    )
+    question = Question(text="What are lakes?", profile=QUERY)
+    for passage in (stuffed, remote(f"Lakes. {' ' * 4_000_000}", "theirs", 0.9)):
+        prompt = await compose(question, [passage] * 9, Ground.DOCUMENTS, 4_000)
+        assert sum(len(message.content) for message in prompt.messages) < 100_000
 
 
 def test_equal_texts_of_two_sources_are_one_passage_that_names_both() -> None:

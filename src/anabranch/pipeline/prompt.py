@@ -47,6 +47,8 @@ DIGITS = string.digits.encode()
 CONTINUATIONS = bytes(range(0x80, 0xC0))
 TWO_BYTE_LEADS = bytes(range(0xC0, 0xE0))
 INLINE_CHARACTERS = 500_000
+# No ordinary text has longer tokens on average.
+MAX_TOKEN_CHARACTERS = 16
 
 LANGUAGES = {"en": "English", "de": "German", "es": "Spanish", "fr": "French", "zh": "Chinese"}
 
@@ -94,6 +96,7 @@ async def compose(question: Question, passages: Sequence[Passage], ground: Groun
         version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
+        marks=question.profile.marks,
     )
 
 
@@ -137,7 +140,8 @@ async def _assembled(passages: Sequence[Passage], room: int) -> list[Passage]:
     counted = dict(zip(map(id, unknown), await estimated_tokens([passage.text for passage in unknown]), strict=True))
     kept: list[Passage] = []
     for passage in passages:
-        tokens = passage.place.tokens if passage.place is not None else counted[id(passage)]
+        # The embedder counts no tokens for some characters, of which a hostile document can have any number.
+        tokens = max(passage.place.tokens, _floor(passage.text)) if passage.place is not None else counted[id(passage)]
         if tokens > room:
             if room > WORTH_CUTTING:
                 kept.append(_shortened(passage, room, tokens))
@@ -219,4 +223,10 @@ def estimate(text: str) -> int:
     no_digits = rest.translate(None, DIGITS)
     others = no_digits.translate(None, TWO_BYTE_LEADS)
     letters, digits = len(data) - len(no_letters), len(rest) - len(no_digits)
-    return (letters * 2) // 7 + (digits * 3) // 5 + (len(no_digits) - len(others)) // 2 + len(others)
+    tokens = (letters * 2) // 7 + (digits * 3) // 5 + (len(no_digits) - len(others)) // 2 + len(others)
+    return max(tokens, _floor(text))
+
+
+def _floor(text: str) -> int:
+    """The fewest tokens that a text counts as, also one of white space only."""
+    return len(text) // MAX_TOKEN_CHARACTERS

@@ -107,7 +107,7 @@ async def test_the_same_question_asks_the_model_once(filled: Path, models_dir: P
         await shelf.good("POST", "/v1/query", {"query": question}, who="alice", headers={"Cache-Control": "no-cache"})
         assert len(space.requests) == 2
         entries = (await shelf.good("GET", "/v1/queries", who="alice"))["queries"]
-    assert [one["input_tokens"] > 0 for one in entries] == [True, False, True], "a cached answer used no tokens"
+    assert sorted(one["input_tokens"] > 0 for one in entries) == [False, True, True], "a cached answer used no tokens"
 
 
 async def test_a_caller_over_the_limit_gets_429_rate_limited(filled: Path, models_dir: Path) -> None:

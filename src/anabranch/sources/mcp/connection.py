@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import cast
-from urllib.parse import urlsplit
 
 from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
@@ -41,7 +40,7 @@ from anabranch.network.redaction import Secrets, of_server, quoted
 from anabranch.sources.mcp.framing import RawReply, tapped
 from anabranch.sources.mcp.http_transport import http_transport
 from anabranch.sources.mcp.results.extraction import extract, texts, tool_result
-from anabranch.sources.mcp.services import EXPIRED, McpTiming, PoolServices, cancel_until_done, failed
+from anabranch.sources.mcp.services import EXPIRED, McpTiming, PoolServices, cancel_until_done, failed, located
 from anabranch.sources.mcp.stdio_transport import stdio_transport
 from anabranch.sources.mcp.tool_selection import NoTool, ToolChoice, arguments, choose
 from anabranch.telemetry.log import label
@@ -224,7 +223,7 @@ async def connected(
 
 def connection_error(error: BaseException, server: McpServer, within_s: float) -> str:
     """Why a connection failed; of a server at a URL, also where."""
-    name = "The server" if server.url is None else f"The server at {_origin(server.url)}"
+    name = f"The server{located(server)}"
     match _root(error):
         case AnabranchError() as known:
             return known.message
@@ -296,12 +295,6 @@ def _unreadable_message(error: MCPError, server: McpServer) -> str:
         kind = f"of type {found[1]}" if found[1] else "of unknown type"
         return f"The server's reply is {kind}, which is not an MCP message: check `url`."
     return ""
-
-
-def _origin(url: str) -> str:
-    """Without the path and the query, which may contain a secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def sanitize(text: str, server: McpServer) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from anabranch.domain.mcp import MAX_HOPS, McpServer, ServerHealth, ServerState
 from anabranch.domain.model import Context, Passage, Query, SourceReply, Status
 from anabranch.domain.signals import McpServerStateChanged
-from anabranch.sources.mcp.services import EXPIRED, PoolServices, TrackedTasks, cancel_until_done, failed
+from anabranch.sources.mcp.services import EXPIRED, PoolServices, TrackedTasks, cancel_until_done, failed, located
 from anabranch.text.support import MAX_READ, Wording, share
 
 if TYPE_CHECKING:
@@ -307,6 +307,8 @@ class McpSource:
             return failed(self._name, IN_A_CIRCLE, fault=False)
         await load_sdk()  # the server's time does not include ours
         reply = await keeper.search(query, context)
+        if reply.error and not (context.operator or context.local_operator):
+            reply = msgspec.structs.replace(reply, error=reply.error.replace(located(keeper.server), ""))
         if query.raw or not reply.passages:
             return reply
         wording = Wording(query.text)

@@ -4,8 +4,10 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from anabranch.domain.contracts import Clock, Outbound, Telemetry
+from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import SourceReply, Status, Value
 
 T = TypeVar("T")
@@ -61,6 +63,14 @@ async def cancel_until_done(*tasks: asyncio.Task[Any]) -> None:
         for task in running:
             task.cancel()
         await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
+
+
+def located(server: McpServer) -> str:
+    """Where a server at a URL is, for errors: without the path and the query, which may contain a secret."""
+    if server.url is None:
+        return ""
+    parts = urlsplit(server.url)
+    return f" at {parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class McpTiming(Value):
