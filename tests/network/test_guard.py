@@ -129,7 +129,7 @@ def guarded(
 ) -> Callable[..., AbstractAsyncContextManager[Server]]:
     """A server with no allowlist; the healthy source and the model are the operator's own, under their names."""
     monkeypatch.setattr(
-        "anabranch.app.startup.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
+        "anabranch.network.outbound.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
     )
     own = {
         "sources": {"docs": Endpoint(slug="docs", url=space.url, operator=True)},

@@ -146,7 +146,7 @@ async def test_the_resolved_address_decides_who_may_use_a_host_name(
     serve: Serve, inside: Canary, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "anabranch.app.startup.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
+        "anabranch.network.outbound.AiohttpOutbound", partial(AiohttpOutbound, resolver=lambda: Names(NAMES))
     )
     async with serve() as server:
         assert await asked(server, f"http://inside.example:{inside.port}", {}) == ("success", None)

@@ -1,24 +1,55 @@
 """What every process sets up at its start: logging, telemetry, the HTTP client."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from anabranch.app import knowledge_opener
 from anabranch.configuration.settings import Settings, secrets_of
+from anabranch.domain.contracts import Exchange
 from anabranch.network import redaction
 from anabranch.network.addresses import AddressGuard
-from anabranch.network.outbound import AiohttpOutbound
 from anabranch.telemetry.log import Log
 from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
+
+if TYPE_CHECKING:
+    from anabranch.network.outbound import AiohttpOutbound
 
 COLLECTOR_REPLY_BYTES = 64 * 1024
 
 
+class LazyOutbound:
+    """An Outbound whose HTTP client is loaded with the first request: most commands, and most runs of the indexer, make
+    none, and loading takes longer than their work."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._client: AiohttpOutbound | None = None
+        # From the first request on it is the client's.
+        self.request: Callable[..., AbstractAsyncContextManager[Exchange]] = self._first_request
+
+    def load(self) -> None:
+        """Load the client now: a server must not do it during its first question."""
+        from anabranch.network import outbound  # noqa: PLC0415
+
+        if self._client is None:
+            self._client = outbound.AiohttpOutbound(**self._options)
+            self.request = self._client.request
+
+    def _first_request(self, *args: Any, **given: Any) -> AbstractAsyncContextManager[Exchange]:
+        self.load()
+        return self.request(*args, **given)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
 @asynccontextmanager
-async def outbound_for(settings: Settings, max_reply_bytes: int | None = None) -> AsyncIterator[AiohttpOutbound]:
+async def outbound_for(settings: Settings, max_reply_bytes: int | None = None) -> AsyncIterator[LazyOutbound]:
     """A client that reaches public addresses, and what the settings allow besides. While it is open, the secrets of the
     settings are removed from texts of upstreams."""
-    opened = AiohttpOutbound(
+    opened = LazyOutbound(
         guard=AddressGuard(settings.allowed_networks),
         allowed_origins=settings.allowed_origins,
         max_reply_bytes=settings.max_reply_bytes if max_reply_bytes is None else max_reply_bytes,

@@ -72,6 +72,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
     policies = Policies(settings, clock, telemetry)
     async with AsyncExitStack() as leaving:
         outbound = await leaving.enter_async_context(outbound_for(settings))
+        if role.streaming:
+            outbound.load()
         leaving.push_async_callback(policies.close)
         knowledge = KnowledgeOpener(
             settings,

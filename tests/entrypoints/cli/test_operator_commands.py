@@ -68,11 +68,19 @@ def test_help_lists_every_command_as_it_describes_itself() -> None:
         assert (command.help or "").partition("\n")[0] == text
 
 
-def test_help_loads_few_modules(kept: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--help"], {"aiohttp", "numpy", "onnxruntime", "starlette", "uvicorn"}),
+        (["documents"], {"aiohttp", "onnxruntime", "starlette", "uvicorn"}),
+        (["queries", "list"], {"aiohttp", "numpy", "onnxruntime", "starlette", "uvicorn"}),
+    ],
+)
+def test_commands_load_only_the_libraries_that_they_need(kept: Path, arguments: list[str], unneeded: set[str]) -> None:
     code = (
         "import sys; from anabranch.entrypoints.cli.main import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: print(sorted({'numpy', 'onnxruntime', 'starlette', 'uvicorn'} & set(sys.modules)))"
+        f"try: main({arguments!r})\n"
+        f"except SystemExit: print(sorted({unneeded!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
