@@ -227,7 +227,8 @@ def main() -> None:
             found["ingest"] = ingest(walks)
             found["/v1/query"] = query(walks)
             found["MCP aggregate"] = aggregate(walks)
-        with serving(folder, AGGREGATOR_REDIS_URL=redis) as walks:
+        # Without collections: the start of their search would run beside the planner.
+        with serving(folder, AGGREGATOR_REDIS_URL=redis, AGGREGATOR_DATA_DIR=str(folder / "none")) as walks:
             found["planner event over Redis"] = planner_event(walks)
     if "--files" in sys.argv:
         print(json.dumps(found, indent=1))
