@@ -31,7 +31,7 @@ def environment(data: Path, **variables: str) -> dict[str, str]:
     return {**inherited, **models, "AGGREGATOR_DATA_DIR": str(data), **variables}
 
 
-def process(data: Path, *arguments: str, **variables: str) -> Ran:
+def process(data: Path, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str) -> Ran:
     """As a person runs it."""
     done = subprocess.run(
         [sys.executable, "-m", "anabranch", *arguments],
@@ -41,10 +41,21 @@ def process(data: Path, *arguments: str, **variables: str) -> Ran:
         check=False,
         cwd=data.parent,
         env=environment(data, **variables),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def on_terminal(data: Path, *arguments: str, typed: str) -> Ran:
+    """With a terminal as standard input, on which a person has typed something."""
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, typed.encode())
+        return process(data, *arguments, stdin=theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def here(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:

@@ -207,7 +207,7 @@ def test_with_zero_days_the_commands_say_that_nothing_is_kept(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "left"), [([], 2), (["--older-than", "0"], 2), (["--user", "alice"], 1), (["--all"], 0)]
+    ("options", "left"), [([], 2), (["--older-than", "0"], 2), (["--user", "alice"], 1), (["--all", "--yes"], 0)]
 )
 def test_forget_deletes_counts_only_with_a_user_or_all(run: Run, data: Path, options: list[str], left: int) -> None:
     with closing(Database.open(data)) as database:

@@ -21,6 +21,7 @@ config_option = click.option(
     help="The configuration file [default: anabranch.yaml].",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking for confirmation.")
 
 
 def configured(config: Path | None) -> "Settings":

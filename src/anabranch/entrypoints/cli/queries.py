@@ -1,7 +1,7 @@
 """`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,13 @@ from anabranch.entrypoints.cli.options import (
     json_option,
     query_options,
     settings_option,
+    yes_option,
 )
 from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, records, write
 from anabranch.entrypoints.cli.terminal import (
+    confirm_deletion,
     counted,
+    fitting,
     flat,
     joined,
     json_line,
@@ -49,8 +52,6 @@ from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
-# On a narrower terminal, a list has only its most important columns.
-WIDE = 130
 MAX_QUESTION = 200
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
@@ -72,7 +73,7 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
     found = _listed(settings, _wanted(settings, **given), limit)
     print_list(
         [query_entry(one, operator=True) for one in found[:limit]],
-        _columns(
+        fitting(
             ("question", "outcome", "id"),
             question=lambda one: _short(one.query),
             asked=lambda one: moment(one.created_at.timestamp()),
@@ -188,9 +189,12 @@ def export(file: Path | None, force: bool, settings: Settings, **given: str | No
 @click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Questions older than this many days.")
 @click.option("--user", help="Questions of this user: all of them unless --older-than is given.")
 @click.option("--all", "everything", is_flag=True, help="All questions.")
+@yes_option
 @json_option
 @settings_option
-def forget(older_than: float | None, user: str | None, everything: bool, as_json: bool, settings: Settings) -> None:
+def forget(
+    older_than: float | None, user: str | None, everything: bool, yes: bool, as_json: bool, settings: Settings
+) -> None:
     """Delete questions with their answers, citations and feedback.
 
     Without an option, those older than AGGREGATOR_QUERY_LOG_DAYS, which a server deletes by itself. --user and --all
@@ -198,6 +202,8 @@ def forget(older_than: float | None, user: str | None, everything: bool, as_json
     """
     if everything and older_than is not None:
         raise click.UsageError("--all and --older-than exclude each other.")
+    if everything and not yes:
+        confirm_deletion("all questions of the query log" if user is None else f"all questions of {flat(user)!r}")
     counts = everything or user is not None
     days = (0.0 if counts else float(settings.query_log_days)) if older_than is None else older_than
     deleted = write(settings, lambda db: query_log.forget(db, days, user, counts=counts)) if exist(settings) else 0
@@ -219,7 +225,7 @@ def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | 
     found = _listed(settings, _wanted(settings, **given), limit, rated=True)
     print_list(
         [feedback_entry(one, operator=True) for one in found[:limit]],
-        _columns(
+        fitting(
             ("question", "rating", "id"),
             question=lambda one: _short(one.query),
             rating=lambda one: one.rating,
@@ -240,11 +246,6 @@ def _short(question: str | None) -> str:
     """The start of a question, for a list."""
     text = "(not kept)" if question is None else flat(question)
     return text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION - 1]}…"
-
-
-def _columns(narrow: Sequence[str], **columns: Callable[[Any], str]) -> Mapping[str, Callable[[Any], str]]:
-    """The columns of a list; on a narrow terminal only those in `narrow`."""
-    return columns if output().width >= WIDE else {name: columns[name] for name in narrow}
 
 
 def _why_empty(settings: Settings, otherwise: str) -> str:
