@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +31,12 @@ def environment(data: Path, **variables: str) -> dict[str, str]:
     return {**inherited, **models, "AGGREGATOR_DATA_DIR": str(data), **variables}
 
 
-def process(data: Path, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str) -> Ran:
+def process(data: Path, *arguments: str, **variables: str) -> Ran:
     """As a person runs it."""
+    return _process(data, arguments, variables, subprocess.DEVNULL)
+
+
+def _process(data: Path, arguments: Sequence[str], variables: Mapping[str, str], stdin: int) -> Ran:
     done = subprocess.run(
         [sys.executable, "-m", "anabranch", *arguments],
         capture_output=True,
@@ -52,7 +56,7 @@ def on_terminal(data: Path, *arguments: str, typed: str) -> Ran:
     ours, theirs = os.openpty()
     try:
         os.write(ours, typed.encode())
-        return process(data, *arguments, stdin=theirs)
+        return _process(data, arguments, {}, theirs)
     finally:
         os.close(ours)
         os.close(theirs)

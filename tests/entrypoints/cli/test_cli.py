@@ -372,7 +372,10 @@ def test_errors_are_one_sentence_on_standard_error(run: Run, tmp_path: Path, arg
 def test_an_unreachable_hub_exits_1(run: Run) -> None:
     ran = run("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL=NOBODY)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "anabranch: The hub at http://127.0.0.1:1 cannot be asked. No connection could be made.\n"
+    assert ran.err == (
+        "anabranch: The hub at http://127.0.0.1:1 (AGGREGATOR_SYFTHUB_URL) cannot be asked. "
+        "No connection could be made.\n"
+    )
 
 
 async def test_an_empty_question_is_an_error(cli: Cli, space: Space) -> None:

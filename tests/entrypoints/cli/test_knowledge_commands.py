@@ -311,6 +311,12 @@ def test_read_only_commands_create_no_data_folder(
     assert not (tmp_path / "data").exists()
 
 
+def test_restricted_without_users_and_groups_is_noted(change: Run) -> None:
+    ran = change("documents", "permissions", "rivers.txt", "--visibility", "restricted")
+    assert ran.code == 0
+    assert ran.err == "anabranch: Only the owner may see it: no user or group is named (--user, --group).\n"
+
+
 def test_documents_list_show_permissions_and_delete(change: Run) -> None:
     listed = json.loads(change("documents", "list", "-c", "handbook", "--json").out)
     assert sorted(one["filename"] for one in listed) == ["hr/refunds.md", "rivers.txt"]

@@ -11,7 +11,7 @@ import click
 
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError, NotFound
+from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
@@ -53,6 +53,8 @@ from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, Query
 
 PAGE = 100
 MAX_QUESTION = 200
+# So many ids are shown for a prefix that several have.
+MAX_CANDIDATES = 5
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
 )
@@ -95,10 +97,10 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
 @json_option
 @settings_option
 def show(identifier: str, as_json: bool, settings: Settings) -> None:
-    """Show a question with its answer, citations and passages."""
+    """Show a question with its answer, citations and passages, by its ID or the beginning of it."""
 
     def work(db: Connection) -> list[LoggedAnswer]:
-        found = query_log.detail(db, OPERATOR, identifier)
+        found = query_log.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
         return [] if found is None else [found]
 
     found = read(settings, work) if settings.query_log_days else []
@@ -109,6 +111,16 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
         print_json(detail)
     else:
         _print_detail(detail)
+
+
+def _with_prefix(db: Connection, prefix: str) -> LoggedAnswer | None:
+    """The only entry whose id begins with the prefix. Conflict if there are several."""
+    found = query_log.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
+    if len(found) > 1:
+        more = ", …" if len(found) > MAX_CANDIDATES else ""
+        shown = ", ".join(found[:MAX_CANDIDATES])
+        raise Conflict(f"Several questions have an id that begins with {prefix!r}; give more of it: {shown}{more}.")
+    return query_log.detail(db, OPERATOR, found[0]) if found else None
 
 
 def _print_detail(detail: QueryDetail) -> None:
