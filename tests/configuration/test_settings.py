@@ -522,6 +522,12 @@ def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
             loaded(**{name: str(wrong)})
 
 
+@pytest.mark.parametrize("given", ["chat,rag", '["chat", "rag"]'])
+def test_a_wrong_entry_of_a_list_is_named(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_RATE_LIMIT_SURFACES takes a list of .*, not 'rag'\.$"):
+        loaded(RATE_LIMIT_SURFACES=given)
+
+
 def test_an_unknown_variable_is_named() -> None:
     given = {"AGGREGATOR_PROT": "1", "AGGREGATOR_PORT": "1", "AGGREGATOR_CONFIG": "x", "AGGREGATOR_X": "1", "PATH": "/"}
     assert unknown(given) == {"AGGREGATOR_PROT": "did you mean AGGREGATOR_PORT?", "AGGREGATOR_X": ""}

@@ -54,13 +54,13 @@ async def test_a_document_is_found_by_id_then_file_name_then_title_then_ignoring
     assert await found(shop, "plan.txt") == other
 
 
-async def test_a_name_of_several_documents_is_a_conflict_that_shows_their_ids(shop: Workshop) -> None:
+async def test_a_name_of_several_documents_is_a_conflict_that_shows_id_file_and_collection(shop: Workshop) -> None:
     await shop.collection("more")
     ids = [*await add(shop, ("a.md", "Plan"), ("b.md", "Plan")), *await add(shop, ("a.md", "Plan"), to="more")]
     with pytest.raises(Conflict) as refused:
         await shop.room.document(OPERATOR, "Plan")
-    assert all(f"{one} ('Plan' in " in refused.value.message for one in ids)
-    assert "'more'" in refused.value.message
+    shown = ("'a.md', 'Plan' in 'notes'", "'b.md', 'Plan' in 'notes'", "'a.md', 'Plan' in 'more'")
+    assert all(f"{one} ({told})" in refused.value.message for one, told in zip(ids, shown, strict=True))
     for call in (shop.room.delete_document, shop.room.retry):
         with pytest.raises(Conflict):
             await call(OPERATOR, "a.md")
@@ -71,7 +71,7 @@ async def test_a_conflict_shows_ten_of_many_documents(shop: Workshop) -> None:
     await add(shop, *((f"{n}.md", "Plan") for n in range(12)))
     with pytest.raises(Conflict, match="more than 10") as refused:
         await shop.room.document(OPERATOR, "plan")
-    assert refused.value.message.count("('Plan' in 'notes')") == 10
+    assert refused.value.message.count("'Plan' in 'notes')") == 10
 
 
 async def test_names_are_resolved_among_what_the_caller_may_see(shop: Workshop) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,10 @@ def environment(data: Path, **variables: str) -> dict[str, str]:
 
 def process(data: Path, *arguments: str, **variables: str) -> Ran:
     """As a person runs it."""
+    return _process(data, arguments, variables, subprocess.DEVNULL)
+
+
+def _process(data: Path, arguments: Sequence[str], variables: Mapping[str, str], stdin: int) -> Ran:
     done = subprocess.run(
         [sys.executable, "-m", "anabranch", *arguments],
         capture_output=True,
@@ -41,10 +45,21 @@ def process(data: Path, *arguments: str, **variables: str) -> Ran:
         check=False,
         cwd=data.parent,
         env=environment(data, **variables),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def on_terminal(data: Path, *arguments: str, typed: str) -> Ran:
+    """With a terminal as standard input, on which a person has typed something."""
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, typed.encode())
+        return _process(data, arguments, {}, theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def here(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:

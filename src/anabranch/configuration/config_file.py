@@ -141,7 +141,19 @@ def check_value(value: str, check: Callable[[str], object], kind: Any, where: st
 def _invalid(where: str, kind: Any, value: object, *, secret: bool = False) -> ConfigurationError:
     metas = (meta for meta in get_args(without_none(kind)) if isinstance(meta, Meta))
     takes = next(meta.description for meta in metas if meta.description)
-    return ConfigurationError(f"{where} takes {takes}{'' if secret else _not_value(value)}.")
+    return ConfigurationError(f"{where} takes {takes}{'' if secret else _not_value(_wrong_part(value, kind))}.")
+
+
+def _wrong_part(value: object, kind: Any) -> object:
+    """The first entry of a list that the type does not accept, or the value itself."""
+    entry, *more = get_args(get_args(without_none(kind))[0]) or (None,)
+    if isinstance(value, list) and more == [...]:
+        for one in value:
+            try:
+                msgspec.convert(one, entry, strict=False)
+            except (msgspec.ValidationError, msgspec.DecodeError):
+                return one
+    return value
 
 
 def as_text(value: object, where: str) -> str:

@@ -149,7 +149,11 @@ def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> Store
     if len(matches) == 1:
         return matches[0]
     names = {one.key: one.name for one in collections.listed(db)}
-    shown = [f"{one.id} ({one.title!r} in {names.get(one.collection, '')!r})" for one in matches[:MAX_CANDIDATES]]
+    shown = [
+        f"{one.id} ({', '.join(repr(told) for told in (one.filename, one.title) if told)} in "
+        f"{names.get(one.collection, '')!r})"
+        for one in matches[:MAX_CANDIDATES]
+    ]
     more = f", and more than {MAX_CANDIDATES} in all" if len(matches) > MAX_CANDIDATES else ""
     raise Conflict(f"Several documents are named {name!r}; use an id: {', '.join(shown)}{more}.")
 

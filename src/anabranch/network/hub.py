@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 PAGE = 100
 MAX_PAGES = 50
+# Errors name it: its default is a hub on this machine, which few have.
+SETTING = "AGGREGATOR_SYFTHUB_URL"
 
 
 class HubConnection(Value):
@@ -46,7 +48,7 @@ class HubClient:
                     return _endpoint(entry)
             if len(published) < PAGE:
                 break
-        raise InvalidQuestion(f"The hub at {self._url} knows no endpoint {path!r}.")
+        raise InvalidQuestion(f"The hub at {self._url} ({SETTING}) knows no endpoint {path!r}.")
 
     async def guest_token(self, owner: str) -> str | None:
         """A guest token for this owner's endpoints, if the hub issues one."""
@@ -62,9 +64,9 @@ class HubClient:
                     raise UpstreamError(f"It answered with {reply.status}.")
                 return msgspec.json.decode(await reply.read(), type=kind)
         except UpstreamError as error:
-            raise HubFailed(f"The hub at {self._url} cannot be asked. {error.message}") from error
+            raise HubFailed(f"The hub at {self._url} ({SETTING}) cannot be asked. {error.message}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise HubFailed(f"The hub at {self._url} answered in a form that is not understood.") from error
+            raise HubFailed(f"The hub at {self._url} ({SETTING}) answered in a form that is not understood.") from error
 
 
 def _endpoint(entry: HubEndpoint) -> Endpoint:

@@ -16,6 +16,7 @@ from anabranch.domain.contracts import Breadcrumbs, Cache, Clock, EventLog, Suba
 from anabranch.domain.errors import AnabranchError, StreamUnavailable
 from anabranch.domain.model import Context, Value
 from anabranch.domain.steps import Trace
+from anabranch.eventlog.redis.log import UNREACHABLE
 from anabranch.redis.client import Redis, RedisGone, script
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
@@ -107,7 +108,7 @@ class RedisSessions:
         try:
             return await self._redis.execute("EVAL", claim, 1, key, identity, ttl_ms) == 1
         except RedisGone as gone:
-            raise StreamUnavailable("The log that the workers share cannot be reached.") from gone
+            raise StreamUnavailable(UNREACHABLE) from gone
 
 
 class Alarm(Protocol):

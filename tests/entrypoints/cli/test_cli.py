@@ -255,12 +255,13 @@ async def test_ask_exits_3_if_nothing_is_found(inside: Inside, space: Space) -> 
     assert (await inside("ask", QUESTION, "-s", f"{space.url}/empty", "--retrieve")).code == 3
 
 
-async def test_ask_exits_3_if_all_sources_fail(inside: Inside, space: Space) -> None:
+async def test_ask_exits_1_if_all_sources_fail(inside: Inside, space: Space) -> None:
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/status-500", "-m", f"{space.url}/scribe")
-    assert ran.code == 3
+    assert ran.code == 1
     assert "The source did not answer, so there is nothing to answer from." in ran.out
     assert "status-500: It answered with an error (500)" in ran.out
     assert rows(ran.out)["status-500"][0] == "✗"
+    assert (await inside("ask", QUESTION, "-s", f"{space.url}/status-500", "--retrieve")).code == 1
 
 
 async def test_ask_exits_1_if_the_model_fails(cli: Cli, space: Space) -> None:
@@ -371,7 +372,10 @@ def test_errors_are_one_sentence_on_standard_error(run: Run, tmp_path: Path, arg
 def test_an_unreachable_hub_exits_1(run: Run) -> None:
     ran = run("ask", QUESTION, "-s", "alice/docs", "--retrieve", AGGREGATOR_SYFTHUB_URL=NOBODY)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "anabranch: The hub at http://127.0.0.1:1 cannot be asked. No connection could be made.\n"
+    assert ran.err == (
+        "anabranch: The hub at http://127.0.0.1:1 (AGGREGATOR_SYFTHUB_URL) cannot be asked. "
+        "No connection could be made.\n"
+    )
 
 
 async def test_an_empty_question_is_an_error(cli: Cli, space: Space) -> None:

@@ -21,7 +21,7 @@ import pytest
 from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings
 from anabranch.entrypoints.cli.resources import alone
-from support.cli_runner import Ran, Run, environment, here, process
+from support.cli_runner import Ran, Run, environment, here, on_terminal, process
 
 pytestmark = pytest.mark.xdist_group("knowledge-commands")
 
@@ -293,7 +293,7 @@ def test_collections_create_and_delete(change: Run) -> None:
     assert shown["chunking"] == {"strategy": "fixed", "size": 100, "overlap": 50}
     assert shown["permissions"] == {"visibility": "restricted", "allowed_users": ["bob"], "allowed_groups": []}
     assert change("collections", "create", "plans").err == "anabranch: There is a collection named 'plans' already.\n"
-    assert change("collections", "delete", "handbook").out == "Deleted handbook and 2 documents.\n"
+    assert change("collections", "delete", "handbook", "--yes").out == "Deleted handbook and 2 documents.\n"
     assert [one["name"] for one in json.loads(change("collections", "--json").out)] == ["plans"]
 
 
@@ -309,6 +309,12 @@ def test_read_only_commands_create_no_data_folder(
     for arguments in (["search", "x"], ["index", "status"], ["backup", "b"], ["documents", "show", "x"]):
         assert "There are no documents in" in run(*arguments).err
     assert not (tmp_path / "data").exists()
+
+
+def test_restricted_without_users_and_groups_is_noted(change: Run) -> None:
+    ran = change("documents", "permissions", "rivers.txt", "--visibility", "restricted")
+    assert ran.code == 0
+    assert ran.err == "anabranch: Only the owner may see it: no user or group is named (--user, --group).\n"
 
 
 def test_documents_list_show_permissions_and_delete(change: Run) -> None:
@@ -334,7 +340,7 @@ def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> N
     ran = change("documents", "list", "--status", "failed")
     assert ran.code == 0
     assert re.search(
-        r"^broken\.pdf +0 +public +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.", ran.out, re.MULTILINE
+        r"^broken\.pdf +handbook +0 +public +\S+ +failed *\n\nbroken\.pdf: The PDF is damaged\.", ran.out, re.MULTILINE
     )
     (failed,) = json.loads(change("documents", "--status", "failed", "--json").out)
     assert (failed["searchable"], failed["bytes"]) == (False, len(b"%PDF-1.4 and no more"))
@@ -348,6 +354,74 @@ def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> N
     assert re.search(r"^status +failed *$", shown, re.MULTILINE)
     assert change("documents", "delete", "broken.pdf").out.startswith("Deleted broken.pdf (")
     assert change("documents", "retry", "--failed").out == "No document has failed.\n"
+
+
+def test_retry_continues_after_a_document_that_cannot_be_retried(change: Run, shelf: Shelf) -> None:
+    (shelf.books / "empty.md").touch()
+    assert change("ingest", str(shelf.books / "empty.md"), "-c", "handbook").code == 1
+    with closing(sqlite3.connect(shelf.data / "records.sqlite")) as db, db:
+        db.execute("UPDATE uploads SET data = x'' WHERE length(data) > 0")  # as beyond the limit of kept bytes
+    ran = change("documents", "retry", "--failed")
+    assert (ran.code, ran.err) == (1, "")
+    broken, reason, empty, why, count = ran.out.splitlines()
+    assert (broken, empty, count) == ("✗ failed    broken.pdf", "✗ failed    empty.md", "2 failed")
+    assert "is no longer kept" in reason
+    assert why == "  The file is empty."
+    named = json.loads(change("documents", "retry", "nosuch.md", "empty.md", "--json").out)["documents"]
+    assert [(one["name"], one["error"]) for one in named] == [
+        ("nosuch.md", "There is no document 'nosuch.md'."),
+        ("empty.md", "The file is empty."),
+    ]
+
+
+def test_a_collection_is_deleted_only_after_a_confirmation(shelf: Shelf) -> None:
+    refused = process(shelf.data, "collections", "delete", "handbook")
+    assert (refused.code, refused.out) == (2, "")
+    assert "'handbook' with 2 documents" in refused.err
+    assert "is not a terminal: add --yes" in refused.err
+    declined = on_terminal(shelf.data, "collections", "delete", "handbook", typed="n\n")
+    assert (declined.code, declined.out) == (1, "")
+    assert declined.err.endswith("Nothing was deleted.\n")
+    agreed = on_terminal(shelf.data, "collections", "delete", "handbook", typed="y\n")
+    assert (agreed.code, agreed.out) == (0, "Deleted handbook and 2 documents.\n")
+
+
+def test_a_document_is_deleted_after_a_confirmation_on_a_terminal(shelf: Shelf) -> None:
+    declined = on_terminal(shelf.data, "documents", "delete", "rivers.txt", typed="n\n")
+    assert (declined.code, declined.out) == (1, "")
+    assert re.search(r"^Delete 'rivers.txt' \(\S+\)\?.*Nothing was deleted\.$", declined.err, re.MULTILINE)
+    assert process(shelf.data, "documents", "delete", "rivers.txt").code == 0
+    assert on_terminal(shelf.data, "documents", "delete", "Handbook", "--yes", typed="").code == 0
+
+
+def test_the_list_of_documents_shows_file_and_collection(change: Run, shelf: Shelf) -> None:
+    header, *rows = change("documents").out.splitlines()
+    assert header.split() == ["document", "file", "collection", "chunks", "visibility", "id"]
+    assert ["Handbook", "hr/refunds.md", "handbook", "2"] in [row.split()[:4] for row in rows]
+    assert {one["collection"] for one in json.loads(change("documents", "--json").out)} == {"handbook"}
+    narrow = process(shelf.data, "documents", FORCE_COLOR="1", COLUMNS="80").out
+    plain = re.sub(r"\x1b\[[\d;]*m", "", narrow).splitlines()
+    assert max(map(len, plain)) <= 80
+    assert plain[0].split() == ["document", "file", "collection", "id"]
+
+
+def test_documents_with_the_same_name_are_listed_with_file_and_collection(change: Run, shelf: Shelf) -> None:
+    assert change("ingest", str(shelf.books / "hr" / "refunds.md"), "-c", "second").code == 0
+    ran = change("documents", "show", "Handbook")
+    assert ran.code == 1
+    assert re.search(r"[0-9a-f-]{36} \('hr/refunds.md', 'Handbook' in 'handbook'\)", ran.err)
+    assert re.search(r"[0-9a-f-]{36} \('refunds.md', 'Handbook' in 'second'\)", ran.err)
+
+
+def test_the_list_of_failed_documents_says_that_none_has_failed(change: Run) -> None:
+    assert change("documents", "delete", "broken.pdf").code == 0
+    assert change("documents", "--status", "failed").err == "No document has failed.\n"
+
+
+def test_ask_exits_2_if_the_embedding_model_is_not_installed(run: Run, tmp_path: Path) -> None:
+    ran = run("ask", "Who pays for the return label?", AGGREGATOR_MODELS_DIR=str(tmp_path))
+    assert ran.code == 2
+    assert "anabranch models install" in " ".join(ran.out.split())
 
 
 def test_a_mended_document_is_stored_by_a_retry(change: Run, shelf: Shelf) -> None:

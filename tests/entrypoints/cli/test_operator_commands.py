@@ -25,7 +25,7 @@ from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.knowledge.records.queries import QueryRecord
 from anabranch.testing.fakes import FakeEmbedder
-from support.cli_runner import Run, here, process
+from support.cli_runner import Run, here, on_terminal, process
 from support.knowledge_fixtures import query_record
 
 pytestmark = pytest.mark.xdist_group("operator-commands")
@@ -244,6 +244,11 @@ def test_a_backup_is_restored_into_an_empty_folder(run: Run, data: Path, tmp_pat
     fresh = tmp_path / "fresh" / "data"
     assert process(data, "restore", str(tmp_path / "b"), AGGREGATOR_DATA_DIR=str(fresh)).code == 0
     assert run("search", "refunds", AGGREGATOR_DATA_DIR=str(fresh)).code == 0
+    shown = run("index", "status", AGGREGATOR_DATA_DIR=str(fresh)).err
+    assert "not in the index yet are searched all the same" in shown
+    assert "anabranch index rebuild" in shown
+    assert run("index", "rebuild", AGGREGATOR_DATA_DIR=str(fresh)).code == 0
+    assert run("index", "status", AGGREGATOR_DATA_DIR=str(fresh)).err == ""
 
 
 def damaged(path: Path, how: str, sound: Path) -> None:
@@ -308,7 +313,7 @@ def logged(db: sqlite3.Connection, question: QueryRecord, days: int) -> None:
         (["--older-than", "90"], ["alice-0", "alice-40", "bob-0", "bob-40"]),
         (["--user", "alice"], ["bob-0", "bob-40"]),
         (["--user", "alice", "--older-than", "5"], ["alice-0", "bob-0", "bob-40"]),
-        (["--all"], []),
+        (["--all", "--yes"], []),
     ],
 )
 def test_queries_forget_deletes_questions(run: Run, data: Path, options: list[str], left: list[str]) -> None:
@@ -326,6 +331,18 @@ def test_queries_forget_deletes_questions(run: Run, data: Path, options: list[st
 
 def test_queries_forget_refuses_all_with_older_than(run: Run) -> None:
     assert run("queries", "forget", "--all", "--older-than", "3").code == 2
+
+
+def test_queries_forget_all_asks_first(run: Run, data: Path) -> None:
+    with closing(Database.open(data)) as database:
+        database.writing(partial(queries.record, query=query_record("alice", "Why?")))
+    refused = run("queries", "forget", "--all")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is not a terminal: add --yes" in refused.err
+    declined = on_terminal(data, "queries", "forget", "--all", typed="n\n")
+    assert (declined.code, declined.out) == (1, "")
+    assert declined.err.endswith("Nothing was deleted.\n")
+    assert on_terminal(data, "queries", "forget", "--all", typed="y\n").out == "Deleted 1 question.\n"
 
 
 # --- models and evaluation

@@ -56,6 +56,14 @@ def run(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     yield from here(data, monkeypatch, capsys)
 
 
+def test_queries_show_takes_a_prefix_that_only_one_id_has(run: Run, data: Path) -> None:
+    fill(data, 7)
+    ran = run("queries", "show", "0")
+    assert (ran.code, ran.out) == (1, "")
+    assert re.search(r"begins with '0'; give more of it: (\S+, ){5}…\.$", ran.err)
+    assert run("queries", "show", "").code == 1
+
+
 def test_queries_lists_questions_newest_first(run: Run) -> None:
     ran = run("queries")
     lines = ran.out.splitlines()
@@ -124,6 +132,7 @@ def test_queries_show_prints_one_question(run: Run) -> None:
         assert shown in ran.out, ran.out
     detail = json.loads(run("queries", "show", "first", "--json").out)
     assert (detail["answer"], detail["answer_withheld"], detail["user"]) == ("That.", False, "alice")
+    assert run("queries", "show", "fir").out == ran.out
     unknown = run("queries", "show", "third")
     assert (unknown.code, unknown.err) == (1, "anabranch: There is no question 'third' in the query log.\n")
 
@@ -207,7 +216,7 @@ def test_with_zero_days_the_commands_say_that_nothing_is_kept(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "left"), [([], 2), (["--older-than", "0"], 2), (["--user", "alice"], 1), (["--all"], 0)]
+    ("options", "left"), [([], 2), (["--older-than", "0"], 2), (["--user", "alice"], 1), (["--all", "--yes"], 0)]
 )
 def test_forget_deletes_counts_only_with_a_user_or_all(run: Run, data: Path, options: list[str], left: int) -> None:
     with closing(Database.open(data)) as database:

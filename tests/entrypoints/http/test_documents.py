@@ -187,6 +187,14 @@ async def test_failed_documents_are_listed_by_status_and_retried(shelf: Library)
     assert (await shelf.call("GET", f"/v1/documents/{item['id']}")).status == 404
 
 
+async def test_an_empty_upload_is_retried_and_fails_as_empty(shelf: Library) -> None:
+    await shelf.collection("empty files")
+    (item,) = await shelf.ingest("empty files", {"source": {"type": "file", "content": "", "filename": "empty.md"}})
+    accepted = await shelf.good("POST", f"/v1/documents/{item['id']}/retry")
+    (again,) = (await shelf.job(accepted["job_id"]))["documents"]
+    assert (again["status"], again["error"]) == ("failed", "The file is empty.")
+
+
 async def test_a_failed_list_is_paged(shelf: Library) -> None:
     await shelf.collection("pages of failed")
     broken = [{"source": {"type": "file", "content": "AAEC", "filename": f"{n}.bin"}} for n in range(5)]

@@ -167,6 +167,8 @@ async def test_while_redis_is_gone_others_learn_nothing_either(tmp_path: Path, v
         assert theirs == none
         assert theirs[0] == 503
         assert (await planner.ask("GET", step, who="alice"))[0] == 200
+        status, refused = await planner.ask("POST", "/planner/sessions/t/steps", envelope("p"), "alice")
+        assert (status, "AGGREGATOR_REDIS_URL" in refused["message"]) == (503, True)
 
 
 async def test_a_refused_request_creates_no_session(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -288,6 +289,17 @@ async def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None
         os.kill(program.pid, signal.SIGKILL)
         _, left = await asyncio.to_thread(psutil.wait_procs, family, 15)
     assert left == []
+
+
+async def test_a_worker_that_was_killed_is_logged_with_its_signal(tmp_path: Path) -> None:
+    async with serving(home=tmp_path, workers=2) as program:
+        first = int(re.findall(r"Started server process \[(\d+)\]", program.text)[0])
+        os.kill(first, signal.SIGKILL)
+        await program.logged("worker_died")
+        await program.until(lambda: program.text.count(READY) >= 3)
+        (line,) = (line for line in program.log if line["event"] == "worker_died")
+        await ends_at_once_and_well(program, signal.SIGTERM)
+    assert (line["level"], line["pid"], line["signal"]) == ("warning", first, "SIGKILL")
 
 
 # With two workers and SIGTERM: test_two_workers_answer_and_leave_no_process.

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,31 @@ def test_mcp_servers_command_names_the_address_that_cannot_be_reached(tmp_path: 
     configure(tmp_path, gone={"url": f"{address}/mcp"})
     (found,) = json.loads(run(tmp_path, "servers", "--json").stdout)
     assert found["error"].startswith(f"The server at {address} could not be reached: ")
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web page where an MCP server is expected."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_mcp_servers_command_prints_no_lines_of_the_mcp_library(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        configure(tmp_path, page={"url": f"http://127.0.0.1:{page.server_address[1]}/mcp"})
+        done = run(tmp_path, "servers")
+        page.shutdown()
+        thread.join()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "page" in done.stdout
 
 
 def test_mcp_servers_command_wraps_on_a_terminal(tmp_path: Path) -> None:

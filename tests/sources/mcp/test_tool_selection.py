@@ -256,6 +256,15 @@ def test_a_tool_without_a_question_argument_is_called_with_fixed_arguments() -> 
     assert arguments(choice, status, "refunds", 7) == {"repo_path": "/srv/repo"}
 
 
+def test_a_query_argument_that_the_tool_does_not_list_is_reported() -> None:
+    git = server(tool="git_log", query_argument="message", arguments={"repo_path": "/srv/repo"})
+    choice = choose(git, mcp_tool_lists.GIT)
+    assert choice.query_argument == "message"
+    assert choice.why.endswith(
+        "; `queryArgument` 'message' is not an argument of git_log; it takes: repo_path, max_count, since"
+    )
+
+
 def test_fixed_arguments_are_for_named_tools_and_must_be_complete() -> None:
     with pytest.raises(NoTool, match="None of its tools clearly takes a question"):
         choose(server(arguments={"repo_path": "/srv/repo"}), [GIT_LOG])

@@ -31,6 +31,7 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Answer, Citation, Ground, Passage, SourceReply, Status, Until
 from anabranch.entrypoints.cli.options import json_option, settings_option
+from anabranch.entrypoints.cli.resources import require_model
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
 from anabranch.pipeline.answer import refusal
 
@@ -257,7 +258,8 @@ def command(
 ) -> None:
     """Ask a QUESTION; the answer is streamed, with its sources below it.
 
-    The exit status is 0 for an answer, 1 for a failure, 3 if no source has anything to answer from.
+    The exit status is 0 for an answer, 1 if the question or every source failed, 3 if no source has anything to answer
+    from.
     """
     given = dict(_token(entry) for entry in tokens)
 
@@ -273,12 +275,12 @@ def command(
                 until=Until.MERGE if retrieve else Until.GENERATE,
             ) as events,
         ):
-            return await _print_answer(events, as_json=as_json)
+            return await _print_answer(events, settings, as_json=as_json)
 
     sys.exit(asyncio.run(ask()))
 
 
-async def _print_answer(events: AsyncIterator[AnswerEvent], *, as_json: bool) -> int:
+async def _print_answer(events: AsyncIterator[AnswerEvent], settings: Settings, *, as_json: bool) -> int:
     """Returns the exit status."""
     screen = None if as_json else AskScreen()
     end: Answered | Failed | None = None
@@ -293,7 +295,20 @@ async def _print_answer(events: AsyncIterator[AnswerEvent], *, as_json: bool) ->
         screen.finish(end)
     if not isinstance(end, Answered):
         return 1
-    return 3 if end.answer.refused or not (end.answer.text or end.answer.passages) else 0
+    if not end.answer.refused and (end.answer.text or end.answer.passages):
+        return 0
+    if end.answer.ground is not Ground.ALL_FAILED:
+        return 3
+    return 2 if _model_missing(settings, end.answer.replies) else 1
+
+
+def _model_missing(settings: Settings, replies: Sequence[SourceReply]) -> bool:
+    """Whether a source failed because the embedding model is not installed."""
+    try:
+        require_model(settings)
+    except ConfigurationError as error:
+        return any(reply.error == error.message for reply in replies)
+    return False
 
 
 def _token(entry: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -20,13 +20,18 @@ from anabranch.entrypoints.cli.options import (
     permission_options,
     permissions_given,
     settings_option,
+    yes_option,
 )
 from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, require_model, require_records, run, write
 from anabranch.entrypoints.cli.terminal import (
+    Cell,
+    confirm_deletion,
     counted,
+    fitting,
     flat,
     moment,
     notes,
+    one_line,
     output,
     permissions_text,
     print_fields,
@@ -41,6 +46,8 @@ from anabranch.knowledge.model import Chunking, DocumentStatus, Permissions, Sto
 from anabranch.knowledge.records import collections as records_of_collections
 
 PAGE = 500
+# In a list of documents, so many text columns are truncated on a narrow terminal: title, file and collection.
+FLEXIBLE = 3
 document_argument = click.argument("document", metavar="DOCUMENT")
 OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
 
@@ -113,16 +120,19 @@ def show_collection(name: str, as_json: bool, settings: Settings) -> None:
 
 @collections.command("delete")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @json_option
 @settings_option
 def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -> None:
-    """Delete a collection with all its documents, by its NAME or id."""
+    """Delete a collection with all its documents, by its NAME or id.
+
+    The command asks first, unless the collection is empty. The exit status is 1 if the answer is no. Without a terminal
+    --yes is necessary.
+    """
     found = run(settings, lambda knowledge: knowledge.collection(OPERATOR, name))
     stored = found.collection
-    if found.documents and not yes and sys.stdin.isatty():
-        count = counted(found.documents, "document")
-        click.confirm(f"Delete {flat(stored.name)!r} with {count}?", abort=True, err=True)
+    if found.documents and not yes:
+        confirm_deletion(f"{flat(stored.name)!r} with {counted(found.documents, 'document')}")
     deleted = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
     print_result(
         {"id": stored.id, "name": stored.name, "documents": deleted},
@@ -200,20 +210,38 @@ def list_documents(
     if exist(settings):
         pages = partial(_read_pages, collection=collection, status=status, connector=connector)
         found, total = run(settings, lambda knowledge: pages(knowledge, limit or sys.maxsize))
-    columns: dict[str, Callable[[Any], str | int]] = {
-        "document": lambda one: one["title"],
+    names = _collection_names(settings)
+    print_list(
+        [_document_view(one, names) for one in found], _document_columns(found), flexible=FLEXIBLE, as_json=as_json
+    )
+    failed = [one for one in found if one.error] if not as_json else []
+    for at, one in enumerate(failed):
+        output().print(f"{'' if at else chr(10)}{flat(one.title)}: {flat(one.error or '')}")
+    if not found and status == "failed" and not as_json:
+        filtered = collection is not None or connector is not None
+        notes().print("No document that matches has failed." if filtered else "No document has failed.")
+    elif not as_json and (len(found) < total or not found):
+        notes().print(f"{len(found):,} of {counted(total, 'document')}.")
+
+
+def _document_columns(found: Sequence[StoredDocument]) -> Mapping[str, Cell]:
+    """The columns of a list of documents, without those that would say nothing."""
+    columns: dict[str, Cell] = {"document": lambda one: one_line(one["title"])}
+    if any((one.filename or one.url or one.title) != one.title for one in found):
+        columns["file"] = lambda one: one_line(one["filename"] or one["url"] or "")
+    columns |= {
+        "collection": lambda one: one_line(one["collection"]),
         "chunks": lambda one: one["chunks"],
         "visibility": lambda one: one["permissions"].visibility,
         "id": lambda one: one["id"],
     }
     if any(one.status != "completed" for one in found):
         columns["status"] = lambda one: one["status"]
-    print_list([_document_view(one) for one in found], columns, as_json=as_json)
-    failed = [one for one in found if one.error] if not as_json else []
-    for at, one in enumerate(failed):
-        output().print(f"{'' if at else chr(10)}{flat(one.title)}: {flat(one.error or '')}")
-    if not as_json and (len(found) < total or not found):
-        notes().print(f"{len(found):,} of {counted(total, 'document')}.")
+    return fitting(("document", "file", "collection", "id", "status"), **columns)
+
+
+def _collection_names(settings: Settings) -> dict[int, str]:
+    return {one.key: one.name for one in read(settings, records_of_collections.listed)}
 
 
 @documents.command("show")
@@ -229,10 +257,10 @@ def show_document(document: str, content: bool, as_json: bool, settings: Setting
         text = found.content or ""
         write_text(printable(text.expandtabs(4)) if sys.stdout.isatty() else text)
         return
-    view = _document_view(found)
+    view = _document_view(found, _collection_names(settings))
     newer = " (the version before it is stored and found)" if found.searchable else ""
     fields = [
-        *((name, view[name]) for name in ("title", "id", "owner")),
+        *((name, view[name]) for name in ("title", "id", "collection", "owner")),
         ("status", found.status if found.status == "completed" else f"{found.status}{newer}"),
         ("error", found.error),
         ("file", found.filename),
@@ -251,10 +279,18 @@ def show_document(document: str, content: bool, as_json: bool, settings: Setting
 
 @documents.command("delete")
 @document_argument
+@yes_option
 @json_option
 @settings_option
-def delete_document(document: str, as_json: bool, settings: Settings) -> None:
-    """Delete a document; the next search no longer finds it."""
+def delete_document(document: str, yes: bool, as_json: bool, settings: Settings) -> None:
+    """Delete a document; the next search no longer finds it.
+
+    On a terminal, the command asks first. The exit status is 1 if the answer is no.
+    """
+    if not yes and sys.stdin.isatty():  # elsewhere the name of one document is enough
+        found = run(settings, lambda knowledge: knowledge.document(OPERATOR, document))
+        confirm_deletion(f"{flat(found.title)!r} ({found.id})")
+        document = found.id
     deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, document))
     name = deleted.id if document == deleted.id else f"{deleted.title} ({deleted.id})"
     print_result(
@@ -278,7 +314,7 @@ def retry_documents(
 ) -> None:
     """Ingest documents again that have failed, from what was uploaded.
 
-    The exit status is 1 if any of them failed again.
+    The exit status is 1 if any of them failed again or cannot be retried.
     """
     if bool(names) == failed or (collection is not None and not failed):
         raise click.UsageError("Name documents, or use --failed, alone or with --collection.")
@@ -287,11 +323,13 @@ def retry_documents(
     if failed:
         pages = partial(_read_pages, collection=collection, status="failed")
         found, _ = run(settings, lambda knowledge: pages(knowledge, sys.maxsize))
-        names = tuple(one.id for one in found)
-    if not names:
+        chosen = {one.id: one.filename or one.title for one in found}
+    else:
+        chosen = {name: name for name in names}
+    if not chosen:
         print_result({"counts": {}, "documents": []}, "No document has failed.", as_json=as_json)
         return
-    sys.exit(retry(settings, names, wait=not no_wait, as_json=as_json))
+    sys.exit(retry(settings, chosen, wait=not no_wait, as_json=as_json))
 
 
 @documents.command()
@@ -313,7 +351,7 @@ def permissions(
         raise click.UsageError("Give the permissions with --visibility, --user or --group.")
     changed = run(settings, lambda knowledge: knowledge.describe(OPERATOR, document, permissions=chosen))
     print_result(
-        _document_view(changed),
+        _document_view(changed, _collection_names(settings)),
         f"{flat(changed.title)} is {flat(permissions_text(changed.permissions))} now.",
         as_json=as_json,
     )
@@ -342,11 +380,12 @@ async def _read_pages(
     return found, total
 
 
-def _document_view(one: StoredDocument) -> dict[str, Any]:
+def _document_view(one: StoredDocument, collection_names: Mapping[int, str]) -> dict[str, Any]:
     """A document as `--json` prints it."""
     return {
         "id": one.id,
         "title": one.title,
+        "collection": collection_names.get(one.collection, ""),
         "owner": one.owner,
         "source": one.source,
         "filename": one.filename,

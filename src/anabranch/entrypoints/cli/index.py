@@ -22,6 +22,11 @@ from anabranch.entrypoints.cli.terminal import counted, moment, notes, print_fie
 from anabranch.knowledge.records import documents, jobs
 from anabranch.knowledge.records.database import NAME
 
+# By whether an indexer runs.
+WHEN_BUILT = {
+    True: "The indexer adds them within about a minute.",
+    False: "A server adds them when it runs, and so does the next ingest; to do it now: anabranch index rebuild",
+}
 RECORDS = (NAME, f"{NAME}-wal", f"{NAME}-shm")
 
 
@@ -54,6 +59,11 @@ def show(as_json: bool, settings: Settings) -> None:
         ("indexer", "running" if found["indexer_running"] else "not running"),
     ]
     print_fields(found, fields, as_json=as_json)
+    if found["behind_chunks"] and not as_json:
+        notes().print(
+            f"Documents that are not in the index yet are searched all the same, more slowly. "
+            f"{WHEN_BUILT[found['indexer_running']]}"
+        )
 
 
 @group.command()

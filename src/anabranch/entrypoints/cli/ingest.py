@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -323,8 +323,9 @@ def command(
     sys.exit(1 if any(one.outcome == "failed" for one in outcomes) else 0)
 
 
-def retry(settings: Settings, documents: Sequence[str], *, wait: bool, as_json: bool) -> int:
-    """Ingest failed documents again and print the outcomes; returns the exit status."""
+def retry(settings: Settings, documents: Mapping[str, str], *, wait: bool, as_json: bool) -> int:
+    """Ingest failed documents again and print the outcomes; returns the exit status. `documents` has what the output
+    calls each document, by its id or name."""
     outcomes: list[IngestOutcome] = []
     title = f"Ingesting {counted(len(documents), 'document')} again"
     work = partial(IngestRun.retry, documents=documents)
@@ -392,9 +393,14 @@ class IngestRun:
             await self._send(knowledge, collection)
         await self._follow(knowledge, 0)
 
-    async def retry(self, knowledge: Knowledge, documents: Iterable[str]) -> None:
-        for document in documents:
-            await self._sent(knowledge, await knowledge.retry(OPERATOR, document))
+    async def retry(self, knowledge: Knowledge, documents: Mapping[str, str]) -> None:
+        for document, name in documents.items():
+            try:
+                job = await knowledge.retry(OPERATOR, document)
+            except (Conflict, NotFound) as error:  # the other documents are retried all the same
+                self._done(IngestOutcome(name=name, outcome="failed", error=error.message))
+                continue
+            await self._sent(knowledge, job)
             await self._follow(knowledge, MAX_OPEN_RETRIES)
         await self._follow(knowledge, 0)
 

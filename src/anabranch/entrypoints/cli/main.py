@@ -1,6 +1,7 @@
 """The command table, `serve`, and the formatting of errors."""
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -113,6 +114,8 @@ def _shared_metrics(workers: int) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A usage or configuration error is one sentence on standard error, not a traceback."""
+    # The MCP library logs what `mcp servers` reports in its own words; without a handler, Python would print it.
+    logging.getLogger("mcp").addHandler(logging.NullHandler())
     try:
         sys.exit(commands(arguments, prog_name="anabranch", standalone_mode=False))
     except AnabranchError as error:

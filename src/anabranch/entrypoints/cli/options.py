@@ -21,6 +21,7 @@ config_option = click.option(
     help="The configuration file [default: anabranch.yaml].",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking for confirmation.")
 
 
 def configured(config: Path | None) -> "Settings":
@@ -118,4 +119,6 @@ def permissions_given(visibility: str | None, users: Sequence[str], groups: Sequ
     if visibility is None and not (users or groups):
         return None
     chosen = cast("Visibility", visibility or "restricted")
+    if chosen == "restricted" and not (users or groups):
+        click.echo("anabranch: Only the owner may see it: no user or group is named (--user, --group).", err=True)
     return Permissions(visibility=chosen, allowed_users=tuple(users), allowed_groups=tuple(groups))

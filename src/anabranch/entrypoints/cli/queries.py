@@ -1,7 +1,7 @@
 """`anabranch queries` and `feedback`: read the query log, copy it into other programs, and delete it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,17 +11,20 @@ import click
 
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError, NotFound
+from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
     json_option,
     query_options,
     settings_option,
+    yes_option,
 )
 from anabranch.entrypoints.cli.resources import OPERATOR, exist, read, records, write
 from anabranch.entrypoints.cli.terminal import (
+    confirm_deletion,
     counted,
+    fitting,
     flat,
     joined,
     json_line,
@@ -49,9 +52,9 @@ from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery, QueryFilter
 
 PAGE = 100
-# On a narrower terminal, a list has only its most important columns.
-WIDE = 130
 MAX_QUESTION = 200
+# So many ids are shown for a prefix that several have.
+MAX_CANDIDATES = 5
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of lines."
 )
@@ -72,7 +75,7 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
     found = _listed(settings, _wanted(settings, **given), limit)
     print_list(
         [query_entry(one, operator=True) for one in found[:limit]],
-        _columns(
+        fitting(
             ("question", "outcome", "id"),
             question=lambda one: _short(one.query),
             asked=lambda one: moment(one.created_at.timestamp()),
@@ -94,10 +97,10 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
 @json_option
 @settings_option
 def show(identifier: str, as_json: bool, settings: Settings) -> None:
-    """Show a question with its answer, citations and passages."""
+    """Show a question with its answer, citations and passages, by its ID or the beginning of it."""
 
     def work(db: Connection) -> list[LoggedAnswer]:
-        found = query_log.detail(db, OPERATOR, identifier)
+        found = query_log.detail(db, OPERATOR, identifier) or _with_prefix(db, identifier)
         return [] if found is None else [found]
 
     found = read(settings, work) if settings.query_log_days else []
@@ -108,6 +111,16 @@ def show(identifier: str, as_json: bool, settings: Settings) -> None:
         print_json(detail)
     else:
         _print_detail(detail)
+
+
+def _with_prefix(db: Connection, prefix: str) -> LoggedAnswer | None:
+    """The only entry whose id begins with the prefix. Conflict if there are several."""
+    found = query_log.ids_with_prefix(db, prefix, MAX_CANDIDATES + 1) if prefix else []
+    if len(found) > 1:
+        more = ", …" if len(found) > MAX_CANDIDATES else ""
+        shown = ", ".join(found[:MAX_CANDIDATES])
+        raise Conflict(f"Several questions have an id that begins with {prefix!r}; give more of it: {shown}{more}.")
+    return query_log.detail(db, OPERATOR, found[0]) if found else None
 
 
 def _print_detail(detail: QueryDetail) -> None:
@@ -188,9 +201,12 @@ def export(file: Path | None, force: bool, settings: Settings, **given: str | No
 @click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Questions older than this many days.")
 @click.option("--user", help="Questions of this user: all of them unless --older-than is given.")
 @click.option("--all", "everything", is_flag=True, help="All questions.")
+@yes_option
 @json_option
 @settings_option
-def forget(older_than: float | None, user: str | None, everything: bool, as_json: bool, settings: Settings) -> None:
+def forget(
+    older_than: float | None, user: str | None, everything: bool, yes: bool, as_json: bool, settings: Settings
+) -> None:
     """Delete questions with their answers, citations and feedback.
 
     Without an option, those older than AGGREGATOR_QUERY_LOG_DAYS, which a server deletes by itself. --user and --all
@@ -198,6 +214,8 @@ def forget(older_than: float | None, user: str | None, everything: bool, as_json
     """
     if everything and older_than is not None:
         raise click.UsageError("--all and --older-than exclude each other.")
+    if everything and not yes:
+        confirm_deletion("all questions of the query log" if user is None else f"all questions of {flat(user)!r}")
     counts = everything or user is not None
     days = (0.0 if counts else float(settings.query_log_days)) if older_than is None else older_than
     deleted = write(settings, lambda db: query_log.forget(db, days, user, counts=counts)) if exist(settings) else 0
@@ -219,7 +237,7 @@ def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | 
     found = _listed(settings, _wanted(settings, **given), limit, rated=True)
     print_list(
         [feedback_entry(one, operator=True) for one in found[:limit]],
-        _columns(
+        fitting(
             ("question", "rating", "id"),
             question=lambda one: _short(one.query),
             rating=lambda one: one.rating,
@@ -240,11 +258,6 @@ def _short(question: str | None) -> str:
     """The start of a question, for a list."""
     text = "(not kept)" if question is None else flat(question)
     return text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION - 1]}…"
-
-
-def _columns(narrow: Sequence[str], **columns: Callable[[Any], str]) -> Mapping[str, Callable[[Any], str]]:
-    """The columns of a list; on a narrow terminal only those in `narrow`."""
-    return columns if output().width >= WIDE else {name: columns[name] for name in narrow}
 
 
 def _why_empty(settings: Settings, otherwise: str) -> str:

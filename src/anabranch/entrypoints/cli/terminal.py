@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import click
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,9 +20,12 @@ from anabranch.knowledge.model import Permissions
 
 # In a pipe nothing is truncated or wrapped.
 UNBOUNDED = 10_000
+# On a narrower terminal, a list with many columns has only the most important ones.
+WIDE = 130
 CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 Advance = Callable[[int, int], None]
+Cell = Callable[[Any], str | int | Text]
 
 
 def printable(text: str) -> str:
@@ -81,27 +85,29 @@ def print_result(value: Any, line: str, *, as_json: bool) -> None:
 
 def print_list(
     values: Sequence[Any],
-    columns: Mapping[str, Callable[[Any], str | int]],
+    columns: Mapping[str, Cell],
     *,
     empty: str = "",
+    flexible: int = 1,
     as_json: bool,
 ) -> None:
     """A list: as JSON, as a table with one function of a value per column, or `empty` on standard error."""
     if as_json:
         print_json(values)
     elif values:
-        print_table(tuple(columns), [[cell(value) for cell in columns.values()] for value in values])
+        rows = [[cell(value) for cell in columns.values()] for value in values]
+        print_table(tuple(columns), rows, flexible=flexible)
     elif empty:
         notes().print(empty)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text]]) -> None:
-    """Numbers are right-aligned; the first text column is truncated if the terminal is too narrow."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | int | Text]], *, flexible: int = 1) -> None:
+    """Numbers are right-aligned; the first `flexible` text columns are as narrow as the terminal requires."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     texts = [at for at in range(len(columns)) if rows and not isinstance(rows[0][at], int)]
     for at, name in enumerate(columns):
         table.add_column(
-            name, justify="left" if at in texts else "right", no_wrap=at not in texts[:1], overflow="ellipsis"
+            name, justify="left" if at in texts else "right", no_wrap=at not in texts[:flexible], overflow="ellipsis"
         )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
@@ -120,6 +126,26 @@ def print_fields(value: Any, fields: Sequence[tuple[str, Any]], *, as_json: bool
         if content not in (None, ""):
             table.add_row(flat(name), Text(_cell(content)))
     output().print(table)
+
+
+def fitting(narrow: Sequence[str], **columns: Cell) -> Mapping[str, Cell]:
+    """The columns of a list; on a narrow terminal only those in `narrow`."""
+    return columns if output().width >= WIDE else {name: columns[name] for name in narrow if name in columns}
+
+
+def one_line(text: str) -> Text:
+    """A cell that is truncated, not wrapped, if its column is too narrow."""
+    return Text(flat(text), no_wrap=True, overflow="ellipsis")
+
+
+def confirm_deletion(what: str) -> None:
+    """Ask on the terminal before something is deleted; the command ends here if the answer is no, or if there is no
+    terminal."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"Deleting {what} must be confirmed, and standard input is not a terminal: add --yes.")
+    if not click.confirm(f"Delete {what}?", err=True):
+        notes().print("Nothing was deleted.")
+        sys.exit(1)
 
 
 def _cell(value: str | int | None) -> str:

@@ -146,10 +146,19 @@ class Workers(Multiprocess):
 
     joined_every_s = 0.1
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], log: Log) -> None:
         super().__init__(config, sockets)
+        self._log = log
         self._terminal = Terminal()
         self._stop_now = False
+
+    def keep_subprocess_alive(self) -> None:
+        """uvicorn replaces workers that have ended, and kills and replaces those that do not answer."""
+        before = [(worker, worker.exitcode) for worker in self.processes]
+        super().keep_subprocess_alive()
+        for worker, status in before:
+            if worker not in self.processes:
+                self._log.warning("worker_died", pid=worker.pid, **_cause_of_death(status))
 
     def handle_signals(self) -> None:
         if hung_up():
@@ -187,6 +196,17 @@ class Workers(Multiprocess):
                 os.kill(worker.pid, number)
 
 
+def _cause_of_death(status: int | None) -> dict[str, str | int]:
+    """Fields of the log, from the exit status that a worker had before it was replaced; None: it was still running."""
+    if status is None:
+        return {"reason": "it did not answer, and was killed"}
+    if status >= 0:
+        return {"status": status}
+    with suppress(ValueError):
+        return {"signal": signal.Signals(-status).name}
+    return {"signal": -status}
+
+
 def serve(settings: Settings, log: Log) -> None:
     """Serve until a stop signal. The settings must be in the environment: workers read them there."""
     _raise_open_files()
@@ -219,7 +239,7 @@ def serve(settings: Settings, log: Log) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):
         if settings.workers > 1:
-            Workers(config, sockets=[bound]).run()
+            Workers(config, [bound], log).run()
         else:
             uvicorn.Server(config).run(sockets=[bound])
     log.info("server_stopped")

@@ -19,7 +19,7 @@ from anabranch.redis.client import Redis, RedisGone
 from anabranch.redis.rpc import WorkerRpc
 
 PAGE = 1_000
-UNREACHABLE = "The log that the workers share cannot be reached."
+UNREACHABLE = "Redis (AGGREGATOR_REDIS_URL), which holds the streams of all workers, cannot be reached."
 
 
 class Replica:

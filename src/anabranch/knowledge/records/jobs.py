@@ -36,6 +36,8 @@ CLAIM_BYTES = 8 * 1024 * 1024
 FAILED_DAYS = 7
 MAX_FAILED = 10_000
 MAX_FAILED_BYTES = 256 * 1024 * 1024
+# The content hash of an upload without bytes: what tells an empty file from one whose bytes are no longer kept.
+EMPTY_HASH = sha256(b"").hexdigest()
 # In a list, open items come after all documents.
 ITEM_KEYS = 1 << 62
 # Of the rows of `open_items`, those that the caller owns. Guests own nothing: no job has an owner of null.
@@ -80,8 +82,8 @@ class OpenItem(Value):
 
     @property
     def has_upload(self) -> bool:
-        """Whether a retry has something to process: the bytes, or the URL."""
-        return self.size > 0 or self.arrived.source == "url"
+        """Whether a retry has something to process: the bytes, also of an empty file, or the URL."""
+        return self.size > 0 or self.arrived.source == "url" or self.content_hash == EMPTY_HASH
 
     @property
     def document(self) -> StoredDocument:

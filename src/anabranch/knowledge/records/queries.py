@@ -292,6 +292,13 @@ def listed(
     return [_entry(row) for row in rows]
 
 
+def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
+    """The ids that begin with the prefix, in their order, up to the limit."""
+    values = (prefix, f"{prefix}\U0010ffff", limit)
+    rows = db.execute("SELECT id FROM queries WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", values)
+    return [str(row["id"]) for row in rows]
+
+
 def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
     """One entry with its answer; None if the caller may not read it."""
     row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()

@@ -230,6 +230,7 @@ class _Candidate:
         needed = [name for name in inputs.required if name not in (argument, self.limit)]
         self.defaults = {name: free[name].default()[0] for name in needed if name in free and free[name].default()}
         self.missing = [name for name in needed if name not in self.defaults]
+        self.is_listed = argument is None or inputs.template is not None or not inputs.known or argument in inputs.known
         self.refused = inputs.unlisted if inputs.is_closed else []
         self.bounds = free[self.limit].bounds() if self.limit else (None, None)
         named, described = words(tool.name), words((tool.description or "")[:300])
@@ -243,6 +244,9 @@ class _Candidate:
         why = f"{_short(self.tool.name)}: {how}{f'takes {takes}' if takes else 'takes only `arguments`'}"
         why += f" in {_short(wrapper)}" if wrapper else ""
         why += f"; `arguments` gives {_names(unlisted)}, which it does not list" if unlisted else ""
+        if self.argument is not None and not self.is_listed:
+            why += f"; `queryArgument` {_short(self.argument)!r} is not an argument of {_short(self.tool.name)}"
+            why += f"; it takes: {_names(self.inputs.known)}"
         if self.argument is None:
             why += "; it does not get the question"
         elif self.inputs.template is not None:
@@ -305,8 +309,7 @@ def _configured_choice(server: McpServer, tools: Sequence[Tool]) -> ToolChoice:
             f" {_names(inputs.known) or 'what it takes, if anything'}; or, if it takes no question, set `arguments`."
         )
     candidate = _Candidate(tool, inputs, argument)
-    is_listed = argument is None or inputs.template is not None or not inputs.known or argument in inputs.known
-    if not is_listed and (candidate.missing or inputs.is_closed):
+    if not candidate.is_listed and (candidate.missing or inputs.is_closed):
         raise NoTool(
             f"The tool {_short(tool.name)} has no argument {_short(argument or '')!r}. Set `queryArgument` to one of:"
             f" {_names(inputs.known)}."
