@@ -86,6 +86,7 @@ async def test_nothing_found_is_an_answer_that_says_so(ab: Anabranch, space: Spa
     assert not any(request.slug == "scribe" for request in space.requests)
 
 
+@pytest.mark.usefixtures("isolated_home")
 async def test_names_come_from_the_configuration(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space.source("secret", documents=[Document(title="S", content="Inside.")], token="t-1")
     monkeypatch.setenv("SECRET_TOKEN", "t-1")
