@@ -66,10 +66,14 @@ class EndpointResolver:
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
         """Sources and MCP servers by the names that they have in the configuration."""
-        known = {**self._servers.endpoints(), **self._settings.sources}
+        known = self.known_sources()
         if missing := [name for name in names if name not in known]:
             raise InvalidQuestion(f"There is no source {missing[0]!r}; configured are: {', '.join(known) or 'none'}.")
         return _disambiguated([known[name] for name in dict.fromkeys(names)])
+
+    def known_sources(self) -> Mapping[str, Endpoint]:
+        """Configured sources, MCP servers, and the name that stands for all collections."""
+        return {EVERYTHING: COLLECTIONS, **self._servers.endpoints(), **self._settings.sources}
 
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
@@ -91,7 +95,7 @@ class EndpointResolver:
         if not isinstance(name, str) or name in self._settings.sources:
             return self._settings.sources
         collections = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
-        return {**collections, **self._servers.endpoints(), **self._settings.sources}
+        return {**collections, **self.known_sources()}
 
     async def _collections(self) -> list[str]:
         if not self._knowledge.exists:

@@ -10,6 +10,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock
 from anabranch.domain.model import (
     AGGREGATE,
+    ASK,
     PUBLISHED,
     QUERY,
     RAG,
@@ -65,6 +66,7 @@ class Questions:
         self._surface = surface
         self.model = names.model
         self.configured = names.configured
+        self.known_sources = names.known_sources
         self.every = names.every
         self.named_model = names.named_model
 
@@ -197,6 +199,7 @@ class Questions:
         writer = await self._names.writer(model, tokens or {})
         return Question(
             text=text,
+            profile=ASK,
             sources=chosen,
             model=writer,
             history=tuple(history),

@@ -99,21 +99,25 @@ class Filters(Value):
 
 class Profile(Value):
     """How a kind of question is merged and put to a model. `name` identifies it in caches and logs. `merge` orders
-    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages. Of passages
-    that are more similar than `near_duplicates`, only the best is kept; None keeps all that are not equal. With
-    `timeout_fails` the question fails when every source times out."""
+    passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages; `marks` are
+    the citation marks of quoted sentences: numbers of passages, or names of sources where no list of numbers follows.
+    Of passages that are more similar than `near_duplicates`, only the best is kept; None keeps all that are not equal.
+    With `timeout_fails` the question fails when every source times out."""
 
     name: str
     merge: Literal["similarity", "rank"]
     prompt: Literal["documents", "numbered"]
     prompt_version: str
+    marks: Literal["numbers", "sources"] = "numbers"
     near_duplicates: float | None = None
     timeout_fails: bool = False
 
 
 # docs/search.md says why: below it, texts of the same form that say other things are too similar.
 NEAR_DUPLICATES = 0.95
-CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1")
+CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1", marks="sources")
+# The library and the command line: as chat, but their answers list passages by number.
+ASK = msgspec.structs.replace(CHAT, name="ask", marks="numbers")
 # A published collection returns every copy: its reply has no place to name those that are left out.
 PUBLISHED = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
 QUERY = msgspec.structs.replace(PUBLISHED, near_duplicates=NEAR_DUPLICATES)
@@ -290,6 +294,7 @@ class Prompt(Value):
     version: str
     omitted: int = 0
     language: str | None = None
+    marks: Literal["numbers", "sources"] = "numbers"
 
 
 class Usage(Value, gc=False):

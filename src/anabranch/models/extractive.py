@@ -30,6 +30,8 @@ LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 UNSTOPPED = re.compile(r"[^\d:]*[^\W\d_]")
 QUESTION = re.compile(r"[?\uff1f][\"'\u201d\u2019)\]*_]*\Z")
 LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}\]\s*)+")
+# A source name that can be a citation mark: a mark has no brackets, and separates names by these signs.
+NAMEABLE = re.compile(r"[^\[\]\n,;]{1,500}")
 REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
 POINTS_BACK = re.compile(
     r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
@@ -46,8 +48,8 @@ class Extractive:
             yield Delta(text=message("refusal_abstained", prompt.language), usage=Usage(), finish_reason=ABSTAINED)
             return
         for quote in quoted[:-1]:
-            yield Delta(text=_cited(quote, prompt.passages) + " ")
-        yield Delta(text=_cited(quoted[-1], prompt.passages), usage=Usage(), finish_reason="stop")
+            yield Delta(text=_cited(quote, prompt) + " ")
+        yield Delta(text=_cited(quoted[-1], prompt), usage=Usage(), finish_reason="stop")
 
 
 class Quote(Value, gc=False):
@@ -212,9 +214,11 @@ def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> l
     return [quote for *_, quote in sorted(keyed, key=lambda key: key[:-1])]
 
 
-def _cited(quote: Quote, passages: Sequence[Passage]) -> str:
+def _cited(quote: Quote, prompt: Prompt) -> str:
     """The quote with its citation mark, which replaces bracketed references inside it."""
-    mark = f" [{quote.passage + 1}]"
+    passages = prompt.passages
+    name = passages[quote.passage].source if prompt.marks == "sources" else ""
+    mark = f" [{name}]" if NAMEABLE.fullmatch(name) else f" [{quote.passage + 1}]"
     sources = {passage.source for passage in passages}
 
     def replaced(found: re.Match[str]) -> str:

@@ -95,7 +95,7 @@ def _wait_s(error: UpstreamError, attempt: int) -> float | None:
 
 
 MAX_FINISH_REASON = 50
-COMPLETE = "stop"
+COMPLETE, INCOMPLETE = "stop", "incomplete"
 LAST_BYTES_S = 0.02
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -104,7 +104,7 @@ async def deltas(
     ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False
 ) -> AsyncGenerator[Delta, None]:
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
-    address. A stream that ends with `[DONE]` is complete: without a finish reason, it gets `stop`."""
+    address. A stream without a finish reason gets one: `stop` if it ends with `[DONE]`, else `incomplete`."""
     finished = False
     try:
         async with ask() as exchange:
@@ -123,6 +123,8 @@ async def deltas(
                 piece = _piece(data)
                 finished = finished or piece.finish_reason is not None
                 yield piece
+            if not finished:
+                yield Delta(text="", finish_reason=INCOMPLETE)
     except UpstreamError as error:
         kind = GenerationTimedOut if isinstance(error, UpstreamTimedOut) else GenerationFailed
         raise kind(error.described(with_address=with_address), error.failure_kind) from error

@@ -38,7 +38,8 @@ def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
 
 def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
     """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can. Equal texts count together,
-    and the first of them names the others."""
+    and the first of them names the others. What has no relation to the question (score 0) comes last, whatever its rank
+    in its source: it would take the place of passages that answer."""
     best: dict[str, float] = {}
     equal: dict[str, list[Passage]] = {}
     for reply in replies:
@@ -46,7 +47,7 @@ def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
             best[passage.text] = best.get(passage.text, 0.0) + 1 / (RRF_K + rank)
             equal.setdefault(passage.text, []).append(passage)
     first = [naming(passages[0], [(one, 1.0) for one in passages[1:]]) for passages in equal.values()]
-    return sorted(first, key=lambda passage: (-best[passage.text], -passage.score))
+    return sorted(first, key=lambda passage: (passage.score <= 0, -best[passage.text], -passage.score))
 
 
 def naming(passage: Passage, left_out: Sequence[tuple[Passage, float]]) -> Passage:

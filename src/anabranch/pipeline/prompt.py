@@ -94,6 +94,7 @@ async def compose(question: Question, passages: Sequence[Passage], ground: Groun
         version=question.profile.prompt_version,
         omitted=len(passages) - len(kept),
         language=question.language,
+        marks=question.profile.marks,
     )
 
 

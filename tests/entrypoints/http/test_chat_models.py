@@ -10,7 +10,7 @@ from anabranch.testing import Document, Space
 from conftest import Server, ref
 
 QUESTION = "How long do refunds take?"
-QUOTED = "Refunds take 30 days. [1]"
+QUOTED = "Refunds take 30 days. [policies]"
 # A caller through a proxy is not the operator.
 STRANGER = {"Via": "1.1 proxy"}
 

@@ -147,7 +147,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "ask",
         {"question": "x", "sources": ["http://127.0.0.1:1/docs"]},
         "not_found",
-        "there are: handbook, rivers, failing.",
+        "there are: handbook, collections, rivers, failing.",
     ),
 ]
 

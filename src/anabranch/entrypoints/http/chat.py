@@ -220,7 +220,7 @@ class ChatSurface(AnswerSurface):
     def _question(self, call: Call[ChatRequest], references: Sequence[EndpointRef], may_name: bool) -> Question:
         request = call.request
         public_only = self.access.public_only(call.scope, call.caller)
-        known = self.anabranch.settings.sources if may_name else {}
+        known = self.anabranch.questions.known_sources() if may_name else {}
         return self.anabranch.questions.chat(
             request.prompt,
             tuple(_endpoint(one, known, public_only) for one in references),

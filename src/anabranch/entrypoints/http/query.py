@@ -367,7 +367,8 @@ async def search_scope(
     if request.sources == "all" or not request.sources:
         endpoints = anabranch.questions.every(request.query, collections=True, sources=may_use)
     elif may_use:
-        endpoints, keys = anabranch.configured(request.sources), ()
+        endpoints = anabranch.configured(request.sources)
+        keys = None if COLLECTIONS in endpoints else ()
     else:
         raise Forbidden(
             "Only the operator may name configured sources here; leave out `sources` to ask the collections."

@@ -96,13 +96,16 @@ async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], call
     if not names:
         visible = bool(await _collections(anabranch, (), caller))
         return SearchScope(sources=anabranch.questions.every(question, collections=visible, sources=caller.trusted))
-    known = configured(anabranch) if caller.trusted else ()
+    known = [COLLECTIONS.slug, *(configured(anabranch) if caller.trusted else ())]
     ours = [name for name in names if name in known]
     rest = [name for name in names if name not in known]
+    sources = anabranch.configured(ours)
     if not rest:
-        return SearchScope(sources=anabranch.configured(ours))
+        return SearchScope(sources=sources)
     searched = await _collections(anabranch, rest, caller, others=known)
-    return SearchScope(sources=(COLLECTIONS, *anabranch.configured(ours)), filters=_filters(searched, rest))
+    if COLLECTIONS in sources:
+        return SearchScope(sources=sources)
+    return SearchScope(sources=(COLLECTIONS, *sources), filters=_filters(searched, rest))
 
 
 def configured(anabranch: Anabranch) -> Sequence[str]:
