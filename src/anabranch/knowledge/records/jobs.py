@@ -4,7 +4,7 @@ needs is kept for a while. Until then its item is open."""
 import sqlite3
 import time
 from collections.abc import Collection as Some
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from typing import Any
@@ -61,6 +61,14 @@ class Claim(Value):
         return holds_of(self.collection.key, self.arrived.identity, self.content_hash)
 
 
+class OpenName(Value):
+    """The names of an open item."""
+
+    document_id: str
+    filename: str | None
+    title: str
+
+
 class OpenItem(Value):
     """The newest version of a document, if it is not stored: it waits, is processed, or has failed."""
 
@@ -97,7 +105,7 @@ class OpenItem(Value):
             filename=arrived.filename,
             url=arrived.url,
             connector_id=arrived.connector_id,
-            title=arrived.title or arrived.filename or arrived.url or "text",
+            title=_title(arrived.title, arrived.filename, arrived.url),
             content_hash="" if arrived.source == "url" else self.content_hash,
             recipe="",
             metadata=arrived.metadata,
@@ -403,19 +411,27 @@ def open_by_documents(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]
     return {item.document_id: item for item in map(_open_item, found)}
 
 
-def newest_open(
+def open_names(
     db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentStatus | None = None
-) -> list[OpenItem]:
-    """The caller's newest open items, newest first."""
+) -> Iterator[OpenName]:
+    """The names of the caller's newest open items, newest first."""
+    names = ", ".join(f"json_extract(arrived, '$.{name}') AS {name}" for name in ("filename", "title", "url"))
     which = f"{OWNED} AND (:status IS NULL OR status = :status) ORDER BY key DESC LIMIT :limit"
-    values = {"limit": limit, "status": status, **_user(caller)}
-    return [_open_item(row) for row in db.execute(f"SELECT * FROM open_items WHERE {which}", values)]  # noqa: S608
+    query = f"SELECT document_id, {names} FROM open_items WHERE {which}"  # noqa: S608  our own names
+    for row in db.execute(query, {"limit": limit, "status": status, **_user(caller)}):
+        title = _title(row["title"], row["filename"], row["url"])
+        yield OpenName(document_id=row["document_id"], filename=row["filename"], title=title)
 
 
 def stored_with_open_item(db: sqlite3.Connection, caller: Caller) -> list[int]:
     """The keys of the documents of which the caller has sent a newer version that is not stored."""
     query = f"SELECT documents.key FROM open_items JOIN documents ON id = document_id WHERE {OWNED}"  # noqa: S608
     return [row[0] for row in db.execute(query, _user(caller))]
+
+
+def _title(title: str | None, filename: str | None, url: str | None) -> str:
+    """The title of a document of which no version is stored."""
+    return title or filename or url or "text"
 
 
 def _user(caller: Caller) -> dict[str, Any]:
