@@ -330,10 +330,11 @@ class Knowledge:
         await self._database.write(lambda db: queries.record(db, query))
 
     async def turns(self, caller: Caller, conversation: str, limit: int) -> list[queries.Turn]:
-        """The last turns of the caller's own conversation. Guests have none: they have no identity."""
+        """The last turns of the caller's own conversation, without those whose answers are withheld. Guests have none:
+        they have no identity."""
         if _is_guest(caller):
             return []
-        return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
+        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""

@@ -38,6 +38,7 @@ from anabranch.entrypoints.http.operations import Call, EventStream, Operation, 
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
+from anabranch.knowledge.records.queries import MAX_TURNS
 from anabranch.text.sentences import sentences
 
 MAX_QUERY = 10_000
@@ -347,7 +348,7 @@ class QuerySurface(AnswerSurface):
         knowledge = await self.anabranch.knowledge()
         return tuple(
             message
-            for turn in await knowledge.turns(caller, conversation, 5)
+            for turn in await knowledge.turns(caller, conversation, MAX_TURNS)
             for message in (
                 Message(role="user", content=turn.question),
                 Message(role="assistant", content=turn.answer),
