@@ -228,7 +228,7 @@ class Knowledge:
             _may_change(caller, collection.owner, "collection")
             if not failed.has_upload:
                 raise Conflict(
-                    f"The upload of {failed.document.title!r} is no longer kept: only the newest "
+                    f"The upload of {failed.document.title!r} is no longer kept: at most "
                     f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
                 )
             return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))

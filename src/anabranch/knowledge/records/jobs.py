@@ -3,9 +3,11 @@ needs is kept for a while. Until then its item is open."""
 
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Collection as Some
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from heapq import heapify, heapreplace
 from itertools import accumulate
 from typing import Any
 
@@ -32,7 +34,8 @@ from anabranch.knowledge.records.database import as_json, made_at, new_id
 # processed alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
-# What is kept of failed documents. Beyond the bytes, the oldest keep their error, but cannot be retried.
+# What is kept of failed documents, of all owners together. Beyond the bytes, the oldest of the owner who has most keep
+# their error, but cannot be retried.
 FAILED_DAYS = 7
 MAX_FAILED = 10_000
 MAX_FAILED_BYTES = 256 * 1024 * 1024
@@ -362,15 +365,33 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
 
 
 def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:
-    """Limit what is kept of failed documents: the newest are kept, and the bytes of the newest of those."""
+    """Limit what is kept of failed documents. What is too much is taken from the owner who has most, oldest first, so
+    that nobody's failures cost others theirs."""
     rows = db.execute(
-        "SELECT items.key, length(uploads.data) AS size FROM items JOIN uploads ON uploads.item = items.key "
-        "WHERE items.status = 'failed' AND items.key >= (SELECT min(item) FROM uploads) ORDER BY items.key DESC"
+        "SELECT items.key, jobs.owner, length(uploads.data) AS size FROM items JOIN jobs ON jobs.key = items.job "
+        "JOIN uploads ON uploads.item = items.key "
+        "WHERE items.status = 'failed' AND items.key >= (SELECT min(item) FROM uploads) ORDER BY items.key"
     ).fetchall()
-    totals = accumulate(row["size"] for row in rows)
-    over = [row["key"] for row, total in zip(rows, totals, strict=True) if total > most_bytes and row["size"]]
-    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in over))
-    db.executemany("DELETE FROM uploads WHERE item = ?", ((row["key"],) for row in rows[most:]))
+    deleted = set(_excess([(row["owner"], row["key"], 1) for row in rows], most))
+    kept = [(row["owner"], row["key"], row["size"]) for row in rows if row["size"] and row["key"] not in deleted]
+    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in _excess(kept, most_bytes)))
+    db.executemany("DELETE FROM uploads WHERE item = ?", ((key,) for key in deleted))
+
+
+def _excess(held: Sequence[tuple[str, int, int]], limit: int) -> Iterator[int]:
+    """Of owners, keys and sizes, oldest first, the keys to give up for the sizes to stay within a limit."""
+    by_owner: dict[str, deque[tuple[int, int]]] = {}
+    for owner, key, size in held:
+        by_owner.setdefault(owner, deque()).append((key, size))
+    total = sum(size for _, _, size in held)
+    largest = [(-sum(size for _, size in theirs), owner) for owner, theirs in by_owner.items()]
+    heapify(largest)
+    while total > limit:
+        negative, owner = largest[0]
+        key, size = by_owner[owner].popleft()
+        heapreplace(largest, (negative + size, owner))
+        total -= size
+        yield key
 
 
 def forget_failed(db: sqlite3.Connection, days: float = FAILED_DAYS) -> None:
