@@ -111,7 +111,8 @@ class SourceView(Value):
     answer's marks; null if it did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1.
     `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored. A
     passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
-    offsets are those in that text. `also_in` names its near-duplicates, which are left out."""
+    offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
+    most 20; `also_in_count` is the number of all."""
 
     chunk_id: str
     document_id: str
@@ -133,6 +134,7 @@ class SourceView(Value):
     scores: Scores
     chunk_type: ChunkType | None
     also_in: tuple[Duplicate, ...]
+    also_in_count: int
 
 
 class CitationView(Value):
@@ -464,7 +466,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -
         metadata=dict(place.metadata),
         scores=place.scores,
         chunk_type=place.chunk_type,
-        also_in=merged.also_in,
+        **merged.shown_duplicates,
     )
 
 

@@ -158,7 +158,7 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         url=place.url,
         chunk_id=place.chunk_id,
         chunk_type=place.chunk_type,
-        also_in=passage.also_in,
+        **passage.shown_duplicates,
     )
 
 
@@ -197,7 +197,7 @@ def _cited(citation: Citation, passage: Passage) -> CitedPassage:
         answer_start=citation.start,
         answer_end=citation.end,
         chunk_type=place.chunk_type,
-        also_in=passage.also_in,
+        **passage.shown_duplicates,
     )
 
 
