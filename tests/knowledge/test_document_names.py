@@ -3,6 +3,7 @@
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ async def test_names_follow_the_permissions_of_documents(shop: Workshop, caller:
     await shop.room.ingest(ALICE, "hers", arrived)
     await shop.ingest_pending()
     for name, permissions in given.items():
-        seen = shop.database.reading(lambda db, name=name: documents.named(db, caller, "title", name, 5))
+        seen = shop.database.reading(partial(documents.named, caller=caller, column="title", name=name, limit=5))
         assert bool(seen) == permissions.permits(caller, "alice")
     visible = shop.database.reading(lambda db: documents.newest_names(db, caller, 100))
     assert set(visible) == {name for name, one in given.items() if one.permits(caller, "alice")}
