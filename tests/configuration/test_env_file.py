@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -44,6 +45,7 @@ def events(lines: list[dict[str, object]], event: str) -> list[dict[str, object]
         ("AGGREGATOR_A=b c # a comment", "b c"),
         ("AGGREGATOR_A=b#c", "b#c"),
         ("AGGREGATOR_A= # a comment", ""),
+        ("AGGREGATOR_A=b \t # a comment # another", "b"),
         ("AGGREGATOR_A='b # c' # a comment", "b # c"),
         ("AGGREGATOR_A='b\\n$c ${d} \"e\"'", 'b\\n$c ${d} "e"'),
         ('AGGREGATOR_A="b\\n\\"c\\" \\\\ \\x \\${d}"', 'b\n"c" \\ \\x ${d}'),
@@ -58,6 +60,16 @@ def test_a_line_of_the_env_file(tmp_path: Path, line: str, value: str) -> None:
     written(tmp_path, f"# a comment\n\n{line}\n")
     found = env_file.read(tmp_path)
     assert (found.values, found.lines, found.ignored) == ({"AGGREGATOR_A": value}, {"AGGREGATOR_A": 3}, "")
+
+
+@pytest.mark.parametrize(
+    "line", ["AGGREGATOR_A=a{}b", "AGGREGATOR_A='a'{}#b", "AGGREGATOR_A=a{}#b", "{}AGGREGATOR_A=a{}"]
+)
+def test_a_line_with_many_spaces_is_read_at_once(tmp_path: Path, line: str) -> None:
+    written(tmp_path, line.format(" " * 30_000, " " * 30_000))
+    begin = time.process_time()
+    assert env_file.read(tmp_path).values["AGGREGATOR_A"].startswith("a")
+    assert time.process_time() - begin < 1
 
 
 def test_lines_of_other_programs_are_ignored_whatever_they_contain(tmp_path: Path) -> None:

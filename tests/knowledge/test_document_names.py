@@ -1,6 +1,9 @@
 """Documents by file name and title, what a connector has sent, a changed title, and the bytes of a collection."""
 
+import time
+import tracemalloc
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from anabranch.knowledge.model import Caller, NewDocument, Permissions
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import Connection
 from anabranch.knowledge.search import Searcher
-from support.knowledge_fixtures import ALICE, BOB, OPERATOR, Workshop, workshop
+from support.knowledge_fixtures import ALICE, BOB, GUEST, OPERATOR, Workshop, workshop
 
 PRIVATE = Permissions(visibility="private")
 
@@ -97,6 +100,65 @@ async def test_an_unknown_name_suggests_similar_ones(shop: Workshop) -> None:
     with pytest.raises(NotFound) as refused:
         await shop.room.document(OPERATOR, "handbook.md" * 5_000)
     assert len(refused.value.message) < 300
+
+
+async def test_an_unknown_name_costs_no_memory_for_the_metadata_of_failed_documents(shop: Workshop) -> None:
+    metadata = {f"field {n}": "x" * 20 for n in range(1_500)}
+    documents_sent = [
+        NewDocument(source="text", data=b"\xff\xfe\x00", filename=f"{n}.pdf", metadata=metadata) for n in range(100)
+    ]
+    await shop.room.ingest(ALICE, await shop.collection("hers", caller=ALICE), documents_sent)
+    await shop.ingest_pending()
+    _, failed = await shop.room.documents(ALICE, None, 0, 1, status="failed")
+    assert failed == len(documents_sent)
+    tracemalloc.start()
+    for call in (shop.room.document, shop.room.retry):
+        with pytest.raises(NotFound):
+            await call(ALICE, "nonexistent")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    assert (await shop.room.document(ALICE, "7.PDF")).filename == "7.pdf"
+
+
+async def test_a_name_is_looked_up_without_reading_what_others_have_stored(shop: Workshop) -> None:
+    await shop.collection("hers", caller=ALICE, default_permissions=PRIVATE)
+    await add(shop, *((f"{n}.md", "Plan") for n in range(20)), caller=ALICE, to="hers")
+    await shop.database.write(lambda db: db.execute("UPDATE documents SET metadata = 'unreadable'"))
+    for name in ("Plan", "plan", "3.md", "pla"):
+        with pytest.raises(NotFound, match=r"There is no document '[\w.]+'\.$"):
+            await shop.room.document(BOB, name)
+
+
+async def test_hostile_titles_do_not_make_an_unknown_name_expensive(shop: Workshop) -> None:
+    await add(shop, *((f"{n:03}" + "bacd" * 24, "bacd" * 24 + f"{n:03}") for n in range(300)))
+    begin = time.process_time()
+    with pytest.raises(NotFound, match="Did you mean"):
+        await shop.room.document(OPERATOR, "abcd" * 25)
+    assert time.process_time() - begin < 0.3
+
+
+@pytest.mark.parametrize("caller", [OPERATOR, ALICE, BOB, GUEST, Caller(user="carol", groups=("other", "staff"))])
+async def test_names_follow_the_permissions_of_documents(shop: Workshop, caller: Caller) -> None:
+    given = {
+        "public": Permissions(),
+        "private": PRIVATE,
+        "to bob": Permissions(visibility="restricted", allowed_users=("bob", "dave")),
+        "to staff": Permissions(visibility="restricted", allowed_users=("eve",), allowed_groups=("staff",)),
+        "to nobody": Permissions(visibility="restricted"),
+        "private, not to bob": Permissions(visibility="private", allowed_users=("bob",), allowed_groups=("staff",)),
+    }
+    await shop.collection("hers", caller=ALICE)
+    arrived = [
+        NewDocument(source="text", data=name.encode(), title=name, permissions=one) for name, one in given.items()
+    ]
+    await shop.room.ingest(ALICE, "hers", arrived)
+    await shop.ingest_pending()
+    for name, permissions in given.items():
+        seen = shop.database.reading(partial(documents.named, caller=caller, column="title", name=name, limit=5))
+        assert bool(seen) == permissions.permits(caller, "alice")
+    visible = shop.database.reading(lambda db: documents.newest_names(db, caller, 100))
+    assert set(visible) == {name for name, one in given.items() if one.permits(caller, "alice")}
 
 
 async def test_a_changed_title_is_searched_at_once_by_every_process(shop: Workshop) -> None:

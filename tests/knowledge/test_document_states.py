@@ -179,6 +179,22 @@ async def test_the_bytes_of_failed_documents_are_limited(shop: Moody) -> None:
     assert await shop.retry("Storks") == "added"
 
 
+async def test_failed_uploads_of_one_user_do_not_push_out_those_of_another(shop: Moody) -> None:
+    await shop.collection("hers", caller=ALICE)
+    await shop.collection("his", caller=BOB)
+    await shop.put("Herons are broken.", collection="hers", caller=ALICE)
+    await shop.put(*(f"Otters-{n} are broken." + "x" * 40 for n in range(7)), collection="his", caller=BOB)
+    await shop.database.write(lambda db: jobs.bound_failed(db, most=5, most_bytes=150))
+    assert [one.title for one in await shop.listed("failed", ALICE)] == ["Herons"]
+    assert [one.title for one in await shop.listed("failed", BOB)] == [f"Otters-{n}" for n in range(3, 7)]
+    for name in ("Otters-3", "Otters-4"):
+        with pytest.raises(Conflict, match="no longer kept"):
+            await shop.room.retry(BOB, name)
+    shop.mended = True
+    assert await shop.retry("Herons", ALICE) == "added"
+    assert await shop.retry("Otters-5", BOB) == "added"
+
+
 async def test_only_the_owner_sees_and_retries_what_is_not_stored(shop: Moody) -> None:
     await shop.collection("hers", caller=ALICE)
     await shop.put("Otters eat fish.", collection="hers", caller=ALICE)

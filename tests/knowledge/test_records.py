@@ -218,7 +218,7 @@ def test_query_log_belongs_to_its_user_and_can_be_deleted(tmp_path: Path) -> Non
     hers, his = asked("alice"), asked("bob")
     for one in (hers, his):
         database.writing(lambda db, one=one: queries.record(db, one))  # type: ignore[misc]
-    assert len(database.reading(lambda db: queries.turns(db, "alice", "talk", 5))) == 1
+    assert len(database.reading(lambda db: queries.turns(db, Caller(user="alice"), "talk", 5))) == 1
     bob = Caller(user="bob")
     assert not database.writing(lambda db: queries.rate(db, hers.id, bob, "thumbs_up", None))
     assert database.writing(lambda db: queries.rate(db, his.id, bob, "thumbs_up", None))

@@ -378,6 +378,18 @@ def test_attempts_and_revisions_out_of_range_are_refused(given: dict[str, int]) 
     assert step.part("docs_result").state == "waiting"
 
 
+def test_a_result_has_at_most_1000_attempts_whether_a_push_names_them_or_not() -> None:
+    step = stepped("docs", "web")
+    for _ in range(1_000):
+        assert deliver(step, "docs", "error").ignored is None
+    with pytest.raises(InvalidQuestion, match=r"at most 1,000 attempts\. Start another step"):
+        deliver(step, "docs", "partial")
+    assert step.part("docs_result").attempt == 1_000
+    assert deliver(step, "docs", "partial", attempt=1_000).ignored == "completed"
+    deliver(step, "web", "success")
+    assert deliver(step, "docs", "partial").ignored == "ended"
+
+
 def test_a_step_needs_subagents_with_distinct_result_keys() -> None:
     with pytest.raises(InvalidQuestion, match="at least one"):
         Step(Directive(session_id="s", plan_step_id="p", expected=()), now=0.0, timeout_s=1.0)

@@ -16,7 +16,8 @@ MAX_BYTES = 64 * 1024
 HEAD = re.compile(r"[^\S\n]*(?:export[^\S\n]+)?(?P<name>[^\s=#]*)[^\S\n]*(?P<equals>=?)[^\S\n]*")
 QUOTED = re.compile(r"""'(?P<plain>[^']*)'|"(?P<escaped>(?:[^"\\]|\\.)*)\"""", re.DOTALL)
 OURS_BELOW = re.compile(rf"\n[^\S\n]*(?:export[^\S\n]+)?{PREFIX}")
-COMMENT = re.compile(r"(?:^|[^\S\n]+)#.*")
+# The spaces before a comment are stripped later: a pattern that matches them is quadratic in their number.
+COMMENT = re.compile(r"(?:^|(?<=[^\S\n]))#.*")
 ESCAPE = re.compile(r"\\(.)")
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 

@@ -251,6 +251,10 @@ class Duplicate(Value, gc=False):
     url: str | None = None
 
 
+# So many near-duplicates of a passage are shown.
+MAX_ALSO_IN = 20
+
+
 class Passage(Value):
     """A piece of text that a source returned. `date` is its last change, in seconds since 1970; `breakdown` has the
     parts of its score, if a `Ranking` gave it; `also_in` names the near-duplicates that were left out."""
@@ -265,6 +269,11 @@ class Passage(Value):
     date: float | None = None
     breakdown: Breakdown | None = None
     also_in: tuple[Duplicate, ...] = ()
+
+    @property
+    def shown_duplicates(self) -> dict[str, Any]:
+        """`also_in` as responses have it: a limited number, and the number of all."""
+        return {"also_in": self.also_in[:MAX_ALSO_IN], "also_in_count": len(self.also_in)}
 
 
 class SourceReply(Value):

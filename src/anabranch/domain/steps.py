@@ -9,6 +9,8 @@ from anabranch.domain.events import SafetyVerdict, SubagentStatus
 from anabranch.domain.model import Value
 
 EMPTY = msgspec.Raw(b"{}")
+# How many attempts a result has, also those that are counted because a push names none.
+MAX_ATTEMPTS = 1_000
 
 Ignored = Literal["duplicate", "superseded", "late", "completed", "ended", "degraded"]
 

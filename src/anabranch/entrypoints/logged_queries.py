@@ -16,7 +16,8 @@ MAX_SNIPPET = 200
 
 class QueryEntry(Value):
     """A question in the query log. `query` is null if its text was not kept; `outcome` is `answered`, `refused` or the
-    code of an error. `user` is sent to operators only: null is the operator on this machine."""
+    code of an error. `rewritten_query` is null and `variants` empty if they may repeat an answer that is withheld.
+    `user` is sent to operators only: null is the operator on this machine."""
 
     id: str
     created_at: datetime

@@ -228,7 +228,7 @@ class Knowledge:
             _may_change(caller, collection.owner, "collection")
             if not failed.has_upload:
                 raise Conflict(
-                    f"The upload of {failed.document.title!r} is no longer kept: only the newest "
+                    f"The upload of {failed.document.title!r} is no longer kept: at most "
                     f"{jobs.MAX_FAILED_BYTES >> 20} MB of failed documents are. Send the document again."
                 )
             return jobs.retry(db, failed, collection, effective(failed.chunking, self._embedder))
@@ -330,10 +330,11 @@ class Knowledge:
         await self._database.write(lambda db: queries.record(db, query))
 
     async def turns(self, caller: Caller, conversation: str, limit: int) -> list[queries.Turn]:
-        """The last turns of the caller's own conversation. Guests have none: they have no identity."""
+        """The last turns of the caller's own conversation, without those whose answers are withheld. Guests have none:
+        they have no identity."""
         if _is_guest(caller):
             return []
-        return await self._database.read(lambda db: queries.turns(db, caller.owner, conversation, limit))
+        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""

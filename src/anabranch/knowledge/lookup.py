@@ -1,9 +1,6 @@
 """Documents as a caller sees them, stored or not stored yet: a page of a list, or one by its id, file name or title."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
-from functools import partial
-from itertools import chain, islice
 from typing import Literal
 
 import numpy as np
@@ -14,12 +11,15 @@ from anabranch.knowledge.index.reader import Catalog
 from anabranch.knowledge.model import Caller, DocumentStatus, StoredDocument
 from anabranch.knowledge.records import collections, documents, jobs
 from anabranch.knowledge.records.database import Connection, made_at
-from anabranch.knowledge.records.jobs import ITEM_KEYS
+from anabranch.knowledge.records.jobs import ITEM_KEYS, OpenName
 
 MAX_CANDIDATES = 10
-# A similar name is searched among so many documents, and if it is not longer than this: the search is quadratic.
+# A similar name is searched among so many documents, and if it is not longer than this: each comparison is quadratic.
 MAX_SIMILAR = 300
 MAX_SIMILAR_NAME = 100
+# How similar, of 100, and how many are shown.
+MIN_SIMILARITY = 70
+MAX_HINTS = 3
 # So many open items are searched for a name.
 MAX_OPEN = 10_000
 MAX_NAME = 500
@@ -89,10 +89,8 @@ def find(db: Connection, caller: Caller, name: str) -> StoredDocument:
         return with_states(db, caller, [one])[0]
     for item in jobs.open_by_documents(db, caller, [name]).values():
         return item.document
-    if len(name) <= MAX_NAME:
-        for matches in (*_stored_matches(db, caller, name), *_open_matches(db, caller, name)):
-            if matches:
-                return with_states(db, caller, [_only(db, name, matches)])[0]
+    if len(name) <= MAX_NAME and (matches := _stored_matches(db, caller, name) or _open_matches(db, caller, name)):
+        return with_states(db, caller, [_only(db, name, matches)])[0]
     raise NotFound(f"There is no document {name[:MAX_SHOWN]!r}.{_similar(db, caller, name)}")
 
 
@@ -102,10 +100,8 @@ def find_failed(db: Connection, caller: Caller, name: str) -> jobs.OpenItem:
     for item in jobs.open_by_documents(db, caller, [name]).values():
         if item.status == "failed":
             return item
-    failed = {item.document_id: item for item in jobs.newest_open(db, caller, MAX_OPEN, status="failed")}
-    for matches in _matches([item.document for item in failed.values()], name):
-        if matches:
-            return failed[_only(db, name, matches).id]
+    if failed := _open_named(db, caller, name, status="failed"):
+        return failed[_only(db, name, [item.document for item in failed.values()]).id]
     found = find(db, caller, name)
     raise Conflict(f"{found.title!r} is {found.status}; only a document that has failed can be retried.")
 
@@ -114,35 +110,41 @@ def _permitted(caller: Caller, found: Iterable[StoredDocument]) -> Iterator[Stor
     return (one for one in found if one.permissions.permits(caller, one.owner))
 
 
-def _stored_matches(db: Connection, caller: Caller, name: str) -> Iterator[list[StoredDocument]]:
-    """The stored documents with this file name, with this title, and with either of them ignoring case."""
-    by_filename = partial(documents.named, db, "filename", name)
-    by_title = partial(documents.named, db, "title", name)
-    yield _first(_permitted(caller, (one for one in by_filename() if one.filename == name)))
-    yield _first(_permitted(caller, (one for one in by_title() if one.title == name)))
-    yield _first(_permitted(caller, chain(by_filename(), by_title())))
+def _stored_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:
+    """The stored documents with this file name, else with this title, else with either of them ignoring case; one more
+    than an error shows."""
+    limit = MAX_CANDIDATES + 1
+    for column in documents.NAME_COLUMNS:
+        if exact := documents.named(db, caller, column, name, limit):
+            return exact
+    either = [
+        one
+        for column in documents.NAME_COLUMNS
+        for one in documents.named(db, caller, column, name, limit, ignore_case=True)
+    ]
+    return list({one.id: one for one in either}.values())[:limit]
 
 
-def _open_matches(db: Connection, caller: Caller, name: str) -> Iterator[list[StoredDocument]]:
-    yield from _matches([item.document for item in jobs.newest_open(db, caller, MAX_OPEN)], name)
+def _open_matches(db: Connection, caller: Caller, name: str) -> list[StoredDocument]:
+    return [item.document for item in _open_named(db, caller, name).values()]
 
 
-def _matches(among: Sequence[StoredDocument], name: str) -> Iterator[list[StoredDocument]]:
-    """As `_stored_matches`, among some documents."""
+def _open_named(
+    db: Connection, caller: Caller, name: str, status: DocumentStatus | None = None
+) -> dict[str, jobs.OpenItem]:
+    """As `_stored_matches`, among the caller's open items. Only those that match are read whole: the metadata of all
+    could be gigabytes."""
+    by_filename, by_title, ignoring_case = [], [], []
     folded = name.casefold()
-    yield _first(one for one in among if one.filename == name)
-    yield _first(one for one in among if one.title == name)
-    yield _first(one for one in among if folded in ((one.filename or "").casefold(), one.title.casefold()))
-
-
-def _first(found: Iterable[StoredDocument]) -> list[StoredDocument]:
-    """Each document once, and one more than an error shows."""
-    by_id: dict[str, StoredDocument] = {}
-    for one in found:
-        by_id.setdefault(one.id, one)
-        if len(by_id) > MAX_CANDIDATES:
-            break
-    return list(by_id.values())
+    for one in jobs.open_names(db, caller, MAX_OPEN, status):
+        if one.filename == name:
+            by_filename.append(one)
+        if one.title == name:
+            by_title.append(one)
+        if folded in ((one.filename or "").casefold(), one.title.casefold()):
+            ignoring_case.append(one)
+    matches: list[OpenName] = by_filename or by_title or ignoring_case
+    return jobs.open_by_documents(db, caller, [one.document_id for one in matches[: MAX_CANDIDATES + 1]])
 
 
 def _only(db: Connection, name: str, matches: Sequence[StoredDocument]) -> StoredDocument:
@@ -162,8 +164,11 @@ def _similar(db: Connection, caller: Caller, name: str) -> str:
     """A hint at documents with a similar name, among the newest that the caller can see."""
     if made_at(name) or len(name) > MAX_SIMILAR_NAME:
         return ""
-    visible = islice(_permitted(caller, documents.newest(db)), MAX_SIMILAR)
-    names = [known for one in visible for known in (one.title, one.filename) if known]
+    from rapidfuzz import fuzz, process  # noqa: PLC0415  few requests need it
+
+    names = documents.newest_names(db, caller, MAX_SIMILAR)
     by_folded = {known.casefold(): known for known in names if len(known) <= MAX_SIMILAR_NAME}
-    close = get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.7)
-    return f" Did you mean {' or '.join(repr(by_folded[one]) for one in close)}?" if close else ""
+    close = process.extract(
+        name.casefold(), list(by_folded), scorer=fuzz.ratio, limit=MAX_HINTS, score_cutoff=MIN_SIMILARITY
+    )
+    return f" Did you mean {' or '.join(repr(by_folded[one]) for one, *_ in close)}?" if close else ""

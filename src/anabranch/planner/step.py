@@ -29,7 +29,7 @@ from anabranch.domain.events import (
     SubagentTimedOut,
 )
 from anabranch.domain.model import Value
-from anabranch.domain.steps import Directive, Expected, Fragment, Ignored, Progress, verdict_of
+from anabranch.domain.steps import MAX_ATTEMPTS, Directive, Expected, Fragment, Ignored, Progress, verdict_of
 
 State = Literal["waiting", "running"] | OutcomeStatus
 OPEN = ("waiting", "running")
@@ -199,8 +199,12 @@ class Step:
         part = self.part(result_key)
         attempt = part.implied_attempt(revision, fragment) if attempt is None else attempt
         base, placed = part.placed(attempt, revision)
-        if not 1 <= attempt <= LAST or placed > LAST or (revision is not None and revision < 0):
-            raise InvalidQuestion("The attempt or the revision is out of range.")
+        if not 1 <= attempt <= MAX_ATTEMPTS and self.end is None:
+            raise InvalidQuestion(
+                f"The attempt is out of range: a result has at most {MAX_ATTEMPTS:,} attempts. Start another step."
+            )
+        if placed > LAST or (revision is not None and revision < 0):
+            raise InvalidQuestion("The revision is out of range.")
         part = self._part_at(now, result_key)
         if part.open and attempt == part.attempt and fragment.status in FINAL and placed <= part.revision:
             base, placed = base + part.revision + 1 - placed, part.revision + 1  # the end of an attempt is never stale

@@ -521,6 +521,7 @@ def test_search_shows_a_near_duplicate_once_and_names_the_other(change: Run, she
     first, second = json.loads(change("search", "Which shop repairs sails?", "-k", "2", "--json").out)["passages"]
     assert {first["title"], *(one["title"] for one in first["also_in"])} == {"north.txt", "south.txt"}
     assert (first["place"]["chunk_type"], second["also_in"]) == ("paragraph", [])
+    assert (first["also_in_count"], second["also_in_count"]) == (1, 0)
 
 
 def test_ask_answers_from_a_collection_with_citations(kept: Shelf) -> None:

@@ -331,6 +331,40 @@ async def test_a_document_that_was_made_private_is_no_longer_quoted_to_others(sh
     assert "4711" in (await shelf.good("GET", path, who="root"))["answer"]
 
 
+@pytest.mark.parametrize("hidden", ["private", "deleted"])
+async def test_a_conversation_does_not_bring_back_what_a_hidden_document_says(
+    tmp_path: Path, models_dir: Path, space: Space, hidden: str
+) -> None:
+    space.model("writer", reply=writes)
+    given = {"model_url": space.url, "model_name": "writer", "query_rewriting": True}
+    async with library(tmp_path, models_dir, **given) as there:
+        await there.collection("travel", who="alice")
+        await there.ingest("travel", text(BRIDGE, title="Bridges"), who="alice")
+        (ferry,) = await there.ingest("travel", text(FERRY, title="Ferries", permissions=RESTRICTED), who="alice")
+        talk = {"who": "bob", "conversation_id": "talk"}
+        first = await there.ask("Where does the ferry leave from?", **talk)
+        # It finds no document itself, but is rewritten with the turn before it.
+        await there.ask("When is the bridge to Marken closed?", filters={"tags": ["none"]}, **talk)
+        if hidden == "private":
+            private = {"permissions": {"visibility": "private"}}
+            await there.good("PATCH", f"/v1/documents/{ferry['id']}", private, who="alice")
+        else:
+            await there.good("DELETE", f"/v1/documents/{ferry['id']}", who="alice")
+        asked_before = len(space.requests)
+        await there.ask("When is the bridge to Marken closed?", **talk)
+        asked = "".join(request.raw.decode() for request in space.requests[asked_before:])
+        entries = {one["id"]: one for one in await listed(there, "bob")}
+        details = [await there.good("GET", f"/v1/queries/{one}", who="bob") for one in entries]
+        operators = await listed(there, "root")
+    assert "bridge" in asked
+    assert "Where does the ferry" not in asked
+    assert "every 30 minutes" not in asked
+    for one in (entries.values(), details):
+        assert [(entry["rewritten_query"], entry["variants"]) for entry in one] == [(None, [])] * 3
+    assert entries[first["query_id"]]["query"] == "Where does the ferry leave from?"
+    assert any(one["variants"] for one in operators) == (hidden == "private")
+
+
 async def test_a_new_version_of_a_document_leaves_its_old_passages_without_text(shelf: Library) -> None:
     ray = person(shelf, "ray")
     await shelf.collection("versions", who=ray)

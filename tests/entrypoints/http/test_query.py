@@ -52,7 +52,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
         *("chunk_id", "document_id", "title", "content_snippet", "score", "citation_index", "source"),
         *("chunk_index", "created_at"),
         *("collection", "page", "section_title", "headers", "start_char", "end_char", "url", "metadata", "scores"),
-        *("chunk_type", "also_in"),
+        *("chunk_type", "also_in", "also_in_count"),
     }
     assert (first["title"], first["collection"], first["citation_index"]) == ("Handbook", "shop", 1)
     assert (first["headers"], first["section_title"]) == (["Refunds"], "Refunds")

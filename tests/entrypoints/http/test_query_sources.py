@@ -131,9 +131,25 @@ async def test_passages_without_a_number_come_last_and_copies_not_at_all() -> No
     assert shown == [("first", 1, 1), ("second", 2, 0), ("third", None, 0), ("covered", None, 0)]
 
 
+async def test_twenty_of_many_copies_are_named_and_all_are_counted_and_left_out() -> None:
+    def passage(name: str, **more: Any) -> Passage:
+        place = Place(chunk_id=name, collection="c", start=0, end=9, tokens=3)
+        return Passage(source="c", title=name, text=name, score=0.5, document_id="d", place=place, **more)
+
+    names = [f"copy {number}" for number in range(100)]
+    copies = tuple(Duplicate(title=name, source="c", similarity=0.99, chunk_id=name) for name in names)
+    reply = SourceReply(path="c", status=Status.SUCCESS, passages=tuple(map(passage, ("first", *names))))
+    answer = Answer(
+        text="", ground=Ground.DOCUMENTS, replies=(reply,), passages=(passage("first", also_in=copies),), unused=()
+    )
+    (shown,) = sources(answer)
+    assert (shown.also_in, shown.also_in_count) == (copies[:20], 100)
+
+
 async def test_rag_stream_shows_a_near_duplicate_once_and_names_the_other(shelf: Library) -> None:
     done = await rag(shelf, collections=["shop"])
     assert sorted(len(one["also_in"]) for one in done["sources"]) == [0, 1]
+    assert sorted(one["also_in_count"] for one in done["sources"]) == [0, 1]
 
 
 async def test_chunk_types_are_shown_and_can_be_filtered(shelf: Library) -> None:

@@ -40,6 +40,20 @@ async def test_a_question_through_two_instances_carries_its_trace_and_counts_its
     assert {name: received[name] for name in (*REMOTE, HOPS)} == {**REMOTE, HOPS: 2}
 
 
+async def test_a_traceparent_with_digits_of_another_script_is_not_passed_on(serve: Any) -> None:
+    arabic = REMOTE["traceparent"].replace("4", "\N{ARABIC-INDIC DIGIT FOUR}")
+    meta: Any = {"traceparent": arabic, "tracestate": "rojo=1"}
+    async with (
+        serve(mcp_servers={"lib": librarian("lib", results=1, traced=True)}, aggregation=PATIENT) as server,
+        Client(f"{server.url}/mcp") as tools,
+    ):
+        result = await tools.call_tool("aggregate", {"query_text": "rivers"}, meta=meta)
+    (found,) = result.structured_content["results"]
+    received = json.loads(found["server_result"]["content"]["text"])
+    assert received.get("traceparent") is None
+    assert received.get("tracestate") is None
+
+
 @pytest.mark.parametrize("given", [{HOPS: 4}, {HOPS: 4, "traceparent": "nonsense", "tracestate": 7}])
 async def test_a_question_that_has_passed_three_instances_is_not_passed_on(serve: Any, given: dict[str, Any]) -> None:
     meta: Any = given

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 import click
+import msgspec
 from rich.padding import Padding
 from rich.text import Text
 
@@ -75,7 +76,8 @@ def command(
     )
     found, timings = asyncio.run(_search(settings, search, explain=explain))
     if as_json:
-        print_json({"query": query, "passages": found, "timings_ms": timings})
+        passages = [msgspec.structs.asdict(passage) | passage.shown_duplicates for passage in found]
+        print_json({"query": query, "passages": passages, "timings_ms": timings})
     else:
         _show(query, found, timings, explain=explain)
     sys.exit(0 if found else 3)

@@ -28,7 +28,7 @@ HOP = re.compile(r"\[([^\]]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 MAX_ADDRESS = 100
 OWN_SITES = frozenset({"same-origin", "none"})
 MAX_TRACESTATE = 512
-TRACEPARENT = re.compile(r"[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # A caller that was not asked for a token.
 ANYONE = Caller()
 

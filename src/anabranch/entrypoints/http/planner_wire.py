@@ -12,7 +12,7 @@ from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.eventlog import LAST, Page, SequencedEntry, epoch
 from anabranch.domain.events import SafetyVerdict, SubagentStatus
 from anabranch.domain.model import Value
-from anabranch.domain.steps import Directive, Expected, Progress, Push, Receipt, Trace
+from anabranch.domain.steps import MAX_ATTEMPTS, Directive, Expected, Progress, Push, Receipt, Trace
 from anabranch.entrypoints.http.errors import RequestTooLarge
 from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.entrypoints.http.streams import by_size
@@ -36,7 +36,7 @@ RULES = {
     "url": URL_RULE,
     "callback_url": URL_RULE,
     "type": "be subagent_result, or be left out",
-    "attempt": "be from 1 to 1,000",
+    "attempt": f"be from 1 to {MAX_ATTEMPTS:,}",
     "revision": f"be from 1 to {2**31 - 1:,}",
     "deadline_ms": "be from 1 to 86,400,000",
     "latency_ms": f"be from 0 to {LAST:,}",
@@ -104,7 +104,7 @@ class PushForm(Value):
     payload: dict[str, Any] | None = None
     result_key: Identifier | None = None
     revision: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    attempt: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    attempt: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | None = None
     telemetry: TelemetryForm | None = None
     type: Literal["subagent_result"] = "subagent_result"
     subagent: str | None = None

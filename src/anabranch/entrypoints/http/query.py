@@ -38,6 +38,7 @@ from anabranch.entrypoints.http.operations import Call, EventStream, Operation, 
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
+from anabranch.knowledge.records.queries import MAX_TURNS
 from anabranch.text.sentences import sentences
 
 MAX_QUERY = 10_000
@@ -110,7 +111,8 @@ class SourceView(Value):
     answer's marks; null if it did not fit into the prompt. `score` is the similarity of meaning, from 0 to 1.
     `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored. A
     passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
-    offsets are those in that text. `also_in` names its near-duplicates, which are left out."""
+    offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
+    most 20; `also_in_count` is the number of all."""
 
     chunk_id: str
     document_id: str
@@ -132,6 +134,7 @@ class SourceView(Value):
     scores: Scores
     chunk_type: ChunkType | None
     also_in: tuple[Duplicate, ...]
+    also_in_count: int
 
 
 class CitationView(Value):
@@ -347,7 +350,7 @@ class QuerySurface(AnswerSurface):
         knowledge = await self.anabranch.knowledge()
         return tuple(
             message
-            for turn in await knowledge.turns(caller, conversation, 5)
+            for turn in await knowledge.turns(caller, conversation, MAX_TURNS)
             for message in (
                 Message(role="user", content=turn.question),
                 Message(role="assistant", content=turn.answer),
@@ -463,7 +466,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -
         metadata=dict(place.metadata),
         scores=place.scores,
         chunk_type=place.chunk_type,
-        also_in=merged.also_in,
+        **merged.shown_duplicates,
     )
 
 

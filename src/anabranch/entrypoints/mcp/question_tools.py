@@ -102,7 +102,7 @@ async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], call
     sources = anabranch.configured(ours)
     if not rest:
         return SearchScope(sources=sources)
-    searched = await _collections(anabranch, rest, caller, others=known)
+    searched = await _collections(anabranch, rest, caller, others=known[1:])
     if COLLECTIONS in sources:
         return SearchScope(sources=sources)
     return SearchScope(sources=(COLLECTIONS, *sources), filters=_filters(searched, rest))
@@ -158,7 +158,7 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         url=place.url,
         chunk_id=place.chunk_id,
         chunk_type=place.chunk_type,
-        also_in=passage.also_in,
+        **passage.shown_duplicates,
     )
 
 
@@ -197,7 +197,7 @@ def _cited(citation: Citation, passage: Passage) -> CitedPassage:
         answer_start=citation.start,
         answer_end=citation.end,
         chunk_type=place.chunk_type,
-        also_in=passage.also_in,
+        **passage.shown_duplicates,
     )
 
 

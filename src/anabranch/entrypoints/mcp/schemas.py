@@ -101,7 +101,7 @@ class AskArguments(Arguments, frozen=True, kw_only=True):
 
 class FoundPassage(Value):
     """A passage of a document: `start_char` and `end_char` are offsets in the document's content. `also_in` names its
-    near-duplicates, which are left out."""
+    near-duplicates, which are left out: at most 20; `also_in_count` is the number of all."""
 
     rank: int
     title: str
@@ -117,6 +117,7 @@ class FoundPassage(Value):
     chunk_id: str
     chunk_type: ChunkType | None
     also_in: tuple[Duplicate, ...]
+    also_in_count: int = 0
 
 
 class SearchResponse(Value):
@@ -130,7 +131,7 @@ class SearchResponse(Value):
 class CitedPassage(Value):
     """The quoted words of a citation, which is at `answer_start` to `answer_end` in the answer. `start_char` and
     `end_char` are offsets in the document's content; without a `document_id`, in what the source returned. `also_in`
-    names the near-duplicates of the passage, which are left out."""
+    names the near-duplicates of the passage, which are left out: at most 20; `also_in_count` is the number of all."""
 
     number: int
     source: str
@@ -144,6 +145,7 @@ class CitedPassage(Value):
     answer_end: int
     chunk_type: ChunkType | None = None
     also_in: tuple[Duplicate, ...] = ()
+    also_in_count: int = 0
 
 
 class AskedSource(Value):

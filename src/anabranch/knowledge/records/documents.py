@@ -13,7 +13,7 @@ import msgspec
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import DocumentDraft, Permissions, Piece, StoredDocument
+from anabranch.knowledge.model import Caller, DocumentDraft, Permissions, Piece, StoredDocument
 from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 from anabranch.knowledge.records.schema import MEASURE
 
@@ -22,9 +22,18 @@ WIDTH = 8
 MAX_ATTRIBUTES = 200
 MAX_ATTRIBUTE = 500
 NameColumn = Literal["filename", "title"]
+NAME_COLUMNS: tuple[NameColumn, ...] = ("filename", "title")
 # The attribute by which filters find what a connector has sent.
 CONNECTOR = "source.connector_id"
 MAX_NAMES_READ = 2_000
+# Of the rows of `documents`, those that a caller may see: as `Permissions.permits`, for queries that must not read what
+# others have stored. Its values come from `visible_to`.
+VISIBLE = """(
+    :operator OR documents.owner = :user OR visibility = 'public' OR visibility = 'restricted' AND (
+        EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = :user)
+        OR EXISTS (SELECT 1 FROM json_each(allowed_groups) WHERE value IN (SELECT value FROM json_each(:groups)))
+    )
+)"""
 
 
 class Cursors:
@@ -259,17 +268,29 @@ def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> Store
     return _first(db, "collection = ? AND identity = ?", collection, identity)
 
 
-def named(db: sqlite3.Connection, column: NameColumn, name: str) -> Iterator[StoredDocument]:
-    """The documents with a file name or a title, ignoring the case of ASCII letters, newest first."""
-    where = f"{column} = ? COLLATE NOCASE ORDER BY key DESC"
-    return (_from_row(row) for row in db.execute(f"SELECT * FROM documents WHERE {where}", (name,)))  # noqa: S608
+def visible_to(caller: Caller) -> dict[str, Any]:
+    """The values of `VISIBLE`."""
+    return {"operator": caller.operator, "user": caller.user, "groups": as_json(caller.groups)}
 
 
-def newest(db: sqlite3.Connection) -> Iterator[StoredDocument]:
-    """The newest documents, newest first."""
-    return (
-        _from_row(row) for row in db.execute("SELECT * FROM documents ORDER BY key DESC LIMIT ?", (MAX_NAMES_READ,))
+def named(
+    db: sqlite3.Connection, caller: Caller, column: NameColumn, name: str, limit: int, *, ignore_case: bool = False
+) -> list[StoredDocument]:
+    """The newest documents with a file name or a title that the caller may see, newest first. The case of ASCII letters
+    can be ignored."""
+    same = f"{column} = :name COLLATE NOCASE" + ("" if ignore_case else f" AND {column} = :name")
+    query = f"SELECT * FROM documents WHERE {same} AND {VISIBLE} ORDER BY key DESC LIMIT :limit"  # noqa: S608
+    return [_from_row(row) for row in db.execute(query, {"name": name, "limit": limit, **visible_to(caller)})]
+
+
+def newest_names(db: sqlite3.Connection, caller: Caller, limit: int) -> list[str]:
+    """The titles and file names of the newest documents that the caller may see."""
+    found = db.execute(
+        "SELECT title, filename FROM (SELECT * FROM documents ORDER BY key DESC LIMIT :read) AS documents "  # noqa: S608
+        f"WHERE {VISIBLE} ORDER BY key DESC LIMIT :limit",
+        {"read": MAX_NAMES_READ, "limit": limit, **visible_to(caller)},
     )
+    return [name for row in found for name in row if name]
 
 
 def with_content(db: sqlite3.Connection, collection: int, content_hash: str, recipe: str) -> list[StoredDocument]:

@@ -3,9 +3,11 @@ needs is kept for a while. Until then its item is open."""
 
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Collection as Some
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from heapq import heapify, heapreplace
 from itertools import accumulate
 from typing import Any
 
@@ -32,7 +34,8 @@ from anabranch.knowledge.records.database import as_json, made_at, new_id
 # processed alone, because another document may have been the cause.
 ATTEMPTS = 5
 CLAIM_BYTES = 8 * 1024 * 1024
-# What is kept of failed documents. Beyond the bytes, the oldest keep their error, but cannot be retried.
+# What is kept of failed documents, of all owners together. Beyond the bytes, the oldest of the owner who has most keep
+# their error, but cannot be retried.
 FAILED_DAYS = 7
 MAX_FAILED = 10_000
 MAX_FAILED_BYTES = 256 * 1024 * 1024
@@ -61,6 +64,14 @@ class Claim(Value):
     @property
     def holds(self) -> set[Hold]:
         return holds_of(self.collection.key, self.arrived.identity, self.content_hash)
+
+
+class OpenName(Value):
+    """The names of an open item."""
+
+    document_id: str
+    filename: str | None
+    title: str
 
 
 class OpenItem(Value):
@@ -99,7 +110,7 @@ class OpenItem(Value):
             filename=arrived.filename,
             url=arrived.url,
             connector_id=arrived.connector_id,
-            title=arrived.title or arrived.filename or arrived.url or "text",
+            title=_title(arrived.title, arrived.filename, arrived.url),
             content_hash="" if arrived.source == "url" else self.content_hash,
             recipe="",
             metadata=arrived.metadata,
@@ -356,15 +367,33 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
 
 
 def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:
-    """Limit what is kept of failed documents: the newest are kept, and the bytes of the newest of those."""
+    """Limit what is kept of failed documents. What is too much is taken from the owner who has most, oldest first, so
+    that nobody's failures cost others theirs."""
     rows = db.execute(
-        "SELECT items.key, length(uploads.data) AS size FROM items JOIN uploads ON uploads.item = items.key "
-        "WHERE items.status = 'failed' AND items.key >= (SELECT min(item) FROM uploads) ORDER BY items.key DESC"
+        "SELECT items.key, jobs.owner, length(uploads.data) AS size FROM items JOIN jobs ON jobs.key = items.job "
+        "JOIN uploads ON uploads.item = items.key "
+        "WHERE items.status = 'failed' AND items.key >= (SELECT min(item) FROM uploads) ORDER BY items.key"
     ).fetchall()
-    totals = accumulate(row["size"] for row in rows)
-    over = [row["key"] for row, total in zip(rows, totals, strict=True) if total > most_bytes and row["size"]]
-    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in over))
-    db.executemany("DELETE FROM uploads WHERE item = ?", ((row["key"],) for row in rows[most:]))
+    deleted = set(_excess([(row["owner"], row["key"], 1) for row in rows], most))
+    kept = [(row["owner"], row["key"], row["size"]) for row in rows if row["size"] and row["key"] not in deleted]
+    db.executemany("UPDATE uploads SET data = x'' WHERE item = ?", ((key,) for key in _excess(kept, most_bytes)))
+    db.executemany("DELETE FROM uploads WHERE item = ?", ((key,) for key in deleted))
+
+
+def _excess(held: Sequence[tuple[str, int, int]], limit: int) -> Iterator[int]:
+    """Of owners, keys and sizes, oldest first, the keys to give up for the sizes to stay within a limit."""
+    by_owner: dict[str, deque[tuple[int, int]]] = {}
+    for owner, key, size in held:
+        by_owner.setdefault(owner, deque()).append((key, size))
+    total = sum(size for _, _, size in held)
+    largest = [(-sum(size for _, size in theirs), owner) for owner, theirs in by_owner.items()]
+    heapify(largest)
+    while total > limit:
+        negative, owner = largest[0]
+        key, size = by_owner[owner].popleft()
+        heapreplace(largest, (negative + size, owner))
+        total -= size
+        yield key
 
 
 def forget_failed(db: sqlite3.Connection, days: float = FAILED_DAYS) -> None:
@@ -405,19 +434,27 @@ def open_by_documents(db: sqlite3.Connection, caller: Caller, ids: Sequence[str]
     return {item.document_id: item for item in map(_open_item, found)}
 
 
-def newest_open(
+def open_names(
     db: sqlite3.Connection, caller: Caller, limit: int, status: DocumentStatus | None = None
-) -> list[OpenItem]:
-    """The caller's newest open items, newest first."""
+) -> Iterator[OpenName]:
+    """The names of the caller's newest open items, newest first."""
+    names = ", ".join(f"json_extract(arrived, '$.{name}') AS {name}" for name in ("filename", "title", "url"))
     which = f"{OWNED} AND (:status IS NULL OR status = :status) ORDER BY key DESC LIMIT :limit"
-    values = {"limit": limit, "status": status, **_user(caller)}
-    return [_open_item(row) for row in db.execute(f"SELECT * FROM open_items WHERE {which}", values)]  # noqa: S608
+    query = f"SELECT document_id, {names} FROM open_items WHERE {which}"  # noqa: S608  our own names
+    for row in db.execute(query, {"limit": limit, "status": status, **_user(caller)}):
+        title = _title(row["title"], row["filename"], row["url"])
+        yield OpenName(document_id=row["document_id"], filename=row["filename"], title=title)
 
 
 def stored_with_open_item(db: sqlite3.Connection, caller: Caller) -> list[int]:
     """The keys of the documents of which the caller has sent a newer version that is not stored."""
     query = f"SELECT documents.key FROM open_items JOIN documents ON id = document_id WHERE {OWNED}"  # noqa: S608
     return [row[0] for row in db.execute(query, _user(caller))]
+
+
+def _title(title: str | None, filename: str | None, url: str | None) -> str:
+    """The title of a document of which no version is stored."""
+    return title or filename or url or "text"
 
 
 def _user(caller: Caller) -> dict[str, Any]:

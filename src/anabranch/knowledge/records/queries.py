@@ -3,6 +3,7 @@ collection, user and day."""
 
 import sqlite3
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -10,13 +11,15 @@ import msgspec
 from anabranch.domain.model import Passage, Scores, Value
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
-from anabranch.knowledge.records.documents import permissions_of
+from anabranch.knowledge.records.documents import VISIBLE, permissions_of, visible_to
 
 DAY_S = 86_400
 # Counts are kept for this many days, however long questions are kept.
 COUNTED_DAYS = 30
 # The user of guests' questions; "" is the operator.
 GUEST = "(guest)"
+# How many turns of a conversation a model reads with a question.
+MAX_TURNS = 5
 
 
 class QuotedChunk(Value):
@@ -73,7 +76,8 @@ class QueryFilter(Value):
 
 class LoggedQuery(Value):
     """An entry of the query log, without its answer. `key` is its position in the log, `rated_us` in the feedback.
-    `question` is empty if it was not kept; entries of version 0.1.0 have no surface and no settings."""
+    `question` is empty if it was not kept; entries of version 0.1.0 have no surface and no settings. `rewritten` and
+    `variants` are empty if they may repeat an answer that is withheld."""
 
     key: int
     id: str
@@ -224,14 +228,27 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
     )
 
 
-def turns(db: sqlite3.Connection, user: str, conversation: str, limit: int) -> list[Turn]:
-    """The last turns of a user's conversation, oldest first."""
+def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int) -> list[Turn]:
+    """Of the last turns of the caller's conversation those whose answers it may still read, oldest first."""
     rows = db.execute(
-        "SELECT original, answer FROM queries JOIN responses ON responses.query = queries.id "
+        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "
         "WHERE user = ? AND conversation = ? ORDER BY queries.created_at DESC, queries.id DESC LIMIT ?",
-        (user, conversation, limit),
+        (caller.owner, conversation, limit),
     ).fetchall()
-    return [Turn(question=row[0], answer=row[1]) for row in reversed(rows)]
+    withheld = _withheld(db, caller, [row["id"] for row in rows])
+    return [Turn(question=row["original"], answer=row["answer"]) for row in reversed(rows) if row["id"] not in withheld]
+
+
+def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> set[str]:
+    """Those of some entries whose answer is withheld from a caller: a document that was found for it is deleted, or the
+    caller may not see it any more."""
+    if not ids:
+        return set()
+    query = (
+        "SELECT value FROM json_each(:ids) WHERE EXISTS (SELECT 1 FROM retrievals LEFT JOIN documents "  # noqa: S608
+        f"ON documents.id = document WHERE query = value AND (documents.key IS NULL OR {VISIBLE} IS NOT TRUE))"
+    )
+    return {row[0] for row in db.execute(query, {"ids": as_json(list(ids)), **visible_to(caller)})}
 
 
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
@@ -288,8 +305,8 @@ def listed(
     if before is not None:
         values[f"{position} < ?"] = before
     where = " AND ".join(["feedback IS NOT NULL" if rated else "TRUE", *values])
-    rows = db.execute(f"{ENTRY} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit))
-    return [_entry(row) for row in rows]
+    rows = db.execute(f"{ENTRY} {where} ORDER BY {position} DESC LIMIT ?", (*values.values(), limit)).fetchall()
+    return _entries(db, caller, rows)
 
 
 def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str]:
@@ -315,7 +332,7 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     visible = {one["document"] for one in shown}
     quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
     return LoggedAnswer(
-        query=_entry(row),
+        query=_entries(db, caller, [row])[0],
         answer=None if withheld else row["answer"],
         withheld=withheld,
         citations=tuple(
@@ -337,7 +354,26 @@ def _readable_user(caller: Caller) -> str | None:
     return None if caller.user == GUEST else caller.user
 
 
-def _entry(row: sqlite3.Row) -> LoggedQuery:
+def _entries(db: sqlite3.Connection, caller: Caller, rows: Sequence[sqlite3.Row]) -> list[LoggedQuery]:
+    """Entries for a caller. A question was rewritten with the turns before it, and may repeat their answers."""
+    read = {
+        row["id"]: {row["id"], *_turns_before(db, row)} for row in rows if row["rewritten"] or row["variants"] != "[]"
+    }
+    withheld = _withheld(db, caller, set().union(*read.values()))
+    return [_entry(row, rewriting=withheld.isdisjoint(read.get(row["id"], ()))) for row in rows]
+
+
+def _turns_before(db: sqlite3.Connection, row: sqlite3.Row) -> list[str]:
+    """The ids of the turns that the model has read with a question, or more."""
+    found = db.execute(
+        "SELECT id FROM queries WHERE user = ? AND conversation = ? AND created_at <= ? AND id <> ? "
+        "ORDER BY created_at DESC LIMIT ?",
+        (row["user"], row["conversation"], row["created_at"], row["id"], MAX_TURNS),
+    )
+    return [one["id"] for one in found]
+
+
+def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
     return LoggedQuery(
         key=row["key"],
         id=row["id"],
@@ -346,8 +382,8 @@ def _entry(row: sqlite3.Row) -> LoggedQuery:
         surface=row["surface"],
         conversation=row["conversation"],
         question=row["original"],
-        rewritten=row["rewritten"],
-        variants=tuple(msgspec.json.decode(row["variants"])),
+        rewritten=row["rewritten"] if rewriting else None,
+        variants=tuple(msgspec.json.decode(row["variants"])) if rewriting else (),
         filters=msgspec.json.decode(row["filters"]),
         settings={"top_k": row["top_k"], **(msgspec.json.decode(row["settings"] or "null") or {})},
         outcome=row["outcome"],
