@@ -120,7 +120,11 @@ def test_a_key_as_json(run: Run) -> None:
 
 
 def test_publish_published_and_unpublish(run: Run) -> None:
-    assert run("publish", "texts", "--as", "alice/texts").out == "texts is published as alice/texts.\n"
+    ran = run("publish", "texts", "--as", "alice/texts")
+    assert ran.out == "texts is published as alice/texts.\n"
+    assert "alice@URL/texts" in ran.err
+    assert "/api/v1/endpoints/alice/texts/query" in ran.err
+    assert "None of its documents is public" not in ran.err
     assert run("publish", "texts", "--as", "alice/texts").code == 0
     assert run("collections", "create", "other").code == 0
     taken = run("publish", "other", "--as", "alice/texts")
@@ -131,6 +135,13 @@ def test_publish_published_and_unpublish(run: Run) -> None:
     assert run("unpublish", "alice/texts").code == 0
     assert run("unpublish", "alice/texts").code == 1
     assert run("publish", "nothing", "--as", "alice/x").err == "anabranch: There is no collection 'nothing'.\n"
+
+
+def test_publish_says_when_no_document_is_public(run: Run) -> None:
+    assert run("collections", "create", "plans", "--visibility", "private").code == 0
+    assert "None of its documents is public" in run("publish", "plans", "--as", "alice/plans").err
+    shown = json.loads(run("publish", "texts", "--as", "alice/texts", "--json").out)
+    assert (shown["query_path"], shown["public_documents"]) == ("/api/v1/endpoints/alice/texts/query", 2)
 
 
 @pytest.mark.parametrize("path", ["texts", "alice/", "/texts", "alice/Texts", "alice/-x", "al ice/x", "a/b/c", "_a/b"])
