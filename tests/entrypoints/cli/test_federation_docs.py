@@ -36,6 +36,7 @@ def test_two_owners_and_a_third_server_run_as_documented(tmp_path: Path, models_
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AGGREGATOR_MODELS_DIR": str(models_dir),
+        "HOME": str(tmp_path),
     }
     ran = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -149,6 +150,18 @@ def test_publish_refuses_invalid_paths(run: Run, path: str) -> None:
     ran = run("publish", "texts", "--as", path)
     assert (ran.code, ran.out) == (2, "")
     assert "owner/slug" in ran.err
+
+
+def test_ask_offers_extractive_when_the_model_is_down(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        ran = run("ask", "When are refunds paid?", AGGREGATOR_MODEL_URL=url, AGGREGATOR_MODEL_RETRIES="0")
+        assert ran.code == 1
+        assert "Check AGGREGATOR_MODEL_URL." in ran.err
+        assert "-m extractive answers with sentences of the documents" in ran.err
+        quoted = run("ask", "When are refunds paid?", "-m", "extractive", AGGREGATOR_MODEL_URL=url)
+    assert "Refunds are paid within 30 days" in quoted.out
 
 
 # --- the index
