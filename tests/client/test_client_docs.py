@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.app.event_streams import Timing
+from anabranch.client import PlannerClient
 from anabranch.testing import Space
 from conftest import Server, ref
 from support.cutting_proxy import CuttingProxy
@@ -105,6 +106,15 @@ async def test_the_javascript_client_is_one_module() -> None:
     assert not re.search(r"^\s*(import\b|export\b.*\bfrom\b)|\bimport\s*\(|\brequire\s*\(", source, re.MULTILINE)
 
 
+async def test_the_documented_conflict_is_caught(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = defined(example("python", 1))["begin"]
+    async with PlannerClient(server.url) as planner:
+        for subagent, begun in (("voice", True), ("voice", True), ("action", False)):
+            step = {"session_id": "s", "plan_step_id": "p", "expected_subagents": [{"key": subagent}]}
+            assert await begin(planner, step) is begun
+    assert "p" in capsys.readouterr().out
+
+
 async def test_documented_answer_client_gets_the_whole_answer(server: Server, space: Space) -> None:
     question = {
         "prompt": "Why?",
@@ -112,7 +122,7 @@ async def test_documented_answer_client_gets_the_whole_answer(server: Server, sp
         "data_sources": [ref(space, "docs", "alice")],
         "model": ref(space, "scribe", "mia"),
     }
-    words = await defined(example("python", 1))["main"](server.url, question)
+    words = await defined(example("python", 2))["main"](server.url, question)
     assert words == (await server.chat(**question))["response"]
 
 

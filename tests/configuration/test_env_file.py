@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from anabranch.configuration import env_file
-from anabranch.configuration.settings import PREFIX, add_missing
+from anabranch.configuration.settings import PREFIX, add_missing, load
 from anabranch.domain.errors import ConfigurationError
 from support.server_process import serving, started
 
@@ -113,6 +113,14 @@ def test_an_error_in_the_env_file_names_the_line_and_never_the_value(
 # --- whose file it is
 
 
+def test_the_documented_env_file_is_accepted(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    example = page.partition("\n## .env\n")[2].split("```")[1]
+    written(tmp_path, example)
+    settings = load(env_file.read(tmp_path).values)
+    assert (settings.port, settings.model_api_key) == (8005, "a # b $c")
+
+
 def test_without_an_env_file_nothing_changes(tmp_path: Path) -> None:
     assert env_file.read(tmp_path) == env_file.EnvFile(tmp_path / ".env")
 
@@ -184,7 +192,8 @@ async def test_serve_reads_the_env_file_below_the_environment_and_above_the_conf
     """With two workers, which read their settings from the environment."""
     written(
         tmp_path,
-        "AGGREGATOR_MAX_TOP_K=7\nAGGREGATOR_DEFAULT_TOP_K=3\nAGGREGATOR_WORKERS=9\nAGGREGATOR_PROT=1\nHOST=nowhere\n",
+        "AGGREGATOR_MAX_TOP_K=7\nAGGREGATOR_DEFAULT_TOP_K=3\nAGGREGATOR_WORKERS=9\nAGGREGATOR_PROT=1\nHOST=nowhere\n"
+        "export AI_ENABLE_AGGREGATOR_STREAMING=false\n",
     )
     (tmp_path / "anabranch.yaml").write_text("settings: {max_top_k: 6, debug: true}", encoding="utf-8")
     variables = {"AGGREGATOR_DEFAULT_TOP_K": "2"}
@@ -196,6 +205,9 @@ async def test_serve_reads_the_env_file_below_the_environment_and_above_the_conf
         assert read["file"] == str(tmp_path / ".env")
         assert read["variables"] == ["AGGREGATOR_MAX_TOP_K", "AGGREGATOR_PROT"]
         assert [line["variable"] for line in events(program.log, "unknown_setting")] == ["AGGREGATOR_PROT"]
+        [ignored] = events(program.log, "env_variable_ignored")
+        assert (ignored["level"], ignored["variable"]) == ("warning", "AI_ENABLE_AGGREGATOR_STREAMING")
+        assert "set it in the environment" in str(ignored["reason"])
         for _ in range(6):  # until both workers have answered
             async with session.get("/openapi.json", headers={"Connection": "close"}) as response:
                 schemas = (await response.json())["components"]["schemas"]

@@ -552,6 +552,31 @@ def test_an_argument_wins_over_config(config: Config, tmp_path: Path) -> None:
     assert load({"AGGREGATOR_CONFIG": str(tmp_path / "missing.yaml")}, path).port == 4711
 
 
+def test_variables_in_settings_of_the_file_are_taken_from_the_environment(config: Config) -> None:
+    file = config(
+        "settings: {model_url: 'http://${HOST}:${PORT:-80}', model_api_key: '${MKEY}', data_dir: '$${x}', "
+        "endpoint_allowlist: ['http://${HOST}'], port: 8002}"
+    )
+    settings = load({"MKEY": "s3cret", "HOST": "model.example"}, file)
+    assert (settings.model_url, settings.model_api_key) == ("http://model.example:80", "s3cret")
+    assert (settings.data_dir, settings.endpoint_allowlist) == ("${x}", ("http://model.example",))
+
+
+@pytest.mark.parametrize("environment", [{}, {"MKEY": ""}])
+def test_a_variable_in_a_setting_that_is_not_set_stops_the_start(config: Config, environment: dict[str, str]) -> None:
+    file = config("settings: {model_url: 'http://model.example', model_api_key: '${MKEY}'}")
+    with pytest.raises(ConfigurationError) as caught:
+        load(environment, file)
+    said = "settings.model_api_key is taken from MKEY, which is not set. Set it, or write ${MKEY:-default}."
+    assert str(caught.value) == f"{file}: {said}"
+
+
+def test_the_value_of_a_variable_in_a_setting_is_not_in_errors(config: Config) -> None:
+    with pytest.raises(ConfigurationError, match=r"settings\.port takes a ") as caught:
+        load({"MKEY": "s3cret"}, config("settings: {port: '${MKEY}'}"))
+    assert "s3cret" not in str(caught.value)
+
+
 def test_an_empty_variable_can_close_the_allowlist_of_the_file(config: Config) -> None:
     path = config("settings: {endpoint_allowlist: [10.0.0.0/8]}")
     assert loaded(CONFIG=str(path)).endpoint_allowlist == ("10.0.0.0/8",)

@@ -9,7 +9,8 @@ import pytest
 
 from anabranch import Anabranch, Settings
 from anabranch.domain.model import Endpoint
-from conftest import Server
+from anabranch.testing import Failure, Space
+from conftest import Server, ref
 from support.collection_server import library, text
 
 STRANGER = {"Via": "1.1 proxy"}
@@ -81,9 +82,33 @@ async def test_the_default_models_address_is_shown_to_the_operator_only(
         others = await shelf.call("POST", "/v1/query", question, who="bob")
         streamed = await shelf.call("POST", "/rag/stream", {**question, "threshold": 0}, who="bob")
     assert (own.status, others.status) == (503, 503)
-    assert closed in own.body["message"]
+    assert own.body["message"].endswith(f": {closed}. Check AGGREGATOR_MODEL_URL.")
     for reply in (others, streamed):
         assert closed.rpartition(":")[2] not in str(reply.body)
+        assert "AGGREGATOR_MODEL_URL" not in str(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("failure", "setting"),
+    [(Failure.STATUS_401, "AGGREGATOR_MODEL_API_KEY"), (Failure.STATUS_404, "AGGREGATOR_MODEL_NAME")],
+)
+async def test_a_refusal_of_the_default_model_names_the_setting_to_the_operator(
+    serve: Any, space: Space, failure: Failure, setting: str
+) -> None:
+    named = {"prompt": "When?", "data_sources": [ref(space, "docs")], "model": {"slug": "default"}}
+    async with serve(model_url=space.url, model_name=failure.value, model_retries=0) as server:
+        status, answer, _ = await server.post("/api/v1/chat", named)
+    assert status == 502
+    assert f" Check {setting}" in answer["message"]
+
+
+async def test_a_source_that_needs_a_key_says_whom_to_ask_for_one(server: Server, space: Space) -> None:
+    space.source("docs", documents=[], token="t-1")
+    said = await failed(server, {"url": space.url, "slug": "docs", "owner_username": "ben"})
+    assert "Ask ben for a key, and give it with --token ben=KEY (command line), in endpoint_tokens" in said
+    unowned = await failed(server, {"url": space.url, "slug": "docs"})
+    assert "Ask its owner for a key" in unowned
+    assert "owner_username" in unowned
 
 
 async def test_the_library_and_the_command_line_name_what_they_cannot_reach(closed: str) -> None:

@@ -91,8 +91,8 @@ def test_guard_threshold_without_passages_changes_nothing(asked: list[SourceRepl
             Ground.NO_SOURCES,
             [SourceReply(path="collections", status=Status.SUCCESS, empty=True)],
             "There are no documents here that you can read, so there is nothing to answer from. Add some with "
-            "“anabranch ingest FOLDER --collection NAME” or POST /v1/ingest, or name another source (--source or "
-            "sources).",
+            "“anabranch ingest FOLDER --collection NAME” or POST /v1/ingest, or ask other sources that you may use "
+            '(--source, or "sources": "all").',
         ),
         (Ground.ALL_FAILED, replies(0, 1), "The source did not answer, so there is nothing to answer from."),
         (Ground.ALL_FAILED, replies(0, 3), "None of the 3 sources answered, so there is nothing to answer from."),

@@ -12,7 +12,7 @@ from anabranch.domain.contracts import Generator, Outbound, Source
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.models.remote import OpenAIModel, SpaceModel
+from anabranch.models.remote import NO_CURES, Cures, OpenAIModel, SpaceModel
 from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
 from anabranch.policies.resilience import Resilience
@@ -28,6 +28,13 @@ EXTRACTIVE = Endpoint(slug="extractive", kind="extractive", operator=True)
 COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
 # The name of the model that answers when a request names none.
 DEFAULT = "default"
+# Which setting of the default model to check, by what went wrong.
+MODEL_SETTINGS: Cures = {
+    401: "Check AGGREGATOR_MODEL_API_KEY.",
+    403: "Check AGGREGATOR_MODEL_API_KEY.",
+    404: "Check AGGREGATOR_MODEL_NAME and AGGREGATOR_MODEL_URL.",
+    None: "Check AGGREGATOR_MODEL_URL.",
+}
 MAX_SHOWN = 100
 
 Name = str | Endpoint
@@ -143,18 +150,18 @@ class EndpointDirectory:
 
     def __init__(
         self,
+        settings: Settings,
         outbound: Outbound,
         knowledge: "Callable[[], Awaitable[Knowledge | None]]",
         resilience: Resilience,
         servers: Callable[[Endpoint], Source],
-        *,
-        model_streaming: bool,
     ) -> None:
         self._servers = servers
         self._outbound = outbound
         self._knowledge = knowledge
         self._resilience = resilience
-        self._streaming = model_streaming
+        self._streaming = settings.model_streaming_enabled
+        self._model_of_settings = settings.default_model if settings.model_url is not None else None
 
     def source(self, endpoint: Endpoint) -> Source:
         if endpoint.kind == "collection":
@@ -170,7 +177,9 @@ class EndpointDirectory:
                 model: Generator = SpaceModel(endpoint, self._outbound, streaming=self._streaming)
                 return self._resilience.generator(endpoint, model, retried=retried)
             case "openai":
-                return self._resilience.generator(endpoint, OpenAIModel(endpoint, self._outbound), retried=retried)
+                cures = MODEL_SETTINGS if endpoint == self._model_of_settings else NO_CURES
+                own = OpenAIModel(endpoint, self._outbound, cures)
+                return self._resilience.generator(endpoint, own, retried=retried)
             case "extractive" | "collection" | "mcp":
                 from anabranch.models.extractive import Extractive  # noqa: PLC0415
 

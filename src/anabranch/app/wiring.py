@@ -87,9 +87,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
-        directory = EndpointDirectory(
-            outbound, knowledge.existing, resilience, servers.source, model_streaming=settings.model_streaming_enabled
-        )
+        directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source)
         pipeline = build_pipeline(settings, directory, clock, telemetry)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
         questions = Questions(settings, names, clock, role.surface)

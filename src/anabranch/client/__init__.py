@@ -9,12 +9,15 @@ if TYPE_CHECKING:
     from anabranch.client.connection import Pace
     from anabranch.client.events import AnswerFrame, Begun, Content, PlannerEvent, Pushed, Replay, Reset, StepView
     from anabranch.client.planner import PlannerClient
+    from anabranch.domain.errors import Conflict, NotFound, StreamUnavailable, Unauthorized
 
 __all__ = [
     "AnswerClient",
     "AnswerFrame",
     "Begun",
+    "Conflict",
     "Content",
+    "NotFound",
     "Pace",
     "PlannerClient",
     "PlannerEvent",
@@ -22,6 +25,8 @@ __all__ = [
     "Replay",
     "Reset",
     "StepView",
+    "StreamUnavailable",
+    "Unauthorized",
 ]
 
 __getattr__ = lazy_names(__name__, ("events", "connection", "answers", "planner"))

@@ -108,7 +108,9 @@ class BlockFields:
     def expand(self, value: object, where: str) -> str:
         """The value as text, with its variables expanded if there is an environment."""
         found = as_text(value, where)
-        return found if self._environment is None else _expand_variables(found, self._environment, where)
+        if self._environment is None:
+            return found
+        return _expand_variables(found, self._environment, where, "disable the server with enabled: false")
 
 
 def require_mapping(given: object, where: str) -> Mapping[object, Any]:
@@ -171,8 +173,16 @@ def as_text(value: object, where: str) -> str:
     return found
 
 
-def _expand_variables(given: str, environment: Mapping[str, str], where: str) -> str:
-    """The text with `${VARIABLE}` and `${VARIABLE:-default}` replaced from the environment."""
+def expand_setting(value: object, environment: Mapping[str, str], where: str) -> object:
+    """The value of a setting, with the variables in a text or in a list of texts expanded."""
+    if isinstance(value, list):
+        return [_expand_variables(one, environment, where) if isinstance(one, str) else one for one in value]
+    return _expand_variables(value, environment, where) if isinstance(value, str) else value
+
+
+def _expand_variables(given: str, environment: Mapping[str, str], where: str, otherwise: str = "") -> str:
+    """The text with `${VARIABLE}` and `${VARIABLE:-default}` replaced from the environment. `otherwise` is what else
+    can be done about a variable that is not set."""
 
     def expand(found: re.Match[str]) -> str:
         if found[0] == "$${":
@@ -182,10 +192,9 @@ def _expand_variables(given: str, environment: Mapping[str, str], where: str) ->
             raise ConfigurationError(f"{where} has ${{ without a variable's name; write $${{ for a literal ${{.")
         value = environment.get(name) or found["default"]
         if value is None:
-            raise ConfigurationError(
-                f"{where} is taken from {name}, which is not set. Set it, write ${{{name}:-default}}, or "
-                "disable the server with enabled: false."
-            )
+            ways = ("Set it", f"write ${{{name}:-default}}", *([otherwise] if otherwise else []))
+            cure = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+            raise ConfigurationError(f"{where} is taken from {name}, which is not set. {cure}.")
         return value
 
     return VARIABLE.sub(expand, given)

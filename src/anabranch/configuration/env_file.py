@@ -4,11 +4,11 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.configuration.settings import PREFIX
+from anabranch.configuration.settings import PREFIX, SPECIAL_NAMES
 from anabranch.domain.errors import ConfigurationError
 
 NAME = ".env"
@@ -16,6 +16,7 @@ MAX_BYTES = 64 * 1024
 HEAD = re.compile(r"[^\S\n]*(?:export[^\S\n]+)?(?P<name>[^\s=#]*)[^\S\n]*(?P<equals>=?)[^\S\n]*")
 QUOTED = re.compile(r"""'(?P<plain>[^']*)'|"(?P<escaped>(?:[^"\\]|\\.)*)\"""", re.DOTALL)
 OURS_BELOW = re.compile(rf"\n[^\S\n]*(?:export[^\S\n]+)?{PREFIX}")
+UNPREFIXED = re.compile(rf"^[^\S\n]*(?:export[^\S\n]+)?({'|'.join(SPECIAL_NAMES.values())})[^\S\n]*=", re.MULTILINE)
 # The spaces before a comment are stripped later: a pattern that matches them is quadratic in their number.
 COMMENT = re.compile(r"(?:^|(?<=[^\S\n]))#.*")
 ESCAPE = re.compile(r"\\(.)")
@@ -23,12 +24,14 @@ ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 
 
 class EnvFile(NamedTuple):
-    """The variables of the file and their lines; or the reason for which the file is ignored."""
+    """The variables of the file and their lines; or the reason for which the file is ignored. `unprefixed` are settings
+    in it that are not read, because their names lack the prefix."""
 
     path: Path
     values: Mapping[str, str] = {}
     lines: Mapping[str, int] = {}
     ignored: str = ""
+    unprefixed: Sequence[str] = ()
 
     def located(self, error: ConfigurationError, used: Iterable[str]) -> ConfigurationError:
         """The error, with the line of each variable in it that was taken from this file."""
@@ -59,11 +62,12 @@ def read(folder: Path) -> EnvFile:
         return EnvFile(path, ignored=distrusted)
     values: dict[str, str] = {}
     lines: dict[str, int] = {}
-    for line, name, value in _variables(_decoded(content, path), path):
+    text = _decoded(content, path)
+    for line, name, value in _variables(text, path):
         if name in lines:
             raise ConfigurationError(f"{path}: {name} is there twice (lines {lines[name]} and {line}).")
         values[name], lines[name] = value, line
-    return EnvFile(path, values, lines)
+    return EnvFile(path, values, lines, unprefixed=sorted(set(UNPREFIXED.findall(text))))
 
 
 def _distrust(status: os.stat_result) -> str:

@@ -248,7 +248,9 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
         if name not in VARIABLES.values():
             meant = did_you_mean(str(name).upper().removeprefix(PREFIX), VARIABLES.values())
             raise ConfigurationError(f"{path}: settings has no {quoted_name(name)}{meant}.")
-        values[name] = _convert(name, value, f"{path}: settings.{name}")
+        where = f"{path}: settings.{name}"
+        expanded = config_file.expand_setting(value, environment, where)
+        values[name] = _convert(name, expanded, where, secret=expanded != value)
     for variable, name in VARIABLES.items():
         if _is_set(variable, environment):
             values[name] = _convert(name, environment[variable], variable)
@@ -305,7 +307,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: f"did you mean {PREFIX}{meant}?" if meant else "" for name, meant in near.items()}
 
 
-def _convert(name: str, value: object, where: str) -> Any:
+def _convert(name: str, value: object, where: str, *, secret: bool = False) -> Any:
     kind = TYPES[name]
     if isinstance(value, str):
         kind, value = without_none(kind), value.strip()
@@ -313,7 +315,7 @@ def _convert(name: str, value: object, where: str) -> Any:
             value = _split(value)
         elif kind is LogLevel:
             value = value.upper()
-    return convert(value, kind, where, secret=name in SECRET)
+    return convert(value, kind, where, secret=secret or name in SECRET)
 
 
 def _split(text: str) -> object:

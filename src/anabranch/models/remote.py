@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from types import MappingProxyType
 
 import msgspec
 
@@ -94,6 +95,10 @@ def _wait_s(error: UpstreamError, attempt: int) -> float | None:
     return error.wait_s if error.wait_s is not None else min(MAX_BACKOFF_S, backoff_s(FIRST_WAIT_S, attempt))
 
 
+# What to do about a failure, by the status of the reply; None: no connection could be made.
+Cures = Mapping[int | None, str]
+NO_CURES: Cures = MappingProxyType({})
+Cure = Callable[[int | None], str | None]
 MAX_FINISH_REASON = 50
 COMPLETE, INCOMPLETE = "stop", "incomplete"
 LAST_BYTES_S = 0.02
@@ -101,15 +106,16 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 async def deltas(
-    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False
+    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False, cure: Cure = NO_CURES.get
 ) -> AsyncGenerator[Delta, None]:
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
-    address. A stream without a finish reason gets one: `stop` if it ends with `[DONE]`, else `incomplete`."""
+    address, and then also with the cure for it. A stream without a finish reason gets one: `stop` if it ends with
+    `[DONE]`, else `incomplete`."""
     finished = False
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
-                raise await refused(exchange, GenerationFailed)
+                raise await refused(exchange, GenerationFailed, cure(exchange.status) if with_address else None)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)
                 return
@@ -127,7 +133,10 @@ async def deltas(
                 yield Delta(text="", finish_reason=INCOMPLETE)
     except UpstreamError as error:
         kind = GenerationTimedOut if isinstance(error, UpstreamTimedOut) else GenerationFailed
-        raise kind(error.described(with_address=with_address), error.failure_kind) from error
+        message = error.described(with_address=with_address)
+        if with_address and error.address:
+            message = syft_wire.with_cure(message, cure(None))
+        raise kind(message, error.failure_kind) from error
 
 
 async def _drain(events: AsyncIterator[str]) -> None:
@@ -221,9 +230,10 @@ def _field(value: object, name: str) -> object:
 class OpenAIModel:
     """The endpoint's slug is the model's name; its token is the API key."""
 
-    def __init__(self, endpoint: Endpoint, outbound: Outbound) -> None:
+    def __init__(self, endpoint: Endpoint, outbound: Outbound, cures: Cures = NO_CURES) -> None:
         self._endpoint = endpoint
         self._outbound = outbound
+        self._cures = cures
 
     def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         payload = {
@@ -244,6 +254,7 @@ class OpenAIModel:
                 public_only=self._endpoint.public_only,
             ),
             with_address=context.may_know_address(self._endpoint),
+            cure=self._cures.get,
         )
 
 
@@ -264,6 +275,7 @@ class SpaceModel:
         return deltas(
             lambda: syft_wire.call(self._endpoint, payload, context, self._outbound),
             with_address=context.may_know_address(self._endpoint),
+            cure=lambda status: syft_wire.key_needed(self._endpoint) if status == 401 else None,
         )
 
 

@@ -1,5 +1,6 @@
 """The SyftAI-Space protocol: URLs, headers with tokens, and the meaning of error replies."""
 
+import re
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +26,7 @@ REFUSALS = {
     404: (Status.ERROR, "There is no such endpoint (404)"),
     429: (Status.RATE_LIMITED, "It is being asked too often (429)"),
 }
+NAME = re.compile(r"[A-Za-z0-9_.@-]{1,63}")
 SENTENCES = {
     Status.ACCESS_DENIED: "It denied access by policy",
     Status.RATE_LIMITED: "Its policy limits how often it may be asked",
@@ -109,6 +111,21 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
         status, sentence = outcome, SENTENCES[outcome]
     why = reason(body)
     return status, f"{sentence}: {why}" if why else f"{sentence}."
+
+
+def with_cure(message: str, cure: str | None) -> str:
+    """The message and, if there is one, a sentence that says what to do about it."""
+    return f"{message.rstrip('.')}. {cure}" if cure else message
+
+
+def key_needed(endpoint: Endpoint) -> str:
+    """What to do if an endpoint asks for a key: only its owner can give one."""
+    owner = endpoint.owner if endpoint.owner and NAME.fullmatch(endpoint.owner) else None
+    named = "" if owner else ", with the owner's name (OWNER@URL/slug or owner_username)"
+    return (
+        f"Ask {owner or 'its owner'} for a key, and give it with --token {owner or 'OWNER'}=KEY (command line), in "
+        f"endpoint_tokens (chat API) or as token (anabranch.yaml){named}."
+    )
 
 
 def failure_kind(status: int) -> FailureKind:

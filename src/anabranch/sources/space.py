@@ -106,7 +106,10 @@ class SpaceSource:
         try:
             async with syft_wire.call(self._endpoint, payload, context, self._outbound) as exchange:
                 if not 200 <= exchange.status < 300:
-                    return self._failed(*await syft_wire.refusal(exchange), syft_wire.failure_kind(exchange.status))
+                    status, message = await syft_wire.refusal(exchange)
+                    if exchange.status == 401 and context.may_know_address(self._endpoint):
+                        message = syft_wire.with_cure(message, syft_wire.key_needed(self._endpoint))
+                    return self._failed(status, message, syft_wire.failure_kind(exchange.status))
                 body = await exchange.read()
         except UpstreamError as error:
             status = Status.TIMEOUT if isinstance(error, UpstreamTimedOut) else Status.ERROR

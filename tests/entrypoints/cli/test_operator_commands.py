@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -128,7 +129,11 @@ def test_a_key_as_json(run: Run) -> None:
 
 
 def test_publish_published_and_unpublish(run: Run) -> None:
-    assert run("publish", "texts", "--as", "alice/texts").out == "texts is published as alice/texts.\n"
+    ran = run("publish", "texts", "--as", "alice/texts")
+    assert ran.out == "texts is published as alice/texts.\n"
+    assert "alice@URL/texts" in ran.err
+    assert "/api/v1/endpoints/alice/texts/query" in ran.err
+    assert "None of its documents is public" not in ran.err
     assert run("publish", "texts", "--as", "alice/texts").code == 0
     assert run("collections", "create", "other").code == 0
     taken = run("publish", "other", "--as", "alice/texts")
@@ -141,11 +146,30 @@ def test_publish_published_and_unpublish(run: Run) -> None:
     assert run("publish", "nothing", "--as", "alice/x").err == "anabranch: There is no collection 'nothing'.\n"
 
 
+def test_publish_says_when_no_document_is_public(run: Run) -> None:
+    assert run("collections", "create", "plans", "--visibility", "private").code == 0
+    assert "None of its documents is public" in run("publish", "plans", "--as", "alice/plans").err
+    shown = json.loads(run("publish", "texts", "--as", "alice/texts", "--json").out)
+    assert (shown["query_path"], shown["public_documents"]) == ("/api/v1/endpoints/alice/texts/query", 2)
+
+
 @pytest.mark.parametrize("path", ["texts", "alice/", "/texts", "alice/Texts", "alice/-x", "al ice/x", "a/b/c", "_a/b"])
 def test_publish_refuses_invalid_paths(run: Run, path: str) -> None:
     ran = run("publish", "texts", "--as", path)
     assert (ran.code, ran.out) == (2, "")
     assert "owner/slug" in ran.err
+
+
+def test_ask_offers_extractive_when_the_model_is_down(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        ran = run("ask", "When are refunds paid?", AGGREGATOR_MODEL_URL=url, AGGREGATOR_MODEL_RETRIES="0")
+        assert ran.code == 1
+        assert "Check AGGREGATOR_MODEL_URL." in ran.err
+        assert "-m extractive answers with sentences of the documents" in ran.err
+        quoted = run("ask", "When are refunds paid?", "-m", "extractive", AGGREGATOR_MODEL_URL=url)
+    assert "Refunds are paid within 30 days" in quoted.out
 
 
 # --- the index

@@ -131,7 +131,7 @@ async def test_a_hanging_server_times_out_and_is_restarted() -> None:
         # Calls that hang in a server that is otherwise well: it is asked whether it is there, and it is.
         late = await asyncio.gather(*(ask(pool, "lib", "hang") for _ in range(4)))
         assert {(one.status, one.fault, one.error) for one in late} == {
-            (Status.TIMEOUT, True, "The server did not answer within 0.3 seconds.")
+            (Status.TIMEOUT, True, "The server did not answer within 0.3 seconds (aggregator.serverTimeoutSecs).")
         }
         assert (await ask(pool, "lib", "well")).status is Status.SUCCESS
         assert health(pool, "lib").reconnects == 0
@@ -158,7 +158,8 @@ async def test_an_unresponsive_server_delays_neither_calls_nor_close() -> None:
     async with pooled(deaf, timeout_s=0.3) as pool:
         began = time.monotonic()
         reply = await ask(pool, "deaf", "anybody?")
-        assert (reply.status, reply.error) == (Status.TIMEOUT, "The server was not ready within 0.3 seconds.")
+        said = "The server was not ready within 0.3 seconds (aggregator.serverTimeoutSecs)."
+        assert (reply.status, reply.error) == (Status.TIMEOUT, said)
         assert time.monotonic() - began < 1.0
         early = Query(text="?", limit=1, similarity_threshold=0)
         reply = await pool.source("deaf").search(early, context(0.1))

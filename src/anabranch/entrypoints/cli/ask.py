@@ -18,7 +18,7 @@ from rich.text import Text
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.errors import ConfigurationError, GenerationFailed
 from anabranch.domain.events import (
     Answered,
     AnswerEvent,
@@ -141,6 +141,8 @@ class AskScreen:
         elif end is not None:
             self._sources(self._notes, [self._replies[index] for index in sorted(self._replies)])
             self._notes.print(Text.assemble(("✗", "red"), " ", printable(end.message)))
+            if end.code == GenerationFailed.code:
+                self._notes.print("Without a model, -m extractive answers with sentences of the documents.")
 
     def _sources(self, console: Console, replies: Sequence[SourceReply]) -> None:
         if not replies:

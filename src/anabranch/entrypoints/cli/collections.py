@@ -42,12 +42,13 @@ from anabranch.entrypoints.cli.terminal import (
     write_text,
 )
 from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
-from anabranch.knowledge.model import Chunking, DocumentStatus, Permissions, StoredDocument
+from anabranch.knowledge.model import Caller, Chunking, Collection, DocumentStatus, Permissions, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 
 PAGE = 500
 # In a list of documents, so many text columns are truncated on a narrow terminal: title, file and collection.
 FLEXIBLE = 3
+GUEST = Caller()
 document_argument = click.argument("document", metavar="DOCUMENT")
 OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
 
@@ -420,8 +421,34 @@ def publish(collection: str, path: str, as_json: bool, settings: Settings) -> No
         raise Conflict(
             f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another path."
         )
-    name = run(settings, lambda knowledge: knowledge.publish(OPERATOR, collection, owner, slug)).name
-    print_result({"path": path, "collection": name}, f"{flat(name)} is published as {path}.", as_json=as_json)
+
+    async def publish_and_count(knowledge: Knowledge) -> tuple[Collection, int]:
+        found = await knowledge.publish(OPERATOR, collection, owner, slug)
+        return found, await _public_documents(knowledge, found)
+
+    found, public = run(settings, publish_and_count)
+    address = f"/api/v1/endpoints/{path}/query"
+    view = {"path": path, "collection": found.name, "query_path": address, "public_documents": public}
+    print_result(view, f"{flat(found.name)} is published as {path}.", as_json=as_json)
+    if as_json:
+        return
+    notes().print(
+        f"Others ask it with: anabranch ask -s {owner}@URL/{slug} …, or POST URL{address}. URL is the address of your "
+        f"server (on this machine http://127.0.0.1:{settings.port}).",
+    )
+    if not public:
+        notes().print(
+            "None of its documents is public: only callers with a key find something, in documents that are shared "
+            "with them (anabranch keys create; anabranch documents permissions).",
+        )
+
+
+async def _public_documents(knowledge: Knowledge, collection: Collection) -> int:
+    """How many documents callers without a key can read."""
+    try:
+        return (await knowledge.collection(GUEST, collection.id)).documents
+    except NotFound:
+        return 0
 
 
 @click.command("unpublish")

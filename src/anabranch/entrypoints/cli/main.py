@@ -91,6 +91,9 @@ def serve(host: str | None, port: int | None, workers: int | None, config: Path 
         log.warning("env_file_ignored", file=str(dotenv.path.absolute()), reason=dotenv.ignored)
     elif dotenv.values:
         log.info("env_file_read", file=str(dotenv.path.absolute()), variables=used)
+    for name in dotenv.unprefixed:
+        reason = f".env sets only names that begin with {PREFIX}; set it in the environment or in anabranch.yaml"
+        log.warning("env_variable_ignored", file=str(dotenv.path.absolute()), variable=name, reason=reason)
     for name, meant in unknown().items():
         log.warning("unknown_setting", variable=name, hint=meant or "it is ignored")
     check(settings, log)

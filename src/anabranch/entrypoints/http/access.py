@@ -196,7 +196,10 @@ class Access:
         if token is None:
             if self._is_operator(scope):
                 return None
-            raise Unauthorized("This needs an API key: send Authorization: Bearer KEY (anabranch keys create).")
+            raise Unauthorized(
+                "This needs an API key: send Authorization: Bearer KEY. The operator of this server creates keys "
+                "(anabranch keys create)."
+            )
         if self._settings.auth == "jwt" and not _is_hub_token(token):
             raise Unauthorized("This takes a token of the hub, not an API key.")
         if self._settings.auth == "api_key" and _is_hub_token(token) and self._settings.jwt_audience is None:

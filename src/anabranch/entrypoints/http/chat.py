@@ -53,12 +53,13 @@ class ChatRequest(Value):
         Annotated[
             EndpointRef,
             Meta(
-                description="Without one, or with the slug `extractive`, the answer quotes sentences of the documents"
+                description="Without one, or with the slug `extractive`, the answer quotes sentences of the documents",
+                examples=[{"slug": "extractive"}],
             ),
         ]
         | None
     ) = None
-    data_sources: list[EndpointRef] | None = None
+    data_sources: list[Annotated[EndpointRef, Meta(examples=[{"slug": "handbook"}])]] | None = None
     endpoint_tokens: Annotated[dict[str, str], Meta(description="Satellite tokens by owner")] | None = None
     transaction_tokens: Annotated[dict[str, str], Meta(description="Transaction tokens by owner")] | None = None
     top_k: Annotated[int, Meta(ge=1, description="Documents per source")] | None = None

@@ -32,6 +32,7 @@ from anabranch.domain.errors import (
     Unauthorized,
 )
 from anabranch.domain.model import Allowance, Value
+from anabranch.entrypoints.http import decode_errors
 from anabranch.knowledge.records.database import StoreFailed
 from anabranch.policies.rate_limits import RateLimitExceeded
 
@@ -133,8 +134,8 @@ class Dialect:
     always: tuple[int, ...]
     # Lenient surfaces read "5" and 5.0 as 5.
     strict: bool = True
-    # The message for a request that does not decode.
-    explain: Callable[[str], str] = "The request is not valid: {}".format
+    # The message for a request that does not decode: of the error, and the type that was expected.
+    explain: Callable[[str, Any], str] = decode_errors.explain
     # HEAD goes with every GET, unless the surface has only long streams.
     head: bool = True
     # The code that a refused request is counted under in the metrics.

@@ -16,6 +16,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
@@ -381,4 +382,4 @@ def _field(form: FormData, name: str, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidQuestion(f"{name} is not valid: {error}") from None
+        raise InvalidQuestion(f"{name} is not valid: {described(str(error), kind)}") from None

@@ -254,7 +254,7 @@ class RequestLoop:
         """The error as the client gets it, logged or counted."""
         operation, identifier = call.operation, call.scope["correlation_id"]
         dialect = operation.dialect if operation is not None else _dialect_at(call.scope["path"])
-        refusal = _as_refusal(error, dialect, identifier)
+        refusal = _as_refusal(error, dialect, identifier, operation.request_type if operation is not None else None)
         if call.responding or (refusal is not error and isinstance(refusal, InternalError)):
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
         elif call.surface and not call.counted:
@@ -262,14 +262,14 @@ class RequestLoop:
         return refusal, dialect
 
 
-def _as_refusal(error: Exception, dialect: Dialect, identifier: str) -> AnabranchError:
+def _as_refusal(error: Exception, dialect: Dialect, identifier: str, request_type: Any) -> AnabranchError:
     match error:
         case AnabranchError():
             return error
         case UnicodeDecodeError():
             return InvalidQuestion("The request is not UTF-8.")
         case msgspec.MsgspecError() | RecursionError():
-            return InvalidQuestion(dialect.explain(str(error)))
+            return InvalidQuestion(dialect.explain(str(error), request_type))
         case _:
             return InternalError(
                 "Something went wrong on our side; the log has the details under this correlation id.",

@@ -203,7 +203,7 @@ DIALECT = Dialect(
     },
     always=(401, 404, 422, 500, 503),
     head=False,
-    explain=wire.explain,
+    explain=lambda error, _: wire.explain(error),
     path_schema=wire.ID_SCHEMA,
 )
 STREAM = EventStream(

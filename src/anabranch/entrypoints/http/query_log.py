@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ from anabranch.app.query_log import OFF
 from anabranch.domain.errors import InvalidQuestion, NotFound
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.access import Access
+from anabranch.entrypoints.http.decode_errors import explain
 from anabranch.entrypoints.http.errors import KNOWLEDGE, ClientGone
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation
@@ -108,6 +109,16 @@ FILTERS = (
 )
 
 
+P = TypeVar("P", bound=Value)
+
+
+def _parameters(call: Call[None], kind: type[P]) -> P:
+    try:
+        return msgspec.convert(dict(call.query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidQuestion(explain(str(error), kind)) from None
+
+
 class LogPage(NamedTuple):
     entries: list[LoggedQuery] = []
     next: str | None = None
@@ -151,13 +162,13 @@ class QueryLogSurface:
         )
 
     async def _queries(self, call: Call[None]) -> QueryPage:
-        given = msgspec.convert(dict(call.query), QueryParameters, strict=False)
+        given = _parameters(call, QueryParameters)
         page = await self._page(call, given, rated=False)
         entries = [query_entry(one, operator=call.caller.operator) for one in page.entries]
         return QueryPage(queries=entries, has_more=page.next is not None, next=page.next, note=page.note)
 
     async def _feedback(self, call: Call[None]) -> FeedbackPage:
-        given = msgspec.convert(dict(call.query), FeedbackParameters, strict=False)
+        given = _parameters(call, FeedbackParameters)
         page = await self._page(call, given, rated=True)
         entries = [feedback_entry(one, operator=call.caller.operator) for one in page.entries]
         return FeedbackPage(feedback=entries, has_more=page.next is not None, next=page.next, note=page.note)

@@ -13,6 +13,7 @@ from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import RAG, Answer, Ground, Message, Usage, Value
+from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
@@ -217,7 +218,7 @@ DIALECT = Dialect(
     descriptions={**DESCRIPTIONS, 400: f"`validation_error`: {DESCRIPTIONS[422]}"},
     always=(400, 401, 404, 429, 500, 503),
     strict=False,
-    explain=str,
+    explain=described,
     counted_as=lambda error: CODES.get(error.code, OTHERWISE)[1],
 )
 STREAM = EventStream(

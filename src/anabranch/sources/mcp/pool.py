@@ -123,7 +123,8 @@ class ServerKeeper:
     async def _call(self, query: Query, context: Context, ends: float) -> SourceReply | None:
         """One call; None if the session has expired."""
         now = self._services.clock.monotonic
-        within = f"within {ends - now():.3g} seconds."
+        setting = " (aggregator.serverTimeoutSecs)" if ends < context.deadline else ""
+        within = f"within {ends - now():.3g} seconds{setting}."
         try:
             connection = await self._wait_ready(ends)
         except TimeoutError:
