@@ -43,6 +43,7 @@ def test_two_owners_and_a_third_server_run_as_documented(tmp_path: Path, models_
     )
     assert ran.returncode == 0, ran.stderr
     assert "A healthy hive needs about 18 kg of honey to survive the winter. [1]" in ran.stdout
-    # Once from the command line, with /v1/query, and twice with chat.
-    assert ran.stdout.count("Two hives per hectare pollinate the orchard in late April. [1]") == 4
+    # From the command line and with /v1/query; then twice with chat, which names the source.
+    answer = "Two hives per hectare pollinate the orchard in late April."
+    assert (ran.stdout.count(f"{answer} [1]"), ran.stdout.count(f"{answer} [ben/orchard]")) == (2, 2)
     assert "None of its documents is public" in ran.stderr

@@ -184,8 +184,7 @@ async def stops_being_ready(session: aiohttp.ClientSession, url: str) -> None:
                 assert (await response.json())["status"] == ("draining" if response.status == 503 else "ready")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize(("workers", "to_all"), [(1, False), (2, False), (2, True)])
 async def test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered(
     tmp_path: Path, space: Space, session: aiohttp.ClientSession, workers: int, to_all: bool
 ) -> None:
@@ -204,8 +203,7 @@ async def test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered
     assert program.log[-1]["event"] == "server_stopped"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("workers", "second"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 async def test_a_second_signal_skips_the_shutdown_delay(
     tmp_path: Path, session: aiohttp.ClientSession, workers: int, second: signal.Signals
 ) -> None:
@@ -215,8 +213,7 @@ async def test_a_second_signal_skips_the_shutdown_delay(
         await ends_at_once_and_well(program, second)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize(("workers", "to_all"), [(1, False), (2, True)])
 async def test_ctrl_c_does_not_wait_for_the_shutdown_delay(tmp_path: Path, workers: int, to_all: bool) -> None:
     async with serving(home=tmp_path, workers=workers, variables={"AGGREGATOR_SHUTDOWN_DELAY": "600"}) as program:
         os.killpg(program.pid, signal.SIGINT) if to_all else program.send(signal.SIGINT)
