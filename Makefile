@@ -47,7 +47,7 @@ demo: $(VENV)/.runtime $(VENV)/.models  ## ask one question about the documents 
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real servers
-	$(BIN)/python -m pytest -m "not soak" -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup
 
 soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests
 	ANABRANCH_TEST_EXAMPLES=5 $(BIN)/python -m pytest -m "soak or hypothesis"
