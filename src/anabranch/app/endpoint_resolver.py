@@ -12,7 +12,7 @@ from anabranch.domain.contracts import Generator, Outbound, Source
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
 from anabranch.knowledge.model import EVERYTHING, Caller
-from anabranch.models.remote import NO_CURES, Cures, OpenAIModel, SpaceModel
+from anabranch.models.remote import NO_HINTS, Hints, OpenAIModel, SpaceModel
 from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
 from anabranch.policies.resilience import Resilience
@@ -29,7 +29,7 @@ COLLECTIONS = Endpoint(slug=EVERYTHING, kind="collection", operator=True)
 # The name of the model that answers when a request names none.
 DEFAULT = "default"
 # Which setting of the default model to check, by what went wrong.
-MODEL_SETTINGS: Cures = {
+MODEL_SETTINGS: Hints = {
     401: "Check AGGREGATOR_MODEL_API_KEY.",
     403: "Check AGGREGATOR_MODEL_API_KEY.",
     404: "Check AGGREGATOR_MODEL_NAME and AGGREGATOR_MODEL_URL.",
@@ -177,8 +177,8 @@ class EndpointDirectory:
                 model: Generator = SpaceModel(endpoint, self._outbound, streaming=self._streaming)
                 return self._resilience.generator(endpoint, model, retried=retried)
             case "openai":
-                cures = MODEL_SETTINGS if endpoint == self._model_of_settings else NO_CURES
-                own = OpenAIModel(endpoint, self._outbound, cures)
+                hints = MODEL_SETTINGS if endpoint == self._model_of_settings else NO_HINTS
+                own = OpenAIModel(endpoint, self._outbound, hints)
                 return self._resilience.generator(endpoint, own, retried=retried)
             case "extractive" | "collection" | "mcp":
                 from anabranch.models.extractive import Extractive  # noqa: PLC0415

@@ -193,8 +193,8 @@ def _expand_variables(given: str, environment: Mapping[str, str], where: str, ot
         value = environment.get(name) or found["default"]
         if value is None:
             ways = ("Set it", f"write ${{{name}:-default}}", *([otherwise] if otherwise else []))
-            cure = f"{', '.join(ways[:-1])}, or {ways[-1]}"
-            raise ConfigurationError(f"{where} is taken from {name}, which is not set. {cure}.")
+            hint = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+            raise ConfigurationError(f"{where} is taken from {name}, which is not set. {hint}.")
         return value
 
     return VARIABLE.sub(expand, given)

@@ -96,9 +96,9 @@ def _wait_s(error: UpstreamError, attempt: int) -> float | None:
 
 
 # What to do about a failure, by the status of the reply; None: no connection could be made.
-Cures = Mapping[int | None, str]
-NO_CURES: Cures = MappingProxyType({})
-Cure = Callable[[int | None], str | None]
+Hints = Mapping[int | None, str]
+NO_HINTS: Hints = MappingProxyType({})
+Hint = Callable[[int | None], str | None]
 MAX_FINISH_REASON = 50
 COMPLETE, INCOMPLETE = "stop", "incomplete"
 LAST_BYTES_S = 0.02
@@ -106,16 +106,16 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 async def deltas(
-    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False, cure: Cure = NO_CURES.get
+    ask: Callable[[], AbstractAsyncContextManager[Exchange]], *, with_address: bool = False, hint: Hint = NO_HINTS.get
 ) -> AsyncGenerator[Delta, None]:
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
-    address, and then also with the cure for it. A stream without a finish reason gets one: `stop` if it ends with
+    address, and then also with the hint for it. A stream without a finish reason gets one: `stop` if it ends with
     `[DONE]`, else `incomplete`."""
     finished = False
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
-                raise await refused(exchange, GenerationFailed, cure(exchange.status) if with_address else None)
+                raise await refused(exchange, GenerationFailed, hint(exchange.status) if with_address else None)
             if exchange.content_type != "text/event-stream":
                 yield _whole(await exchange.read(), exchange.content_type)
                 return
@@ -135,7 +135,7 @@ async def deltas(
         kind = GenerationTimedOut if isinstance(error, UpstreamTimedOut) else GenerationFailed
         message = error.described(with_address=with_address)
         if with_address and error.address:
-            message = syft_wire.with_cure(message, cure(None))
+            message = syft_wire.with_hint(message, hint(None))
         raise kind(message, error.failure_kind) from error
 
 
@@ -230,10 +230,10 @@ def _field(value: object, name: str) -> object:
 class OpenAIModel:
     """The endpoint's slug is the model's name; its token is the API key."""
 
-    def __init__(self, endpoint: Endpoint, outbound: Outbound, cures: Cures = NO_CURES) -> None:
+    def __init__(self, endpoint: Endpoint, outbound: Outbound, hints: Hints = NO_HINTS) -> None:
         self._endpoint = endpoint
         self._outbound = outbound
-        self._cures = cures
+        self._hints = hints
 
     def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
         payload = {
@@ -254,7 +254,7 @@ class OpenAIModel:
                 public_only=self._endpoint.public_only,
             ),
             with_address=context.may_know_address(self._endpoint),
-            cure=self._cures.get,
+            hint=self._hints.get,
         )
 
 
@@ -275,7 +275,7 @@ class SpaceModel:
         return deltas(
             lambda: syft_wire.call(self._endpoint, payload, context, self._outbound),
             with_address=context.may_know_address(self._endpoint),
-            cure=lambda status: syft_wire.key_needed(self._endpoint) if status == 401 else None,
+            hint=lambda status: syft_wire.key_needed(self._endpoint) if status == 401 else None,
         )
 
 

@@ -113,9 +113,9 @@ async def refusal(exchange: Exchange) -> tuple[Status, str]:
     return status, f"{sentence}: {why}" if why else f"{sentence}."
 
 
-def with_cure(message: str, cure: str | None) -> str:
+def with_hint(message: str, hint: str | None) -> str:
     """The message and, if there is one, a sentence that says what to do about it."""
-    return f"{message.rstrip('.')}. {cure}" if cure else message
+    return f"{message.rstrip('.')}. {hint}" if hint else message
 
 
 def key_needed(endpoint: Endpoint) -> str:

@@ -283,11 +283,11 @@ def backoff_s(first_s: float, attempt: int, random: Random = random.random) -> f
     return first_s * 2.0**attempt * (0.5 + random() / 2)
 
 
-async def refused(exchange: Exchange, kind: type[E], cure: str | None = None) -> E:
+async def refused(exchange: Exchange, kind: type[E], hint: str | None = None) -> E:
     """The error for a reply with a status other than 2xx, and what to do about it."""
     _, sentence = await syft_wire.refusal(exchange)
     return kind(
-        syft_wire.with_cure(sentence, cure),
+        syft_wire.with_hint(sentence, hint),
         syft_wire.failure_kind(exchange.status),
         retry_after_s(exchange.header("Retry-After")),
         upstream_status=exchange.status,

@@ -108,7 +108,7 @@ class SpaceSource:
                 if not 200 <= exchange.status < 300:
                     status, message = await syft_wire.refusal(exchange)
                     if exchange.status == 401 and context.may_know_address(self._endpoint):
-                        message = syft_wire.with_cure(message, syft_wire.key_needed(self._endpoint))
+                        message = syft_wire.with_hint(message, syft_wire.key_needed(self._endpoint))
                     return self._failed(status, message, syft_wire.failure_kind(exchange.status))
                 body = await exchange.read()
         except UpstreamError as error:
