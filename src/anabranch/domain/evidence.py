@@ -1,0 +1,59 @@
+"""The evidence contract: what a small model says about a question, or a claim, and the text of passages."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from anabranch.domain.model import Value
+
+
+class ReadableUnit(Value, gc=False):
+    """A unit of evidence as the model reads it. `before` is read but cannot be chosen: a heading or a table's header
+    row."""
+
+    text: str
+    before: str = ""
+
+
+class Page(Value):
+    """A passage as the model reads it."""
+
+    title: str
+    units: tuple[ReadableUnit, ...]
+
+
+class AnswerSpan(Value, gc=False):
+    """The shortest words that answer: characters of a unit's text. `score` is the log-odds against "no answer"."""
+
+    page: int
+    unit: int
+    start: int
+    end: int
+    score: float
+
+
+class Reading(Value):
+    """What the model says about a question and pages, as log-odds: whether they are about the question's subject,
+    whether they answer it, and of each unit of each page whether it is evidence. A page or unit that did not fit has no
+    value, so `units` may be shorter than the pages."""
+
+    relevance: float
+    answerable: float
+    units: tuple[tuple[float, ...], ...]
+    answer: AnswerSpan | None = None
+
+
+class Verdict(Value, gc=False):
+    """The probabilities that pages support a claim, say nothing about it, or contradict it."""
+
+    supported: float
+    unknown: float
+    contradicted: float
+
+
+class Evidence(Protocol):
+    """Judges pages. Each input is one page, or several that are read jointly; the results are in the order of the
+    inputs."""
+
+    async def read(self, question: str, inputs: Sequence[tuple[Page, ...]]) -> Sequence[Reading]: ...
+
+    async def check(self, claim: str, inputs: Sequence[tuple[Page, ...]]) -> Sequence[Verdict]: ...
