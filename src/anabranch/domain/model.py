@@ -312,12 +312,24 @@ class Usage(Value, gc=False):
     total_tokens: int = 0
 
 
+class QuotedSpan(Value, gc=False):
+    """Characters of a passage's text."""
+
+    passage: int
+    start: int
+    end: int
+
+
 class Delta(Value, gc=False):
-    """A piece of text from a generator; one of them has the usage and the finish reason, if known."""
+    """A part of a model's answer. A generator that quotes says which words of the passages it quotes, and the citation
+    mark that it writes for them. `support` is the probability that the passages answer the question."""
 
     text: str
     usage: Usage | None = None
     finish_reason: str | None = None
+    quotes: tuple[QuotedSpan, ...] = ()
+    mark: str = ""
+    support: float | None = None
 
 
 class Allowance(Value, gc=False):
@@ -396,3 +408,4 @@ class Answer(Value):
     variants: tuple[str, ...] = ()
     distinct: int | None = None
     compared: bool = True
+    support: float | None = None

@@ -1,14 +1,25 @@
 """The extractive generator: quotes the sentences that answer the question, each with its citation mark."""
 
-import math
 import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 
-from anabranch.domain.model import Context, Delta, Passage, Prompt, Usage, Value
+from anabranch.domain.model import Context, Delta, Passage, Prompt, QuotedSpan, Usage, Value
+from anabranch.evidence.judge import Judge
+from anabranch.evidence.quotations import POINTS_BACK, Quotation, quotations
 from anabranch.text.messages import message
 from anabranch.text.sentences import sentences
-from anabranch.text.support import MAX_TITLE, Wording, bare, nearness, readable, share, support
+from anabranch.text.support import (
+    MAX_TITLE,
+    Wording,
+    bare,
+    each_bit,
+    nearness,
+    readable,
+    share,
+    support,
+    word_weights,
+)
 
 ABSTAINED = "abstained"
 SUPPORTED = 0.5
@@ -22,7 +33,7 @@ MAX_READ = 200
 
 # A sentence's score: the weight of the question's words that it adds, its passage's similarity, and whether a picked
 # sentence names its passage.
-NEARNESS, NAMED, NAME_WEIGHT = 0.5, 0.3, 2.0
+NEARNESS, NAMED = 0.5, 0.3
 # Words that are only in its heading have this share of their weight.
 HEADING_SHARE = 0.8
 
@@ -33,23 +44,96 @@ LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}
 # A source name that can be a citation mark: a mark has no brackets, and separates names by these signs.
 NAMEABLE = re.compile(r"[^\[\]\n,;]{1,500}")
 REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
-POINTS_BACK = re.compile(
-    r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
-)
+SPACES = re.compile(r"\s+")
+MAX_NAMED = 3
 
 
 class Extractive:
-    """The best supporting sentences, verbatim, in reading order, cited [n], at most a short paragraph; abstains with a
-    message when nothing supports an answer."""
+    """Answers with words of the passages, verbatim, each quotation with its citation mark; abstains with a message if
+    nothing supports an answer. With a judge, the evidence model chooses units; without one, for texts that are not
+    English, and where the model has not read, rules choose sentences."""
+
+    def __init__(self, judge: Judge | None = None) -> None:
+        self._judge = judge
 
     async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
-        quoted = quotes(prompt.question, prompt.passages)
-        if not quoted:
-            yield Delta(text=message("refusal_abstained", prompt.language), usage=Usage(), finish_reason=ABSTAINED)
+        chosen, supported = await self._chosen(prompt)
+        if not chosen:
+            text = abstention(prompt)
+            yield Delta(text=text, usage=Usage(), finish_reason=ABSTAINED, support=supported)
             return
-        for quote in quoted[:-1]:
-            yield Delta(text=_cited(quote, prompt) + " ")
-        yield Delta(text=_cited(quoted[-1], prompt), usage=Usage(), finish_reason="stop")
+        written = [Written(quotation, prompt) for quotation in chosen]
+        for at, (one, following) in enumerate(zip_longest(written, written[1:])):
+            last = following is None
+            yield Delta(
+                text=one.text + ("" if last else "\n\n" if one.block or following.block else " "),
+                usage=Usage() if last else None,
+                finish_reason="stop" if last else None,
+                quotes=one.quotes,
+                mark=one.mark,
+                support=supported if at == 0 else None,
+            )
+
+    async def _chosen(self, prompt: Prompt) -> tuple[list[Quotation], float]:
+        judged = await self._judge.judge(prompt.question, prompt.passages) if self._judge is not None else None
+        if judged is None:
+            found = [
+                Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)
+            ]
+            return found, support(prompt.question, prompt.passages)
+        if judged.support < SUPPORTED:
+            return [], judged.support
+        return quotations(prompt.question, prompt.passages, judged), judged.support
+
+
+def abstention(prompt: Prompt) -> str:
+    """Says what was searched, and the nearest thing that was found."""
+    if not prompt.passages:
+        return message("refusal_abstained", prompt.language)
+    nearest = max(prompt.passages, key=lambda passage: passage.score)
+    headers = nearest.place.headers if nearest.place is not None else ()
+    names = dict.fromkeys(name for name in (nearest.title, *headers[-1:]) if name)
+    searched = list(dict.fromkeys(passage.source for passage in prompt.passages))
+    shown = ", ".join(searched[:MAX_NAMED]) + (" …" if len(searched) > MAX_NAMED else "")
+    return message(
+        "refusal_abstained_near", prompt.language, searched=shown, nearest=" – ".join(names)[:MAX_TITLE] or shown
+    )
+
+
+class Written:
+    """A quotation as it is written: its words, then its citation mark, which also replaces bracketed references inside
+    it."""
+
+    def __init__(self, quotation: Quotation, prompt: Prompt) -> None:
+        self.block = quotation.block
+        passages = prompt.passages
+        passage = passages[quotation.passage]
+        name = passage.source if prompt.marks == "sources" else ""
+        self.mark = f"[{name}]" if NAMEABLE.fullmatch(name) else f"[{quotation.passage + 1}]"
+        self.quotes = tuple(
+            QuotedSpan(passage=quotation.passage, start=start, end=end) for start, end in quotation.spans
+        )
+        parts = [passage.text[start:end] for start, end in quotation.spans]
+        if quotation.block:
+            words = "\n".join(parts)
+        else:
+            words = SPACES.sub(" ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts))
+        said = ": ".join(part for part in (quotation.source, SPACES.sub(" ", quotation.heading)) if part)
+        gap = "\n" if quotation.block else " "
+        self.text = (f"{said}:{gap}" if said else "") + self._marked(words, passages) + gap + self.mark
+
+    def _marked(self, words: str, passages: Sequence[Passage]) -> str:
+        mark = f" {self.mark}"
+        sources = {passage.source for passage in passages}
+
+        def replaced(found: re.Match[str]) -> str:
+            names = (name.strip() for name in re.split(r"[,;]", found[1]))
+            return mark if any(name in sources or _counts(name, len(passages)) for name in names) else found[0]
+
+        words = REFERENCE.sub(replaced, words)
+        while words.endswith(mark):
+            words = words.removesuffix(mark)
+        return words.replace(mark + mark, mark)
 
 
 class Quote(Value, gc=False):
@@ -128,7 +212,7 @@ class SentenceSelection:
         self._near = [
             nearness(passage, share(bits, wording.everything)) for passage, bits in zip(passages, within, strict=True)
         ]
-        self._weights = _weights(wording, within)
+        self._weights = word_weights(wording, within)
         self._titles = [bare(passage.title).strip().lower() for passage in passages]
         self._worth: dict[int, float] = {}
 
@@ -158,7 +242,7 @@ class SentenceSelection:
 
     def _weight(self, bits: int) -> float:
         if bits not in self._worth:
-            self._worth[bits] = sum(self._weights[bit] for bit in _each(bits))
+            self._worth[bits] = sum(self._weights[bit] for bit in each_bit(bits))
         return self._worth[bits]
 
     def _names(self, quote: Quote) -> set[int]:
@@ -168,24 +252,6 @@ class SentenceSelection:
 
     def _text(self, quote: Quote) -> str:
         return self._passages[quote.passage].text[quote.start : quote.end]
-
-
-def _weights(wording: Wording, within: Sequence[int]) -> dict[int, float]:
-    """The weights of the question's words, which sum to 1: rare words and names weigh more."""
-    weights: dict[int, float] = {}
-    for bit in _each(wording.everything):
-        having = sum(1 for bits in within if bits & bit)
-        rarity = 0.3 + math.log(1 + (len(within) - having + 0.5) / (having + 0.5))
-        weights[bit] = rarity * (NAME_WEIGHT if wording.names & bit else 1.0)
-    whole = sum(weights.values())
-    return {bit: weight / whole for bit, weight in weights.items()}
-
-
-def _each(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest
-        bits ^= lowest
 
 
 def _with_antecedents(picked: Sequence[Quote], candidates: Sequence[Quote]) -> list[Quote]:
@@ -212,23 +278,6 @@ def _in_reading_order(picked: Sequence[Quote], passages: Sequence[Passage]) -> l
         document = first.setdefault((passage.source, passage.document_id or quote.passage), len(first))
         keyed.append((document, passage.place.start if passage.place else 0, quote.passage, quote.start, quote))
     return [quote for *_, quote in sorted(keyed, key=lambda key: key[:-1])]
-
-
-def _cited(quote: Quote, prompt: Prompt) -> str:
-    """The quote with its citation mark, which replaces bracketed references inside it."""
-    passages = prompt.passages
-    name = passages[quote.passage].source if prompt.marks == "sources" else ""
-    mark = f" [{name}]" if NAMEABLE.fullmatch(name) else f" [{quote.passage + 1}]"
-    sources = {passage.source for passage in passages}
-
-    def replaced(found: re.Match[str]) -> str:
-        names = (name.strip() for name in re.split(r"[,;]", found[1]))
-        return mark if any(name in sources or _counts(name, len(passages)) for name in names) else found[0]
-
-    words = REFERENCE.sub(replaced, passages[quote.passage].text[quote.start : quote.end])
-    while words.endswith(mark):
-        words = words.removesuffix(mark)
-    return words.replace(mark + mark, mark) + mark
 
 
 def _counts(name: str, passages: int) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -132,11 +133,11 @@ class Vocabulary:
             self._has_letters[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        return list(self._encoding(text).offsets)
+        return list(self.encoding(text).offsets)
 
     def ids(self, text: str, window: int) -> Ids:
         """The ids with start and end tokens, truncated to the window."""
-        return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
+        return np.array([BEGIN, *self.encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
 
     def meaningful(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """False for punctuation, special tokens and stop words. A piece is a stop word only if its word ends with
@@ -145,11 +146,22 @@ class Vocabulary:
         found[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
         return found
 
-    def _encoding(self, text: str) -> Encoding:
+    def continues_word(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """True for the second and later pieces of a word."""
+        return self._continues[ids]
+
+    def encoding(self, text: str) -> Encoding:
+        """Without start and end tokens. A surrogate is replaced by one character, so offsets fit the text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             return self._tokenizer.encode(SURROGATES.sub("\ufffd", text), add_special_tokens=False)
+
+
+@lru_cache(maxsize=1)
+def vocabulary(tokenizer: bytes) -> Vocabulary:
+    """The models of a process share it: it takes 12 MB."""
+    return Vocabulary(tokenizer)
 
 
 class MiniLM:
@@ -164,7 +176,7 @@ class MiniLM:
     def __init__(self, folder: Path, threads: int = 1) -> None:
         """Load from the folder of `install`; raises ModelMissing."""
         files = read(folder)
-        self._vocabulary = Vocabulary(files.tokenizer)
+        self._vocabulary = vocabulary(files.tokenizer)
         self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
         self._session = session(files.model)

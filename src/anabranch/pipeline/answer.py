@@ -21,6 +21,7 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import (
     Answer,
+    Citation,
     Context,
     Endpoint,
     Ground,
@@ -34,7 +35,7 @@ from anabranch.domain.model import (
     Until,
     Usage,
 )
-from anabranch.pipeline.cite import cite
+from anabranch.pipeline.cite import cite, cited
 from anabranch.pipeline.merge import Merging
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
@@ -171,6 +172,8 @@ class Generated(NamedTuple):
     usage: Usage | None
     finish_reason: str | None
     time_ms: int
+    citations: tuple[Citation, ...] = ()
+    support: float | None = None
 
 
 async def generate(
@@ -181,6 +184,8 @@ async def generate(
     text: list[str] = []
     usage: Usage | None = None
     finish_reason: str | None = None
+    support: float | None = None
+    citations: list[Citation] = []
     own = timeout_s < context.deadline - began
     limit = asyncio.timeout(timeout_s) if own else nullcontext()
     if own:
@@ -191,6 +196,9 @@ async def generate(
             async for delta in deltas:
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
+                support = delta.support if delta.support is not None else support
+                if delta.quotes:
+                    citations += cited(delta, sum(map(len, text)), prompt.passages)
                 if delta.text:
                     text.append(delta.text)
                     await emit(Token(text=delta.text))
@@ -207,7 +215,7 @@ async def generate(
     except GenerationFailed as error:
         details = {**error.details, "model_path": model, "latency_ms": _since(began, clock)}
         raise type(error)(f"Model generation failed: {error.message}", **details) from error
-    return Generated("".join(text), usage, finish_reason, _since(began, clock))
+    return Generated("".join(text), usage, finish_reason, _since(began, clock), tuple(citations), support)
 
 
 def _since(began: float, clock: Clock) -> int:
@@ -274,7 +282,7 @@ class Pipeline:
         prompt = await self._composed(question, passages, basis, context)
         written = await self._generated(question.model, prompt, context, emit)
         with self._telemetry.span("cite", context):
-            citations = cite(written.text, prompt.passages)
+            citations = written.citations or cite(written.text, prompt.passages)
         answer = msgspec.structs.replace(
             answer,
             text=written.text,
@@ -287,6 +295,7 @@ class Pipeline:
             prompt_version=prompt.version,
             omitted=prompt.omitted,
             refused=written.finish_reason == ABSTAINED,
+            support=written.support,
         )
         return self._timed(answer, began, retrieval_ms, written.time_ms)
 

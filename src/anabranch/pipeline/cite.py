@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from anabranch.domain.model import Citation, Passage
+from anabranch.domain.model import Citation, Delta, Passage
 
 MARK = re.compile(r"\[([^\[\]\n]{1,500})\]")
 WORD = re.compile(r"\d+|\w{4,}")
@@ -54,6 +54,22 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
             if len(found) == MAX_CITATIONS:
                 return tuple(found)
     return tuple(found)
+
+
+def cited(delta: Delta, offset: int, passages: Sequence[Passage]) -> Iterator[Citation]:
+    """The citations of a part that says itself what it quotes, at each of its marks; it begins at `offset`."""
+    at = delta.text.find(delta.mark)
+    while at >= 0:
+        for quote in delta.quotes:
+            yield Citation(
+                start=offset + at,
+                end=offset + at + len(delta.mark),
+                source=passages[quote.passage].source,
+                passage=quote.passage,
+                passage_start=quote.start,
+                passage_end=quote.end,
+            )
+        at = delta.text.find(delta.mark, at + 1)
 
 
 def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> list[list[int]]:

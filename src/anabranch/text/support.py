@@ -4,7 +4,7 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
@@ -40,6 +40,8 @@ UNTITLED, NAMELESS = 0.5, 0.6
 NEAR_UNKNOWN, NEAR_SHARE = 0.36, 0.44
 # A sentence with this share of the words of a question without names counts as near.
 SENTENCE_SHARE = 0.75
+# Names weigh this much more than other words.
+NAME_WEIGHT = 2.0
 
 
 class Wording:
@@ -198,6 +200,24 @@ def _best_pair(found: Sequence[int], wanted: int) -> int:
 
 def share(found: int, wanted: int) -> float:
     return (found & wanted).bit_count() / wanted.bit_count() if wanted else 0.0
+
+
+def word_weights(wording: Wording, within: Sequence[int]) -> dict[int, float]:
+    """The weights of the question's words, which sum to 1: rare words and names weigh more."""
+    weights: dict[int, float] = {}
+    for bit in each_bit(wording.everything):
+        having = sum(1 for bits in within if bits & bit)
+        rarity = 0.3 + math.log(1 + (len(within) - having + 0.5) / (having + 0.5))
+        weights[bit] = rarity * (NAME_WEIGHT if wording.names & bit else 1.0)
+    whole = sum(weights.values())
+    return {bit: weight / whole for bit, weight in weights.items()}
+
+
+def each_bit(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest
+        bits ^= lowest
 
 
 def _folded(text: str) -> str:
