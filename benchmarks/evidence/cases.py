@@ -189,8 +189,9 @@ class Documentation(NamedTuple):
         return found
 
     def text(self, package: str, document: str) -> str:
+        name = package.removesuffix(" user guide")
         version = self.read()["packages"][package]["version"]
-        return (self.sources / f"{package}-{version}" / document).read_bytes().decode()
+        return (self.sources / f"{name}-{version}" / document).read_bytes().decode()
 
 
 async def documentation(dataset: str, asked: Documentation, settings: Settings, collection: str) -> list[Case]:

@@ -156,6 +156,7 @@ class Question(Value):
     fresh: bool = False
     ranking: Ranking | None = None
     patience_s: float | None = None
+    evidence: bool = False
 
 
 class Context(Value):
@@ -269,6 +270,7 @@ class Passage(Value):
     date: float | None = None
     breakdown: Breakdown | None = None
     also_in: tuple[Duplicate, ...] = ()
+    evidence: float | None = None
 
     @property
     def shown_duplicates(self) -> dict[str, Any]:

@@ -36,22 +36,29 @@ class Judge:
 
     def __init__(self, evidence: Evidence, limit: int) -> None:
         self._evidence = evidence
-        self._limit = limit
+        self.limit = limit
 
-    async def judge(self, question: str, passages: Sequence[Passage]) -> Judgement | None:
-        """None if the question or most of the passages are not English."""
-        passages = passages[: self._limit]
+    async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
+        """None if the question or most of the passages are not English, or if not all of it could be read by
+        `until`."""
+        passages = passages[: self.limit]
         if not is_english(question) or sum(is_english(one.text) for one in passages) * 2 <= len(passages):
             return None
-        observed = await observe(self._evidence, question, passages)
-        return combined(observed)
+        observed = await observe(self._evidence, question, passages, until)
+        return combined(observed) if observed is not None else None
 
 
-async def observe(evidence: Evidence, question: str, passages: Sequence[Passage]) -> Observed:
+async def observe(
+    evidence: Evidence, question: str, passages: Sequence[Passage], until: float | None = None
+) -> Observed | None:
+    """None if the model has not read all pages."""
     found = paged(passages)
-    readings = await evidence.read(question, [(page,) for page in found.pages])
+    single = await evidence.read(question, [(page,) for page in found.pages], until=until)
+    readings = [reading for reading in single if reading is not None]
+    if len(readings) < len(single):
+        return None
     joint, members = _joint(found, readings)
-    (together,) = await evidence.read(question, [joint]) if joint else (None,)
+    (together,) = await evidence.read(question, [joint], until=until) if joint else (None,)
     return features(question, passages, found, readings, together, members)
 
 

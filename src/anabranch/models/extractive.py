@@ -117,7 +117,9 @@ class Written:
         if quotation.block:
             words = "\n".join(parts)
         else:
-            words = SPACES.sub(" ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts))
+            words = SPACES.sub(
+                " ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts)
+            )
         said = ": ".join(part for part in (quotation.source, SPACES.sub(" ", quotation.heading)) if part)
         gap = "\n" if quotation.block else " "
         self.text = (f"{said}:{gap}" if said else "") + self._marked(words, passages) + gap + self.mark

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext
 from heapq import nlargest
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
@@ -40,6 +40,9 @@ from anabranch.pipeline.merge import Merging
 from anabranch.pipeline.prompt import compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.text.messages import message
+
+if TYPE_CHECKING:
+    from anabranch.evidence.judge import Judge
 
 
 def observed(
@@ -225,6 +228,8 @@ def _since(began: float, clock: Clock) -> int:
 ABSTAINED = "abstained"
 # The share of the remaining time that rewriting may take.
 REWRITE_SHARE = 0.2
+# And the share that judging the evidence may take.
+EVIDENCE_SHARE = 0.25
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,8 +243,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Pipeline:
     """The Answerer: rewrite if the question asks for it, route, fan out, merge, guard, prompt, generate, cite."""
 
-    def __init__(self, *, directory: Directory, clock: Clock, telemetry: Telemetry, limits: Limits) -> None:
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        clock: Clock,
+        telemetry: Telemetry,
+        limits: Limits,
+        judge: "Judge | None" = None,
+    ) -> None:
         self._directory = directory
+        self._judge = judge
         self._clock = clock
         self._telemetry = telemetry
         self._limits = limits
@@ -256,7 +270,7 @@ class Pipeline:
 
         with self._telemetry.span("merge", context):
             merged = await merging.merged(replies, self._merging_budget_s(question, context, began))
-        passages = merged.passages
+        passages = await self._ranked(question, merged.passages, context)
         basis = ground(replies, passages, question.threshold if question.until is Until.GENERATE else None)
         answer = Answer(
             text="",
@@ -315,6 +329,15 @@ class Pipeline:
         budget_s, setting = self._retrieval_budget(question, context, self._clock.monotonic())
         with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(routes)}) as span:
             return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s, setting)
+
+    async def _ranked(self, question: Question, passages: tuple[Passage, ...], context: Context) -> tuple[Passage, ...]:
+        if self._judge is None or not question.evidence or not passages:
+            return passages
+        from anabranch.evidence.ranking import ranked_by_evidence  # noqa: PLC0415  chat does not need it
+
+        with self._telemetry.span("evidence", context):
+            left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
+            return await ranked_by_evidence(self._judge, question.text, passages, left_s)
 
     async def _composed(
         self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
