@@ -173,25 +173,25 @@ async def test_list_markers_are_not_quoted() -> None:
 )
 async def test_extractive_abstains_when_the_documents_are_about_something_else(question: str) -> None:
     [said] = await deltas(question, near(RIVER, 0.05), near(COD, 0.04))
-    assert said.text == ABSTENTION
+    assert said.text.startswith(ABSTENTION)
     assert said.finish_reason == ABSTAINED
     assert cite(said.text, (RIVER, COD)) == ()
 
 
 async def test_extractive_abstains_without_vectors() -> None:
-    assert await answer("Who won the World Cup in 1998?", RIVER, COD) == ABSTENTION
+    assert (await answer("Who won the World Cup in 1998?", RIVER, COD)).startswith(ABSTENTION)
     assert "Thomas Mitchell" in await answer("Who described the Murray Cod?", RIVER, COD)
 
 
 async def test_a_name_that_no_passage_has_lowers_the_support() -> None:
-    assert await answer("How long is the Zambezi River?", near(RIVER, 0.55), near(COD, 0.3)) == ABSTENTION
-    assert await answer("How long is the Murray River?", near(RIVER, 0.55), near(COD, 0.3)) != ABSTENTION
+    assert (await answer("How long is the Zambezi River?", near(RIVER, 0.55), near(COD, 0.3))).startswith(ABSTENTION)
+    assert not (await answer("How long is the Murray River?", near(RIVER, 0.55), near(COD, 0.3))).startswith(ABSTENTION)
 
 
 async def test_support_of_a_question_without_names_depends_on_similarity() -> None:
     policy = text_of("Goods may be sent back within 30 days of delivery.")
-    assert await answer("how can i return something", near(policy, 0.6)) != ABSTENTION
-    assert await answer("how can i return something", near(policy, 0.2)) == ABSTENTION
+    assert not (await answer("how can i return something", near(policy, 0.6))).startswith(ABSTENTION)
+    assert (await answer("how can i return something", near(policy, 0.2))).startswith(ABSTENTION)
 
 
 def test_stronger_signals_never_lower_the_support() -> None:
@@ -214,9 +214,11 @@ def test_capitalized_words_and_numbers_are_names() -> None:
 
 
 async def test_extractive_abstains_when_no_sentence_can_be_quoted() -> None:
-    assert await answer("How long is the Murray River?") == ABSTENTION
+    assert (await answer("How long is the Murray River?")).startswith(ABSTENTION)
     for empty in ("", " \n\t ", "...", "?", "[1]"):
-        assert await answer("How long is the Murray River?", near(text_of(empty, "Murray River"), 0.9)) == ABSTENTION
+        assert (await answer("How long is the Murray River?", near(text_of(empty, "Murray River"), 0.9))).startswith(
+            ABSTENTION
+        )
 
 
 async def test_references_inside_a_document_do_not_become_citations() -> None:
@@ -297,10 +299,10 @@ async def test_every_citation_is_the_number_of_the_passage_with_the_quote(
     question: str, passages: list[Passage]
 ) -> None:
     text = await answer(question, *passages)
-    if text == ABSTENTION:
+    if text.startswith(ABSTENTION):
         return
     chosen = quotes(question, passages)
     numbers = {quote.passage for quote in chosen}
     assert {citation.passage for citation in cite(text, passages)} == numbers
     for words, number in stated(text, len(passages)):
-        assert words in passages[number - 1].text
+        assert words in " ".join(passages[number - 1].text.split())

@@ -152,7 +152,10 @@ async def test_the_extractive_model_abstains_in_the_readers_language(language: s
     )
     spoken = msgspec.structs.replace(prompt, language=language)
     [delta] = [each async for each in Extractive().generate(spoken, Context(correlation_id="c", deadline=60))]
-    assert delta.text == texts(language)["refusal_abstained"]
+    assert delta.text.startswith(texts(language)["refusal_abstained"])
+    assert "Rivers" in delta.text
     assert delta.finish_reason == ABSTAINED
     [plain] = [each async for each in Extractive().generate(prompt, Context(correlation_id="c", deadline=60))]
-    assert plain.text == "The documents that were found do not answer this."
+    assert plain.text == (
+        "The documents that were found do not answer this. Searched: a. Nearest to the question: “Rivers”."
+    )

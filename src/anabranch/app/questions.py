@@ -56,6 +56,7 @@ class Options(Value):
     diversity: float | msgspec.UnsetType | None = msgspec.UNSET
     language: str | None = None
     answer_in: str | None = None
+    evidence: bool | None = None
 
 
 class Questions:
@@ -131,6 +132,7 @@ class Questions:
             refuse=model is EXTRACTIVE,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
+            evidence=options.evidence is True,
         )
 
     def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
@@ -210,6 +212,7 @@ class Questions:
             rewrite=self._rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
+            evidence=self._judges(writer),
         )
 
     def _from_collections(
@@ -240,7 +243,12 @@ class Questions:
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             fresh=options.fresh,
+            evidence=_or(options.evidence, self._judges(model)),
         )
+
+    def _judges(self, model: Endpoint) -> bool:
+        """Whether passages are ordered by evidence where the request does not say."""
+        return self._settings.evidence == "on" or (self._settings.evidence == "auto" and model.kind == "extractive")
 
     def _rewrites(self, model: Endpoint) -> bool:
         """Whether a question is rewritten before the search: an extractive model cannot."""

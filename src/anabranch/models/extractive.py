@@ -87,17 +87,17 @@ class Extractive:
 
 
 def abstention(prompt: Prompt) -> str:
-    """Says what was searched, and the nearest thing that was found."""
+    """Says that the documents do not answer, what was searched, and the nearest thing that was found."""
+    refusal = message("refusal_abstained", prompt.language)
     if not prompt.passages:
-        return message("refusal_abstained", prompt.language)
+        return refusal
     nearest = max(prompt.passages, key=lambda passage: passage.score)
     headers = nearest.place.headers if nearest.place is not None else ()
     names = dict.fromkeys(name for name in (nearest.title, *headers[-1:]) if name)
     searched = list(dict.fromkeys(passage.source for passage in prompt.passages))
     shown = ", ".join(searched[:MAX_NAMED]) + (" …" if len(searched) > MAX_NAMED else "")
-    return message(
-        "refusal_abstained_near", prompt.language, searched=shown, nearest=" – ".join(names)[:MAX_TITLE] or shown
-    )
+    where = " > ".join(names)[:MAX_TITLE] or shown
+    return f"{refusal} {message('refusal_nearest', prompt.language, searched=shown, nearest=where)}"
 
 
 class Written:
