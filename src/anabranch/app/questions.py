@@ -16,6 +16,7 @@ from anabranch.domain.model import (
     RAG,
     Context,
     Endpoint,
+    EvidenceUse,
     Filters,
     Message,
     Profile,
@@ -56,7 +57,7 @@ class Options(Value):
     diversity: float | msgspec.UnsetType | None = msgspec.UNSET
     language: str | None = None
     answer_in: str | None = None
-    evidence: bool | None = None
+    evidence: EvidenceUse | None = None
 
 
 class Questions:
@@ -132,7 +133,7 @@ class Questions:
             refuse=model is EXTRACTIVE,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
-            evidence=options.evidence is True,
+            evidence=_or(options.evidence, "off"),
         )
 
     def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
@@ -212,7 +213,7 @@ class Questions:
             rewrite=self._rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
-            evidence=self._judges(writer),
+            evidence=self._evidence(writer),
         )
 
     def _from_collections(
@@ -243,12 +244,13 @@ class Questions:
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             fresh=options.fresh,
-            evidence=_or(options.evidence, self._judges(model)),
+            evidence=_or(options.evidence, self._evidence(model)),
         )
 
-    def _judges(self, model: Endpoint) -> bool:
+    def _evidence(self, model: Endpoint) -> EvidenceUse:
         """Whether passages are ordered by evidence where the request does not say."""
-        return self._settings.evidence == "on" or (self._settings.evidence == "auto" and model.kind == "extractive")
+        setting = self._settings.evidence
+        return "rank" if setting == "on" or (setting == "auto" and model.kind == "extractive") else "off"
 
     def _rewrites(self, model: Endpoint) -> bool:
         """Whether a question is rewritten before the search: an extractive model cannot."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, dataclass_transform
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 
@@ -126,6 +126,16 @@ RAG = msgspec.structs.replace(QUERY, name="rag", timeout_fails=True)
 AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-1")
 
 
+# `rank` orders passages of all sources by how well they answer the question; `off` keeps the order of the search.
+EvidenceUse = Annotated[
+    Literal["rank", "off"],
+    msgspec.Meta(
+        description="`rank` orders the passages of all sources by how well they answer the question, as the evidence "
+        "model judges it; `off` keeps the order of the search"
+    ),
+]
+
+
 class Question(Value):
     """A question with its sources, model and options. `refuse` answers with a refusal, without a model, when nothing
     was found; `threshold` also when the passages are, on average, less similar than that. `rewrite` lets the model
@@ -156,7 +166,7 @@ class Question(Value):
     fresh: bool = False
     ranking: Ranking | None = None
     patience_s: float | None = None
-    evidence: bool = False
+    evidence: EvidenceUse = "off"
 
 
 class Context(Value):

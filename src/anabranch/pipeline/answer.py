@@ -331,7 +331,7 @@ class Pipeline:
             return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s, setting)
 
     async def _ranked(self, question: Question, passages: tuple[Passage, ...], context: Context) -> tuple[Passage, ...]:
-        if self._judge is None or not question.evidence or not passages:
+        if self._judge is None or question.evidence == "off" or not passages:
             return passages
         from anabranch.evidence.ranking import ranked_by_evidence  # noqa: PLC0415  chat does not need it
 

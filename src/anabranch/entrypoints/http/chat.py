@@ -20,7 +20,18 @@ from anabranch.domain.events import (
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
+from anabranch.domain.model import (
+    Answer,
+    Context,
+    Endpoint,
+    EvidenceUse,
+    Message,
+    Question,
+    SourceReply,
+    Status,
+    Usage,
+    Value,
+)
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
@@ -69,6 +80,7 @@ class ChatRequest(Value):
     messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
+    evidence: EvidenceUse | None = None
 
 
 class DocumentSource(Value, gc=False):
@@ -233,6 +245,7 @@ class ChatSurface(AnswerSurface):
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 system_prompt=request.custom_system_prompt or None,
+                evidence=request.evidence,
             ),
         )
 

@@ -22,6 +22,7 @@ from anabranch.domain.model import (
     ChunkType,
     Citation,
     Duplicate,
+    EvidenceUse,
     Filters,
     Ground,
     Message,
@@ -97,6 +98,7 @@ class QuerySettings(Value):
     include_sources: bool | None = None
     response_format: Literal["text", "json"] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    evidence: EvidenceUse | None = None
 
 
 class QueryRequest(CollectionQuestion):
@@ -112,7 +114,8 @@ class SourceView(Value):
     `chunk_index` is the number of the chunk in its document, from 0, and `created_at` the time when it was stored. A
     passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
     offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
-    most 20; `also_in_count` is the number of all."""
+    most 20; `also_in_count` is the number of all. `evidence` is the probability that it answers the question, null if
+    the evidence model did not read it."""
 
     chunk_id: str
     document_id: str
@@ -135,6 +138,7 @@ class SourceView(Value):
     chunk_type: ChunkType | None
     also_in: tuple[Duplicate, ...]
     also_in_count: int
+    evidence: float | None
 
 
 class CitationView(Value):
@@ -192,6 +196,7 @@ class QueryDone(Value):
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
+    support: Annotated[float, Meta(description="The probability that the passages answer, of a quoted answer")] | None
     answer_json: AnswerJson | UnsetType = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
 
@@ -278,6 +283,7 @@ class QueryRenderer:
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
+            support=None if answer.support is None else round(answer.support, 4),
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
         )
@@ -322,6 +328,7 @@ class QuerySurface(AnswerSurface):
             max_tokens=settings.max_tokens,
             rerank=settings.rerank is not False,
             fresh=wants_fresh(call),
+            evidence=settings.evidence,
         )
         renderer = QueryRenderer(
             query_id=entry.query_id,
@@ -466,6 +473,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -
         metadata=dict(place.metadata),
         scores=place.scores,
         chunk_type=place.chunk_type,
+        evidence=merged.evidence,
         **merged.shown_duplicates,
     )
 

@@ -12,7 +12,7 @@ from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import RAG, Answer, Ground, Message, Usage, Value
+from anabranch.domain.model import RAG, Answer, EvidenceUse, Ground, Message, Usage, Value
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
@@ -79,6 +79,7 @@ class RagRequest(CollectionQuestion):
     language: Annotated[str, Meta(max_length=35, extra_json_schema={"pattern": LANGUAGE_TAG})] | None = None
     messages: Annotated[list[RagTurn], Meta(max_length=50, description="Earlier turns, oldest first")] | None = None
     rerank: bool = True
+    evidence: EvidenceUse | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
@@ -272,6 +273,7 @@ class RagSurface(AnswerSurface):
                 top_k=request.top_k,
                 max_tokens=request.max_tokens,
                 rerank=request.rerank,
+                evidence=request.evidence,
                 fresh=wants_fresh(call),
                 threshold=request.threshold,
                 diversity=request.mmr_lambda,
