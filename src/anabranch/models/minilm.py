@@ -25,9 +25,11 @@ ERRORS_ONLY = 3
 Ids = npt.NDArray[np.int32]
 
 
-def session(model: bytes | str, threads: int = 1) -> ort.InferenceSession:
-    """A session for a model, given as bytes or as a path."""
+def session(model: bytes | str, threads: int = 1, *, fused: bool = True) -> ort.InferenceSession:
+    """A session for a model, given as bytes, which it keeps, or as a path. Without `fused`, operators run as written."""
     options = ort.SessionOptions()
+    if not fused:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
@@ -93,7 +95,7 @@ class ModelManifest(Value):
 
 class Files(Value):
     manifest: ModelManifest
-    model: bytes
+    model: Path
     tokenizer: bytes
 
 
@@ -102,17 +104,19 @@ def read(folder: Path) -> Files:
     place = folder / NAME
     try:
         manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=ModelManifest)
-        model, tokenizer = (place / MODEL).read_bytes(), (place / TOKENIZER).read_bytes()
+        tokenizer = (place / TOKENIZER).read_bytes()
+        with (place / MODEL).open("rb") as model:
+            digest = hashlib.file_digest(model, "sha256")
     except FileNotFoundError as error:
         raise ModelMissing(f"is not installed in {folder}") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelMissing(f"in {folder} cannot be read") from error
     if (manifest.name, manifest.graph, len(manifest.mean)) != (NAME, GRAPH, MiniLM.dimensions):
         raise ModelMissing(f"in {folder} was installed by another version of Anabranch")
-    for name, content in ((MODEL, model), (TOKENIZER, tokenizer)):
-        if hashlib.sha256(content).hexdigest() != manifest.sha256.get(name):
+    for name, found in ((MODEL, digest), (TOKENIZER, hashlib.sha256(tokenizer))):
+        if found.hexdigest() != manifest.sha256.get(name):
             raise ModelMissing(f"in {folder} is damaged: {name} is not what was installed")
-    return Files(manifest=manifest, model=model, tokenizer=tokenizer)
+    return Files(manifest=manifest, model=place / MODEL, tokenizer=tokenizer)
 
 
 class Vocabulary:
@@ -179,7 +183,7 @@ class MiniLM:
         self._vocabulary = vocabulary(files.tokenizer)
         self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
-        self._session = session(files.model)
+        self._session = session(str(files.model))
         self._threads = threads
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
