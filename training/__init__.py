@@ -1,1 +1,1 @@
-"""Training of the evidence model: data, model, evaluation, export. Not part of the installed package."""
+"""How the evidence model is made: data, training, evaluation, export. Not part of the product."""

@@ -53,8 +53,10 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="python -m training.documentation", description=__doc__)
     options.add_argument("--out", type=Path, required=True, help="the file to write (.json.xz)")
     options.add_argument("--sources", type=Path, help="folder of the unpacked source distributions")
-    options.add_argument("--models", type=Path, default=Path("~/.cache/anabranch/models"), help="folder of the embedder")
-    options.add_argument("--chunking", choices=("semantic", "sentence"), default="semantic")
+    options.add_argument(
+        "--models", type=Path, default=Path("~/.cache/anabranch/models"), help="folder of the embedder"
+    )
+    options.add_argument("--chunking", choices=("sentence", "semantic"), default="sentence")
     options.add_argument("--seed", type=int, default=1)
     told = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -27,9 +27,9 @@ class Bm25:
         self._weights: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = {}
         for term, found in postings.items():
             numbers = np.array([number for number, _ in found], np.int32)
-            times = np.array([each for _, each in found], np.float32)
+            often = np.array([times for _, times in found], np.float32)
             rarity = math.log(1 + (self._size - len(found) + 0.5) / (len(found) + 0.5))
-            self._weights[term] = (numbers, rarity * times * (K1 + 1) / (times + norm[numbers]))
+            self._weights[term] = (numbers, rarity * often * (K1 + 1) / (often + norm[numbers]))
 
     def scores(self, question: str) -> npt.NDArray[np.float32]:
         scores = np.zeros(self._size, np.float32)

@@ -5,11 +5,13 @@ import lzma
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from training.documentation.bm25 import Bm25
 from training.documentation.passages import Found, Passage, Prepared, normal
@@ -17,9 +19,9 @@ from training.documentation.unanswerable import Names, Unanswerable, unanswerabl
 from training.documentation.wording import typed
 
 # At most this many answerable questions of a package, of each of its documents, and the largest share of a kind.
-MOST_OF_PACKAGE = 5_200
-MOST_OF_DOCUMENT = 160
-MOST_OF_KIND = {"thing-what": 0.2, "type": 0.05, "default": 0.13, "version": 0.07, "thing-which": 0.16, "example": 0.08}
+MOST_OF_PACKAGE = 4_600
+MOST_OF_DOCUMENT = 320
+MOST_OF_KIND = {"thing-what": 0.24, "type": 0.06, "default": 0.17, "version": 0.1, "thing-which": 0.2, "example": 0.1}
 NEAR, FOREIGN = 6, 2
 CANDIDATES = 60
 HELD = "held:"
@@ -71,7 +73,7 @@ def _ambiguous(found: Found, others: Sequence[Found]) -> bool:
 def _within_shares(pool: Sequence[Found]) -> list[Found]:
     total = min(len(pool), MOST_OF_PACKAGE)
     counts: Counter[str] = Counter()
-    kept = []
+    kept: list[Found] = []
     for found in pool:
         kind = found.question.kind
         if len(kept) < total and counts[kind] < MOST_OF_KIND.get(kind, 1.0) * total:
@@ -111,32 +113,35 @@ class Near:
         """Passages with the question's words that do not answer it, most of them of its package."""
         scores = self._index.scores(question.text)
         own = self._of_package[question.found.passage.package]
+        answers = Answers(question.found)
         return [
-            *self._best(np.where(own, scores, -1), question, NEAR),
-            *self._best(np.where(own, -1, scores), question, FOREIGN),
+            *self._best(np.where(own, scores, -1), answers, NEAR),
+            *self._best(np.where(own, -1, scores), answers, FOREIGN),
         ]
 
-    def _best(self, scores: Any, question: Asked, most: int) -> list[Passage]:
+    def _best(self, scores: npt.NDArray[np.float32], answers: "Answers", most: int) -> list[Passage]:
         top = np.argpartition(-scores, min(CANDIDATES, len(scores) - 1))[:CANDIDATES]
-        ordered = (self.passages[number] for number in top[np.argsort(-scores[top], kind="stable")] if scores[number] > 0)
-        return [passage for passage in ordered if not _may_answer(passage, question)][:most]
+        top = top[np.argsort(-scores[top], kind="stable")]
+        ordered = (self.passages[number] for number in top if scores[number] > 0)
+        return list(islice((passage for passage in ordered if not answers.may_be_in(passage)), most))
 
 
-def _may_answer(passage: Passage, question: Asked) -> bool:
-    """Whether a passage has the evidence's text, or the subject together with the answer."""
-    found = question.found
-    if passage is found.passage:
-        return True
-    texts = [normal(found.passage.page.units[number].text) for number in found.units]
-    if any(text in passage.words for text in texts if len(text.split()) > 3):
-        return True
-    sentences = [normal(leaf.words) for leaf in found.question.evidence]
-    if any(text in passage.words for text in sentences if len(text.split()) > 5):
-        return True
-    if found.question.thing is None:
-        return False
-    subject = f" {normal(found.question.thing.names[0].rpartition('.')[2])} "
-    return subject in f" {passage.words} " and normal(found.question.answer or "") in passage.words
+class Answers:
+    """Knows texts that answer a question: its units, its sentences, and its subject together with the answer."""
+
+    def __init__(self, found: Found) -> None:
+        question = found.question
+        units = (found.passage.page.units[number].text for number in found.units)
+        leaves = (leaf.words for leaf in question.evidence)
+        self._passage = found.passage
+        self._texts = [text for each in (*units, *leaves) if len((text := normal(each)).split()) > 4]
+        self._subject = f" {normal(question.thing.names[0].rpartition('.')[2])} " if question.thing else None
+        self._answer = normal(question.answer or "")
+
+    def may_be_in(self, passage: Passage) -> bool:
+        if passage is self._passage or any(text in passage.words for text in self._texts):
+            return True
+        return self._subject is not None and self._subject in f" {passage.words} " and self._answer in passage.words
 
 
 def written(parts: Mapping[str, Sequence[Asked]], passages: Mapping[str, Sequence[Passage]]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Makes questions from the structure of a document, each with the leaves that answer it."""
 
+# ruff: noqa: RUF001  dashes are meant, and word lists read better as words
+
 import re
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -63,7 +65,9 @@ def questions(nodes: Sequence[Node], place: Place, random: Random) -> Iterator[Q
                 yield from questions(node.body, place, random)
             case Paragraph():
                 for leaf in node.sentences:
-                    yield from (Question(each.text, "prose", (leaf,), each.answer) for each in asked(leaf.words, random))
+                    yield from (
+                        Question(each.text, "prose", (leaf,), each.answer) for each in asked(leaf.words, random)
+                    )
             case Items():
                 yield from _items(node, before, random)
                 for item in node.items:
@@ -71,7 +75,7 @@ def questions(nodes: Sequence[Node], place: Place, random: Random) -> Iterator[Q
             case Code():
                 yield from _code(node, before, random)
             case Table():
-                yield from _table(node, place, random)
+                yield from _table(node, random)
             case Version():
                 pass
         before = node
@@ -83,13 +87,14 @@ def _is_name(words: str) -> bool:
 
 # Headings that say nothing about their section.
 _EMPTY_HEADINGS = re.compile(
-    r"(?i)(?:overview|introduction|notes?|examples?|see also|summary|usage|details|description|reference|background|basics?|api|"
-    r"parameters|returns|raises|yields|attributes|methods|warnings?|options|arguments|settings|misc\w*|other|general|more|advanced|"
+    r"(?i)(?:overview|introduction|notes?|examples?|see also|summary|usage|details|description|reference|background|"
+    r"basics?|api|parameters|returns|raises|yields|attributes|methods|warnings?|options|arguments|settings|misc\w*|"
+    r"other|general|more|advanced|"
     r"conclusion|next steps|what's next|contents|features|further reading|installation|bug ?fixes|changes|contributing|"
     r"(?:a |an |the )?(?:simple |full |complete |basic |quick )?example\b.*)"
 )
 _TOPIC = (
-    *("{}", "{}", "{p} {}", "How does {} work?", "Tell me about {}", "Explain {}", "how {} works", "Where can I read about {}?"),
+    *("{}", "{}", "{p} {}", "How does {} work?", "Tell me about {}", "Explain {}", "Where can I read about {}?"),
     *("information on {}", "{} explained"),
 )
 _WHEN = re.compile(r"(?i)when (?:to|should (?:i|you)) (?P<v>\w+ .+)")
@@ -105,7 +110,9 @@ def _section(section: Section, place: Place, random: Random) -> Iterator[Questio
         yield Question(first_person(title), "heading", evidence, scope=section)
         return
     if found := _WHEN.fullmatch(title):
-        yield Question(random.choice(("When should I {}?", "when to {}")).format(found["v"]), "heading", evidence, scope=section)
+        yield Question(
+            random.choice(("When should I {}?", "when to {}")).format(found["v"]), "heading", evidence, scope=section
+        )
         return
     if phrase := verb_phrase(title):
         for each in how_to(lower_first(phrase), random):
@@ -119,7 +126,12 @@ def _section(section: Section, place: Place, random: Random) -> Iterator[Questio
     topic = _as_topic(title)
     evidence = evidence if evidence[0].words.endswith(":") else evidence[:2]
     head = re.sub(r"s$", "", words[-1].lower())
-    if head in evidence[0].words.lower() and _DEFINES.search(evidence[0].words) and len(words) < 5 and not re.search(r"\b(?:and|or|&)\b|&", title):
+    if (
+        head in evidence[0].words.lower()
+        and _DEFINES.search(evidence[0].words)
+        and len(words) < 5
+        and not re.search(r"\b(?:and|or|&)\b|&", title)
+    ):
         noun = re.split(r" (?:of|for|in|with|to|on|from) ", title)[0]
         is_many = noun.endswith("s") and not noun.endswith(("ss", "us", "is"))
         form = random.choice(("What {is_} {x}?", "What {is_} {x}?", "what {is_} {x}", "{x} meaning", "Explain {x}"))
@@ -145,8 +157,20 @@ def _numpydoc(section: Section, place: Place, random: Random) -> Iterator[Questi
             yield Question(random.choice(_RAISES).format(f=function, e=node.names[0]), "raises", evidence)
 
 
-_RETURNS = ("What does {f} {v}?", "what does {f} {v}", "{f} {v} value", "What is the result of {f}?", "What do I get from {f}?")
-_RAISES = ("When does {f} raise {e}?", "Why does {f} raise {e}?", "{f} {e}", "What causes {e} in {f}?", "{f} raises {e}")
+_RETURNS = (
+    "What does {f} {v}?",
+    "what does {f} {v}",
+    "{f} {v} value",
+    "What is the result of {f}?",
+    "What do I get from {f}?",
+)
+_RAISES = (
+    "When does {f} raise {e}?",
+    "Why does {f} raise {e}?",
+    "{f} {e}",
+    "What causes {e} in {f}?",
+    "{f} raises {e}",
+)
 
 
 def _as_topic(title: str) -> str:
@@ -155,8 +179,9 @@ def _as_topic(title: str) -> str:
 
 
 _UNINFORMATIVE = re.compile(
-    r"(?i)(?:see\b|for (?:more|further|a full|a complete)|tutorial:|example|note\b|this (?:section|document|page|chapter|guide)|"
-    r"scope:|here (?:is|are)|import path|new in|changed in|first,|let's|in this|the following|as |refer to|consult)"
+    r"(?i)(?:see\b|for (?:more|further|a full|a complete|example|instance)|tutorial:|example|note\b|say you|suppose|"
+    r"this (?:section|document|page|chapter|guide)|scope:|here (?:is|are)|import path|new in|changed in|first,|let's|"
+    r"in this|the following|as |refer to|consult)"
 )
 
 
@@ -171,7 +196,9 @@ def _beginning(body: Sequence[Node]) -> tuple[Leaf, ...]:
         if isinstance(node, Paragraph):
             if found and not found[-1].words.endswith(":") and sum(len(leaf.words) for leaf in found) > 120:
                 break
-            found += [leaf for leaf in node.sentences if _informative(leaf) or leaf.words.endswith(":")][: 3 - len(found)]
+            found += [leaf for leaf in node.sentences if _informative(leaf) or leaf.words.endswith(":")][
+                : 3 - len(found)
+            ]
         elif isinstance(node, Code) and found:
             return (*found[-2:], node.text)
         elif isinstance(node, Items) and found and found[-1].words.endswith(":"):
@@ -194,12 +221,30 @@ _WHAT = (
 )
 _MEANS = ("What does {x} mean?", "{x}", "What is {x}?", "{x} meaning", "Why do I get {x}?")
 _WHICH = (
-    *("Which {k} {d}?", "Which {k} {d}?", "What {k} {d}?", "which {k} {d}", "Is there a {k} that {d}?", "What is the {k} that {d}?"),
+    *(
+        "Which {k} {d}?",
+        "Which {k} {d}?",
+        "What {k} {d}?",
+        "which {k} {d}",
+        "Is there a {k} that {d}?",
+        "What is the {k} that {d}?",
+    ),
     *("What's the name of the {k} that {d}?", "{k} that {d}", "I am looking for the {k} that {d}"),
 )
 DEFAULTS = (
-    *("What is the default of {x}?", "What is the default value of {x}?", "What is {x} set to by default?", "default of {x}"),
-    *("What does {x} default to?", "{x} default", "What's the default for {x}?", "{x} default value", "Default value of {x}?"),
+    *(
+        "What is the default of {x}?",
+        "What is the default value of {x}?",
+        "What is {x} set to by default?",
+        "default of {x}",
+    ),
+    *(
+        "What does {x} default to?",
+        "{x} default",
+        "What's the default for {x}?",
+        "{x} default value",
+        "Default value of {x}?",
+    ),
     *("What value does {x} have if I do not set it?", "Which value is used for {x} by default?"),
 )
 _TYPES = (
@@ -207,17 +252,32 @@ _TYPES = (
     *("Which values does {x} accept?", "What can {x} be?", "What kind of value does {x} expect?"),
 )
 ADDED = (
-    *("Since which version is {x} available?", "In which version was {x} added?", "When was {x} introduced?", "{x} since version"),
+    *(
+        "Since which version is {x} available?",
+        "In which version was {x} added?",
+        "When was {x} introduced?",
+        "{x} since version",
+    ),
     *("Which version added {x}?", "What version do I need for {x}?", "From which version on can I use {x}?"),
 )
 _CHANGED = (
-    *("What changed in {x} in version {v}?", "What is new in {x} in {v}?", "How did {v} change {x}?", "{x} changes in {v}"),
+    *(
+        "What changed in {x} in version {v}?",
+        "What is new in {x} in {v}?",
+        "How did {v} change {x}?",
+        "{x} changes in {v}",
+    ),
 )
-_DEPRECATED = ("Since when is {x} deprecated?", "In which version was {x} deprecated?", "Is {x} deprecated?", "{x} deprecated")
+_DEPRECATED = (
+    "Since when is {x} deprecated?",
+    "In which version was {x} deprecated?",
+    "Is {x} deprecated?",
+    "{x} deprecated",
+)
 
-_CODE_KINDS = frozenset("function method class exception attribute decorator".split())
 _DEFAULT_IN_TEXT = re.compile(
-    r"(?:^|\b(?:and|,|;|which|it|value|this) )(?:[Tt]he )?(?:[Dd]efault(?: value)?(?: is|:)|[Dd]efaults to|default is) (?P<v>[^\s,;:()][^,;:()]{0,60}?)"
+    r"(?:^|\b(?:and|,|;|which|it|value|this) )(?:[Tt]he )?(?:[Dd]efault(?: value)?(?: is|:)|[Dd]efaults to|default is) "
+    r"(?P<v>[^\s,;:()][^,;:()]{0,60}?)"
     r"(?:\.$|[,;(]|\. |$| if| when| which| unless|, )|\([Dd]efault:? (?P<w>[^()]{1,50})\)"
 )
 
@@ -245,7 +305,11 @@ def named(thing: Thing, place: Place, random: Random) -> Named:
     if kind in ("term", "value"):
         kind = ""
     owner = place.owner.rpartition(".")[2].split("(")[0]
-    owned = f" of {owner}" if owner and owner not in name and kind in ("parameter", "argument", "attribute", "method") else ""
+    owned = (
+        f" of {owner}"
+        if owner and owner not in name and kind in ("parameter", "argument", "attribute", "method")
+        else ""
+    )
     full = f"the {shown} {kind}".rstrip() + (owned if is_word or random.random() < 0.6 else "")
     if not kind:
         full = shown
@@ -257,10 +321,12 @@ def _is_code(name: str) -> bool:
 
 
 def _thing(thing: Thing, place: Place, random: Random) -> Iterator[Question]:
-    if not all(1 < len(name) < 70 for name in thing.names) or (thing.kind == "term" and len(thing.names[0].split()) > 5):
+    if not all(1 < len(name) < 70 for name in thing.names) or (
+        thing.kind == "term" and len(thing.names[0].split()) > 5
+    ):
         return
     x = named(thing, place, random)
-    described = [leaf for leaf in _description(thing)]
+    described = list(_description(thing))
     if described:
         evidence = (thing.term, *described[:2]) if len(described[0].words) < 90 else (thing.term, described[0])
         yield Question(random.choice(_WHAT).format(x=x.plain), "thing-what", evidence, None, thing, thing)
@@ -275,7 +341,9 @@ def _thing(thing: Thing, place: Place, random: Random) -> Iterator[Question]:
 def _description(thing: Thing) -> Iterator[Leaf]:
     for node in thing.body[:4]:
         if isinstance(node, Paragraph):
-            good = [leaf for leaf in node.sentences if _informative(leaf) and not leaf.words.lower().startswith("default")]
+            good = [
+                leaf for leaf in node.sentences if _informative(leaf) and not leaf.words.lower().startswith("default")
+            ]
             yield from good
             if good:
                 return
@@ -284,19 +352,34 @@ def _description(thing: Thing) -> Iterator[Leaf]:
 def _which(thing: Thing, leaf: Leaf, place: Place, random: Random) -> Iterator[Question]:
     """From the description to the name."""
     doing = does(leaf.words, random)
-    if doing is None or len(doing.split()) < 5 or not stands_alone(doing) or thing.names[0].lower() in doing.lower() or "`" in doing:
+    if (
+        doing is None
+        or len(doing.split()) < 5
+        or not stands_alone(doing)
+        or thing.names[0].lower() in doing.lower()
+        or "`" in doing
+    ):
         return
     kind = thing.kind if thing.kind not in ("term", "value") else random.choice(("term", "name", "value"))
     if thing.kind == "term" and not _is_code(thing.names[0]):
         return
-    if place.owner and place.owner != thing.term.words and thing.kind in ("parameter", "attribute", "method") and random.random() < 0.6:
+    if (
+        place.owner
+        and place.owner != thing.term.words
+        and thing.kind in ("parameter", "attribute", "method")
+        and random.random() < 0.6
+    ):
         kind = f"{kind} of {place.owner.rpartition('.')[2].split('(')[0]}"
     form = random.choice(_WHICH).replace("a {k}", "an {k}" if kind[0] in "aeiou" else "a {k}")
     yield Question(form.format(k=kind, d=doing), "thing-which", (thing.term, leaf), thing.names[0], thing, thing)
 
 
-_NOUN_HEADS = re.compile(r"(?:Maximum|Minimum|Number|Name|List|Path|Default|Size|Time|Amount|Dictionary|Import path|Base|Set) ")
-_IF_SET = re.compile(r"(?:If|When) (?:(?:this|set|it|enabled|given|specified|provided|true|True|False|false)\b[^,]{0,40}), (?P<b>.+)")
+_NOUN_HEADS = re.compile(
+    r"(?:Maximum|Minimum|Number|Name|List|Path|Default|Size|Time|Amount|Dictionary|Import path|Base|Set) "
+)
+_IF_SET = re.compile(
+    r"(?:If|When) (?:(?:this|set|it|enabled|given|specified|provided|true|True|False|false)\b[^,]{0,40}), (?P<b>.+)"
+)
 
 
 def does(sentence: str, random: Random) -> str | None:
@@ -308,7 +391,11 @@ def does(sentence: str, random: Random) -> str | None:
     word = first.lower()
     if word in THIRDS and not first.isupper():
         doing = f"{word} {rest}"
-    elif word in VERBS and first[0].isupper() and re.match(r"(?:the|a|an|all|any|whether|one|each|if|how|which|this|your)\b", rest):
+    elif (
+        word in VERBS
+        and first[0].isupper()
+        and re.match(r"(?:the|a|an|all|any|whether|one|each|if|how|which|this|your)\b", rest)
+    ):
         doing = f"{third(word)} {rest}"
     elif word == "whether":
         doing = f"{random.choice(('controls', 'determines', 'decides', 'says'))} whether {rest}"
@@ -353,19 +440,32 @@ def _versions(thing: Thing, x: Named, random: Random) -> Iterator[Question]:
                 text = random.choice(_CHANGED).format(x=x.plain, v=node.number)
                 yield Question(text, "version", (node.text,), None, thing)
             case "deprecated":
-                yield Question(random.choice(_DEPRECATED).format(x=x.plain), "version", (node.text,), node.number, thing)
+                yield Question(
+                    random.choice(_DEPRECATED).format(x=x.plain), "version", (node.text,), node.number, thing
+                )
             case _:
                 pass
 
 
-_USES = ("How do I use {x}?", "Show an example of {x}", "{x} example", "example of using {x}", "How is {x} used?", "Give me an example for {x}")
+_USES = (
+    "How do I use {x}?",
+    "Show an example of {x}",
+    "{x} example",
+    "example of using {x}",
+    "How is {x} used?",
+    "Give me an example for {x}",
+)
 
 
 def _uses(thing: Thing, x: Named, random: Random) -> Iterator[Question]:
     """The first example in a description."""
     for before, node in zip([None, *thing.body], thing.body, strict=False):
         if isinstance(node, Code):
-            led = before.sentences[-1:] if isinstance(before, Paragraph) and before.sentences[-1].words.endswith(":") else []
+            led = (
+                before.sentences[-1:]
+                if isinstance(before, Paragraph) and before.sentences[-1].words.endswith(":")
+                else []
+            )
             yield Question(random.choice(_USES).format(x=x.plain), "example", (*led, node.text), None, thing)
             return
 
@@ -373,9 +473,15 @@ def _uses(thing: Thing, x: Named, random: Random) -> Iterator[Question]:
 # Code, lists and tables
 
 _SHOWS = re.compile(
-    r"(?i)(?:.*\b(?:example|snippet|code|this)\b.*?\b(?:shows|demonstrates|illustrates) how (?:to|you can) |(?:for (?:example|instance), )?"
-    r"(?:in order )?to |.*?\bif you (?:want|need|wish) to |(?:for (?:example|instance), )?(?:you can|you may|you could) (?:also |then |even )?|"
+    r"(?i)(?:.*\b(?:example|snippet|code|this)\b.*?\b(?:shows|demonstrates|illustrates) how (?:to|you can) |"
+    r"(?:for (?:example|instance), )?(?:in order )?to |.*?\bif you (?:want|need|wish) to |"
+    r"(?:for (?:example|instance), )?(?:you can|you may|you could) (?:also |then |even )?|"
     r".*?\b(?:example|examples) of (?:how to )?)(?P<v>\w+ [^:]{6,140}):?$"
+)
+# Where the purpose ends and what to do begins.
+_WHAT_TO_DO = re.compile(
+    r", (?:you|use|we|do|just|add|set|one|simply|the|call|run|type|execute|enter|try|issue|pass|define|create|write|"
+    r"put|specify|it|cd)\b| (?:by|like|as follows|with the following|using the following|as in|in this way)\b"
 )
 _EXAMPLES = ("Show me an example of {}", "example of {}", "What does an example of {} look like?", "{} example")
 
@@ -388,7 +494,7 @@ def _code(code: Code, before: Node | None, random: Random) -> Iterator[Question]
     found = _SHOWS.match(lead.words)
     if found is None or not lead.words.endswith(":"):
         return
-    phrase = re.split(r", (?:you|use|we|do|just|add|set|one|simply|the|call|run|type|execute|enter|try|issue|pass|define|create|write|put|specify|it|cd)\b| (?:by|like|as follows|with the following|using the following|as in|in this way)\b", found["v"])[0]
+    phrase = _WHAT_TO_DO.split(found["v"])[0]
     base = verb_phrase(phrase) or (phrase if phrase.split()[0].lower() in VERBS else None)
     if base is not None:
         yield from (Question(each.text, "code", (lead, code.text)) for each in how_to(lower_first(base), random))
@@ -398,23 +504,38 @@ def _code(code: Code, before: Node | None, random: Random) -> Iterator[Question]
 
 _LEADS: Sequence[tuple[re.Pattern[str], Sequence[str]]] = (
     (
-        re.compile(r"(?:Here are the|The following|These) (?:is a list of )?(?P<n>[a-z][\w -]{3,50}?) (?P<v>are|can be|may be|must be|will be) (?P<r>\w[^:]{2,60}):"),
+        re.compile(
+            r"(?:Here are the|The following|These) (?:is a list of )?(?P<n>[a-z][\w -]{3,50}?) "
+            r"(?P<v>are|can be|may be|must be|will be) (?P<r>\w[^:]{2,60}):"
+        ),
         ("Which {n} {v} {r}?", "What {n} {v} {r}?", "list of {n} that {v} {r}"),
     ),
     (
-        re.compile(r"There (?:are|exist) (?:\w+ )?(?P<n>(?:ways|types|kinds|options|methods|modes|levels|steps|rules|reasons|forms|categories|cases|strategies|arguments|attributes|variables|approaches)\b[^:,]{0,60}):"),
+        re.compile(
+            r"There (?:are|exist) (?:\w+ )?(?P<n>(?:ways|types|kinds|options|methods|modes|levels|steps|rules|reasons|"
+            r"forms|categories|cases|strategies|arguments|attributes|variables|approaches)\b[^:,]{0,60}):"
+        ),
         ("What {n} are there?", "Which {n} are there?", "List the {n}"),
     ),
     (
-        re.compile(r"(?P<s>[A-Z][\w.()-]*(?: [\w.()-]+){0,4}?) (?:also )?(?P<v>supports|provides|accepts|takes|offers|defines|has|includes|contains|requires|recognizes|understands|uses|adds|exposes) (?:the following|these|several|two|three|four|five|a number of|the) (?:\w+ )?(?P<n>[a-z][\w -]{3,40}):"),
+        re.compile(
+            r"(?P<s>[A-Z][\w.()-]*(?: [\w.()-]+){0,4}?) (?:also )?(?P<v>supports|provides|accepts|takes|offers|defines|"
+            r"has|includes|contains|requires|recognizes|understands|uses|adds|exposes) "
+            r"(?:the following|these|several|two|three|four|five|a number of|the) (?:\w+ )?(?P<n>[a-z][\w -]{3,40}):"
+        ),
         ("Which {n} does {s} {v}?", "What {n} does {s} {v}?", "{s} {n}"),
     ),
     (
-        re.compile(r"(?P<n>(?:Supported|Available|Possible|Valid|Allowed|Accepted|Recognized) [a-z][\w -]{3,40}?)(?: (?:are|include|values are))?:"),
+        re.compile(
+            r"(?P<n>(?:Supported|Available|Possible|Valid|Allowed|Accepted|Recognized) [a-z][\w -]{3,40}?)"
+            r"(?: (?:are|include|values are))?:"
+        ),
         ("What are the {n}?", "Which {n} are there?", "{n}", "list the {n}"),
     ),
     (
-        re.compile(r"(?P<n>The [a-z][\w -]{3,50}) (?:are|include|is one of|can be one of|must be one of|may be one of):"),
+        re.compile(
+            r"(?P<n>The [a-z][\w -]{3,50}) (?:are|include|is one of|can be one of|must be one of|may be one of):"
+        ),
         ("What are {n}?", "Which are {n}?", "Name {n}"),
     ),
 )
@@ -448,11 +569,13 @@ def _listed(lead: str, random: Random) -> Iterator[str]:
 
 def _named_item(leaves: Sequence[Leaf], random: Random) -> Iterator[Question]:
     """An item that begins with a name: "`x`: text", "x - text"."""
-    found = re.match(r"(?P<x>[\w.@%-]{2,40}(?:\(\))?)(?: ?\([^)]{1,40}\))?(?:: | -- | - | – | — )(?P<d>\w.{20,})", leaves[0].words)
+    found = re.match(
+        r"(?P<x>[\w.@%-]{2,40}(?:\(\))?)(?: ?\([^)]{1,40}\))?(?:: | -- | - | – | — )(?P<d>\w.{20,})", leaves[0].words
+    )
     if found is None:
         return
     name = found["x"]
-    if not _is_code(name) or name.isupper() and len(name) < 5:
+    if not _is_code(name) or (name.isupper() and len(name) < 5):
         return
     shown = f"`{name}`" if random.random() < 0.4 else name
     forms = _MEANS if re.search(r"[A-Z]\d{2,}$", name) else _WHAT
@@ -460,11 +583,13 @@ def _named_item(leaves: Sequence[Leaf], random: Random) -> Iterator[Question]:
     yield Question(random.choice(forms).format(x=shown), "item", (leaves[0],), None, thing)
 
 
-_DESCRIBES = re.compile(r"(?i)description|meaning|purpose|effect|behaviou?r|explanation|details|notes?|comment|what it does|usage")
+_DESCRIBES = re.compile(
+    r"(?i)description|meaning|purpose|effect|behaviou?r|explanation|details|notes?|comment|what it does|usage"
+)
 _DECIDES = re.compile(r"(?i)(?:(?:yes|no|x|true|false|n/a)\b|[✓✔-]$)")
 
 
-def _table(table: Table, place: Place, random: Random) -> Iterator[Question]:
+def _table(table: Table, random: Random) -> Iterator[Question]:
     keys = [row[0].words for row in table.rows]
     key_name = lower_first(table.header[0].words).strip(" :") or "row"
     for row in table.rows:
@@ -481,11 +606,18 @@ def _table(table: Table, place: Place, random: Random) -> Iterator[Question]:
                 yield Question(each.text, "table", (row[0], cell), each.answer)
             others = [other[column].words for other in table.rows]
             name = lower_first(title.words)
-            if others.count(cell.words) == 1 and len(cell.words) < 60 and not _DECIDES.match(cell.words) and len(key_name) < 30:
+            if (
+                others.count(cell.words) == 1
+                and len(cell.words) < 60
+                and not _DECIDES.match(cell.words)
+                and len(key_name) < 30
+            ):
                 if _DESCRIBES.search(name):
-                    text = f"Which {key_name} means \"{cell.words.rstrip('.')}\"?"
+                    text = f'Which {key_name} means "{cell.words.rstrip(".")}"?'
                 else:
-                    text = random.choice(("Which {k} has the {n} {c}?", "What is the {k} for {n} {c}?", "{k} with {n} {c}")).format(k=key_name, n=name, c=cell.words.rstrip("."))
+                    text = random.choice(
+                        ("Which {k} has the {n} {c}?", "What is the {k} for {n} {c}?", "{k} with {n} {c}")
+                    ).format(k=key_name, n=name, c=cell.words.rstrip("."))
                 yield Question(text, "table-reverse", (row[0], cell), key)
 
 
@@ -496,9 +628,23 @@ def _of_cell(key: str, key_name: str, title: str, value: str, random: Random) ->
         if base := THIRDS.get(first.lower()):
             yield Asked(f"Does {key} {base} {rest}?")
         else:
-            yield Asked(random.choice(("Does {x} support {t}?", "Is {x} available with {t}?", "{x} {t}")).format(x=key, t=title))
+            yield Asked(
+                random.choice(("Does {x} support {t}?", "Is {x} available with {t}?", "{x} {t}")).format(x=key, t=title)
+            )
     elif _DESCRIBES.search(title):
-        yield Asked(random.choice(_WHAT[:8]).format(x=random.choice((key, f"the {key_name} {key}", key))), value if len(value) < 80 else None)
+        yield Asked(
+            random.choice(_WHAT[:8]).format(x=random.choice((key, f"the {key_name} {key}", key))),
+            value if len(value) < 80 else None,
+        )
     else:
-        forms = ("What is the {t} of {x}?", "Which {t} does {x} have?", "What is the {t} for {x}?", "{x} {t}", "{t} of the {k} {x}?")
-        yield Asked(random.choice(forms).format(x=key, t=lower_first(title).strip(" :"), k=key_name), value if len(value) < 80 else None)
+        forms = (
+            "What is the {t} of {x}?",
+            "Which {t} does {x} have?",
+            "What is the {t} for {x}?",
+            "{x} {t}",
+            "{t} of the {k} {x}?",
+        )
+        yield Asked(
+            random.choice(forms).format(x=key, t=lower_first(title).strip(" :"), k=key_name),
+            value if len(value) < 80 else None,
+        )

@@ -1,6 +1,8 @@
 """Writes a document as Markdown and remembers where each leaf came to stand. Most documentation is Markdown; its shapes
 (settings as headings, as list items, as rows of a table) are drawn for each document."""
 
+# ruff: noqa: RUF001  dashes are meant
+
 import re
 import textwrap
 from collections.abc import Sequence
@@ -41,6 +43,8 @@ class Writer:
         self._source = source
         self._parts: list[str] = []
         self._size = 0
+        # The next block continues a line: it follows a list marker or a name.
+        self._goes_on = False
         self.spans: Spans = {}
         self._random = random
         self._bullet = random.choice("-*")
@@ -57,9 +61,9 @@ class Writer:
     def write(self, nodes: Sequence[Node], prefix: str = "", level: int = 1) -> None:
         """Write nodes as blocks. `prefix` begins each of their lines."""
         for rows, run in groupby(nodes, self._is_row):
-            things = [node for node in run]
+            things = list(run)
             if rows and len(things) > 2 and not prefix:
-                self._thing_table([_as_thing(node) for node in things])
+                self._thing_table([thing for node in things if (thing := _as_thing(node)) is not None])
             else:
                 for node in things:
                     self._block(node, prefix, level)
@@ -69,12 +73,10 @@ class Writer:
         self._size += len(text)
 
     def _break(self, prefix: str) -> None:
-        """Begin a block."""
-        if self._size and not self._parts[-1].endswith("\n" + prefix) and self._parts[-1] != "\x00":
+        """Begin a block, unless it goes on in the line of a marker."""
+        if self._size and not self._goes_on:
             self._put(f"\n{prefix.rstrip()}\n{prefix}")
-        if self._parts and self._parts[-1] == "\x00":
-            self._parts.pop()
-            self._size -= 1
+        self._goes_on = False
 
     def _leaf(self, leaf: Leaf, text: str | None = None) -> None:
         words = markdown(self._source[leaf.start : leaf.end]) if text is None else text
@@ -130,14 +132,9 @@ class Writer:
                 self._break(prefix)
             marker = f"{number + 1}. " if node.ordered else f"{self._bullet} "
             self._put(marker)
-            self._put("\x00")
+            self._goes_on = True
             self.write(item, prefix + " " * len(marker), level)
-            self._unmark()
-
-    def _unmark(self) -> None:
-        if self._parts[-1] == "\x00":
-            self._parts.pop()
-            self._size -= 1
+            self._goes_on = False
 
     def _version(self, node: Version) -> None:
         opening = self._random.choice(_VERSIONS[node.kind]).format(node.number)
@@ -157,9 +154,9 @@ class Writer:
             self.write(node.body, prefix + "> ", level)
         else:
             self._put(f"**{title}:** ")
-            self._put("\x00")
+            self._goes_on = True
             self.write(node.body, prefix, level)
-            self._unmark()
+            self._goes_on = False
 
     def _table(self, node: Table, prefix: str) -> None:
         for number, row in enumerate((node.header, *node.rows)):
@@ -200,10 +197,10 @@ class Writer:
                 self._leaf(leaf, f"`{leaf.words}`" if name == "default" else leaf.words)
             self._put(")")
         self._put(self._separator)
-        self._put("\x00")
+        self._goes_on = True
         inner = prefix + "  "
         self.write(node.body, inner, level)
-        self._unmark()
+        self._goes_on = False
         if self._fields == "sentence" and len(node.body) == 1 and isinstance(node.body[0], Paragraph):
             for name, leaf in _written(node):
                 self._put(" ")
@@ -222,8 +219,8 @@ class Writer:
     def _is_row(self, node: Node) -> bool:
         if self._things != "table":
             return False
-        thing = node if isinstance(node, Thing) else node.body[0] if _names_one(node) else None
-        if not isinstance(thing, Thing) or not thing.body:
+        thing = _as_thing(node)
+        if thing is None or not thing.body:
             return False
         leaves = [leaf for each in thing.body for leaf in (each.sentences if isinstance(each, Paragraph) else ())]
         simple = all(isinstance(each, Paragraph) for each in thing.body)
@@ -252,15 +249,10 @@ class Writer:
             self._put(" |")
 
 
-def _names_one(node: Node) -> bool:
-    """Whether a section is no more than the heading of one thing."""
-    return isinstance(node, Section) and len(node.body) == 1 and isinstance(node.body[0], Thing)
-
-
-def _as_thing(node: Node) -> Thing:
-    thing = node.body[0] if isinstance(node, Section) else node
-    assert isinstance(thing, Thing)
-    return thing
+def _as_thing(node: Node) -> Thing | None:
+    """A thing, or the one thing that a section is no more than the heading of."""
+    only = node.body[0] if isinstance(node, Section) and len(node.body) == 1 else node
+    return only if isinstance(only, Thing) else None
 
 
 def _written(node: Thing) -> list[tuple[str, Leaf]]:

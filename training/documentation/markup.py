@@ -12,7 +12,25 @@ _EMPHASIS = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*]+?)(?<=[^\s*])\*(?![\w*])", 
 _SUBSTITUTION = re.compile(r"(?<!\w)\|(\w[^|\n]{0,40})\|(?!\w)")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SPACE = re.compile(r"\s+")
-_WORDS = frozenset("ref doc term abbr guilabel menuselection ticket pr issue commit rfc pep index numref any".split())
+_WORDS = frozenset(
+    [
+        "ref",
+        "doc",
+        "term",
+        "abbr",
+        "guilabel",
+        "menuselection",
+        "ticket",
+        "pr",
+        "issue",
+        "commit",
+        "rfc",
+        "pep",
+        "index",
+        "numref",
+        "any",
+    ]
+)
 _NAMED = re.compile(r":([a-zA-Z][\w:+.-]*):`([^`]*)`")
 
 
@@ -49,6 +67,7 @@ def _inline(text: str, code: str, strong: str) -> str:
             words = re.sub(r"^_\w+\.", "", words)
         return keep(f"{code}{words}{code}")
 
+    text = text.replace("\x00", "")
     text = _LITERAL.sub(lambda found: keep(f"{code}{found[1]}{code}"), text)
     text = _NAMED.sub(role, text)
     text = _LINK.sub(lambda found: found[1], text)
@@ -58,4 +77,6 @@ def _inline(text: str, code: str, strong: str) -> str:
     text = _PLAIN_LINK.sub(lambda found: found[1], text)
     text = _SUBSTITUTION.sub(lambda found: found[1], text)
     text = _ESCAPE.sub(lambda found: "" if found[1].isspace() else found[1], text)
-    return re.sub("\x00(\\d+)\x00", lambda found: kept[int(found[1])], text)
+    while "\x00" in text:  # what is kept may hold what was kept before
+        text = re.sub("\x00(\\d+)\x00", lambda found: kept[int(found[1])], text)
+    return text

@@ -125,7 +125,9 @@ def _numbers(passage: Passage, where: Iterable[Span]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _answer(question: Question, passage: Passage, numbers: Iterable[int], where: Iterable[Span]) -> tuple[int, Span] | None:
+def _answer(
+    question: Question, passage: Passage, numbers: Iterable[int], where: Iterable[Span]
+) -> tuple[int, Span] | None:
     """The short answer inside the evidence; its words may have other markup there."""
     words = (question.answer or "").split()
     if not words or len(words) > 25:

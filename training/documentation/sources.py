@@ -42,29 +42,49 @@ PACKAGES = (
         "lib/sqlalchemy",
     ),
     Package(
-        "Celery", "celery-5.7.0.tar.gz", "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0", "docs", "celery"
+        "Celery",
+        "celery-5.7.0.tar.gz",
+        "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0",
+        "docs",
+        "celery",
     ),
     Package(
-        "Scrapy", "scrapy-2.19.0.tar.gz", "34130726582b64c91531162ab277c4053e558876d49ba219cb43679e71d80a87", "docs", "scrapy"
+        "Scrapy",
+        "scrapy-2.19.0.tar.gz",
+        "34130726582b64c91531162ab277c4053e558876d49ba219cb43679e71d80a87",
+        "docs",
+        "scrapy",
     ),
     Package(
-        "pandas", "pandas-3.1.1.tar.gz", "05fed3e3b7c99b226f160e29d7d6cb7ef39638c758cbfe42b3f24ba34f04b859", "", "pandas"
+        "pandas",
+        "pandas-3.1.1.tar.gz",
+        "05fed3e3b7c99b226f160e29d7d6cb7ef39638c758cbfe42b3f24ba34f04b859",
+        "",
+        "pandas",
     ),
     Package(
-        "pytest", "pytest-9.2.0.tar.gz", "97c4f3b1f3c7414aa36465e09b8220f1d03627993bd51b1282e193753c80557b", "doc/en", "src"
+        "pytest",
+        "pytest-9.2.0.tar.gz",
+        "97c4f3b1f3c7414aa36465e09b8220f1d03627993bd51b1282e193753c80557b",
+        "doc/en",
+        "src",
     ),
     Package(
         "Sphinx", "sphinx-9.2.0.tar.gz", "90470459f3cab15d9dfed146c71cf77694b0445df17b2e0e69059cb9f7fc9ee4", "doc", ""
     ),
     Package(
-        "Jinja", "jinja2-3.1.6.tar.gz", "0137fb05990d35f1275a587e9aee6d56da821fc83491a0fb838183be43f66d6d", "docs", "src"
+        "Jinja",
+        "jinja2-3.1.6.tar.gz",
+        "0137fb05990d35f1275a587e9aee6d56da821fc83491a0fb838183be43f66d6d",
+        "docs",
+        "src",
     ),
 )
 
 # Lists of changes and of people are not what people ask about.
 _LEFT_OUT = re.compile(
     r"(?:^|/)(?:releases?|changelog|changes|history|announce|whatsnew|_\w+|tests?|testing|plugin_list.*|authors.*|licen[cs]e.*|"
-    r"copyright.*|sponsor.*|backwards-compatibility.*|historical-notes.*|includes|requirements.*|spelling.*)(?:/|\.rst$|\.txt$|$)",
+    r"copyright.*|sponsor.*|backwards-compatibility.*|historical-notes.*|includes|news|internals?|array_algos|interchange|dtypes|compat|computation|ops|utils?|requirements.*|spelling.*)(?:/|\.rst$|\.txt$|$)",
     re.IGNORECASE,
 )
 MIN_TEXT, MIN_DOCSTRING = 800, 150
@@ -120,7 +140,7 @@ def _download(package: Package) -> bytes:
 
 def _index() -> str:
     """The package index that pip is configured to use, or its default."""
-    listed = subprocess.run(  # noqa: S603
+    listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
     configured = re.findall(r"^\S*\.index-url='([^']+)'$", listed, re.MULTILINE)
@@ -178,7 +198,12 @@ def _documented(package: Package, title: str, nodes: "list[tuple[str, _Documente
     for name, node in nodes:
         text = ast.get_docstring(node) or ""
         public = not any(part.startswith("_") for part in name.split("."))
-        if public and len(text) >= MIN_DOCSTRING and "%(" not in text and not re.search(r"\{\w+\}", text):
+        if (
+            public
+            and len(text) >= MIN_DOCSTRING
+            and not re.search(r"%\(|[\x00-\x08]", text)
+            and not re.search(r"\{\w+\}", text)
+        ):
             parts.append(f"{name}\n{'~' * len(name)}\n\n{inspect.cleandoc(text)}")
     if len(parts) > 1 and sum(map(len, parts)) >= MIN_TEXT:
         yield Document(package.name, title, "\n\n".join(parts) + "\n")

@@ -1,5 +1,7 @@
 """Reads reStructuredText into a tree whose leaves are spans of the source."""
 
+# ruff: noqa: SIM905  word lists read better as words
+
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,11 +90,26 @@ THINGS = {
     **dict.fromkeys(("exception", "py:exception", "autoexception"), "exception"),
     **dict.fromkeys(("option", "django-admin-option", "rst:directive:option", "cmdoption"), "option"),
     **dict.fromkeys(("setting", "confval"), "setting"),
-    **{"envvar": "environment variable", "describe": "value", "object": "value", "rst:directive": "directive"},
-    **{"rst:role": "role", "templatefilter": "template filter", "templatetag": "template tag"},
-    **{"django-admin": "command", "command": "command", "signal": "signal", "fixture": "fixture", "event": "event"},
-    **{"fieldlookup": "field lookup", "hook": "hook", "reqmeta": "request meta key", "control": "command"},
-    **{"py:decorator": "decorator", "decorator": "decorator", "stat": "statistic", "state": "state"},
+    "envvar": "environment variable",
+    "describe": "value",
+    "object": "value",
+    "rst:directive": "directive",
+    "rst:role": "role",
+    "templatefilter": "template filter",
+    "templatetag": "template tag",
+    "django-admin": "command",
+    "command": "command",
+    "signal": "signal",
+    "fixture": "fixture",
+    "event": "event",
+    "fieldlookup": "field lookup",
+    "hook": "hook",
+    "reqmeta": "request meta key",
+    "control": "command",
+    "py:decorator": "decorator",
+    "decorator": "decorator",
+    "stat": "statistic",
+    "state": "state",
 }
 CODE = frozenset("code-block sourcecode code console doctest testcode ipython literalinclude parsed-literal".split())
 NOTES = frozenset(
@@ -102,10 +119,19 @@ NOTES = frozenset(
 TITLED = frozenset("admonition topic sidebar rubric".split())
 OPENED = frozenset("tab tabs only container rst-class compound glossary hlist program".split())
 VERSIONS = {
-    **{"versionadded": "added", "version-added": "added", "versionchanged": "changed", "version-changed": "changed"},
-    **{"deprecated": "deprecated", "versionremoved": "removed"},
+    "versionadded": "added",
+    "version-added": "added",
+    "versionchanged": "changed",
+    "version-changed": "changed",
+    "deprecated": "deprecated",
+    "versionremoved": "removed",
 }
 
+# Headings of Google's style of docstrings, which look like terms.
+DOCSTRING_HEADINGS = frozenset(
+    """Arguments,Args,Keyword Arguments,Parameters,Returns,Return,Raises,Yields,Example,Examples,Note,Notes,See Also,
+    Warning,Warnings,Attributes,Todo,Usage,References""".replace("\n    ", "").split(",")
+)
 MAX_TABLE = 120
 
 _UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}\s*$")
@@ -269,7 +295,7 @@ class Reader:
         return fields, at
 
     def _version(self, kind: str, argument: str, begin: int, stop: int) -> Sequence[Node]:
-        number = argument.split()[0] if argument else ""
+        number = argument.split(maxsplit=1)[0] if argument else ""
         leaf = self.leaf(begin, self._end(stop - 1))
         return [Version(kind, number, leaf)] if leaf and re.match(r"v?\d+(?:\.\d+)*", number) else []
 
@@ -361,11 +387,15 @@ class Reader:
         line = self._lines[at]
         term = self.leaf(line.start, self._end(at))
         assert term is not None
+        if line.text.strip().rstrip(":") in DOCSTRING_HEADINGS:
+            return self._body(first, stop) if "Argument" not in line.text and "Arg" not in line.text else []
         name, colon, kinds = line.text.strip().partition(" : ")
         fields = {}
         if colon:
             offset = line.start + line.indent + len(name) + 3
-            if (found := re.search(r"default(?:s to|:)? +(\S.*?)$", kinds)) and (value := self.leaf(offset + found.start(1), self._end(at))):
+            if (found := re.search(r"default(?:s to|:)? +(\S.*?)$", kinds)) and (
+                value := self.leaf(offset + found.start(1), self._end(at))
+            ):
                 fields["default"] = value
             if kind := self.leaf(offset, offset + len(re.split(r",? ?\(?default", kinds)[0])):
                 fields["type"] = kind
@@ -373,7 +403,11 @@ class Reader:
         return [Thing("parameter" if colon else "term", names or (plain(name),), term, self._body(first, stop), fields)]
 
     def _sentences(self, start: int, end: int) -> Iterator[Node]:
-        leaves = [leaf for span in sentences(self.text, start, end) if (leaf := self.leaf(*span)) and leaf.words not in ("", ":")]
+        leaves = [
+            leaf
+            for span in sentences(self.text, start, end)
+            if (leaf := self.leaf(*span)) and leaf.words not in ("", ":")
+        ]
         if leaves:
             yield Paragraph(leaves)
 
@@ -420,8 +454,10 @@ class Reader:
         return [[self._cell(cell) for cell in row] for row in rows]
 
     def _cell(self, spans: Sequence[tuple[int, int]]) -> Leaf:
+        """A cell; if it is wrapped, the span is that of its first line."""
+        first = trim(self.text, *spans[0]) if spans else None
         words = plain(" ".join(self.text[low:high].strip() for low, high in spans))
-        return Leaf(spans[0][0], spans[0][1], words) if spans else Leaf(0, 0, "")
+        return Leaf(*first, words) if first else Leaf(0, 0, "")
 
 
 def _table(rows: list[list[Leaf]], *, has_header: bool) -> Sequence[Node]:
@@ -485,7 +521,7 @@ def _name(nodes: list[Node], anchors: dict[str, str], above: str) -> None:
                 _name(node.body, anchors, node.title.words)
                 if kind := _kind(node, anchors, above):
                     inner = [each for each in node.body if isinstance(each, Section)]
-                    body = [each for each in node.body if not isinstance(each, Section)]
+                    body: list[Node] = [each for each in node.body if not isinstance(each, Section)]
                     thing = Thing(kind, (name_of(node.title.words, kind),), node.title, body)
                     _take_default(thing)
                     node.body = [thing, *inner]
@@ -510,12 +546,25 @@ def _kind(section: Section, anchors: dict[str, str], above: str) -> str:
         return ""
     heading = above.lower()
     kinds = ("setting", "option", "attribute", "method", "function", "field", "argument", "command", "signal", "filter")
-    return next((kind for kind in kinds if kind in heading), ("method" if "." in name else "function") if name.endswith(")") else "setting" if name.isupper() else "class" if name[0].isupper() else "option")
+    return next(
+        (kind for kind in kinds if kind in heading),
+        ("method" if "." in name else "function")
+        if name.endswith(")")
+        else "setting"
+        if name.isupper()
+        else "class"
+        if name[0].isupper()
+        else "option",
+    )
 
 
 def _take_default(thing: Thing) -> None:
     for node in thing.body[:3]:
-        if isinstance(node, Paragraph) and len(node.sentences) == 1 and (found := _DEFAULT.match(node.sentences[0].words)):
+        if (
+            isinstance(node, Paragraph)
+            and len(node.sentences) == 1
+            and (found := _DEFAULT.match(node.sentences[0].words))
+        ):
             leaf = node.sentences[0]
             value = leaf.words[found.end() :].rstrip(".").strip()
             if value and len(value) < 120 and not value.lower().startswith("see "):

@@ -1,5 +1,7 @@
 """The words of questions: verb forms, persons, and the many ways in which people type one question."""
 
+# ruff: noqa: SIM905  word lists read better as words
+
 import re
 from collections.abc import Sequence
 from random import Random
@@ -8,30 +10,34 @@ from anabranch.text.words import STOPWORDS
 
 # Verbs of technical English. Only these are inflected, so that no noun is taken for a verb.
 VERBS = frozenset(
-    """accept access achieve activate adapt add adjust aggregate allow alter annotate append apply assign associate attach
-    authenticate avoid bind block build bundle bypass cache calculate call cancel capture cascade cast catch change check choose
-    clean clear clone close collect combine compare compile compose compress compute configure confirm connect construct
-    contain contribute control convert copy correlate count crawl create customize cut debug declare decode decorate
-    decrease defer define delay delete deploy describe deserialize detect determine develop disable discover dispatch
-    display distinguish distribute document download drop dump duplicate edit eliminate embed emit emulate enable encode
-    encrypt enforce ensure escape establish evaluate examine exclude execute expand expire explain export expose extend
-    extract fetch filter find finish flush follow force format forward generate get give group guarantee handle hash hide
-    highlight host identify ignore implement import improve include increase indicate inherit initialize inject insert
-    inspect install instantiate integrate intercept interpret interrupt introspect invalidate invoke isolate iterate join
-    keep launch limit link list load localize locate lock log maintain make manage map mark match measure merge migrate mix
-    modify monitor move name navigate nest obtain omit open optimize order organize overload override overwrite package
-    paginate parallelize parametrize parse pass perform persist pickle pin place point populate post prefetch prepare
-    present preserve prevent print process produce profile propagate protect provide publish pull push put query queue
-    quit quote raise read rebuild receive record recover redirect reduce refer reference reflect refresh register reject
-    release reload remove rename render reorder repeat replace report represent request require reset resolve respond
-    restart restore restrict result retain retrieve retry return reuse revert revoke rewrite roll rotate round route run
-    sample save scale schedule scrape search secure select send separate serialize serve set share show shut silence
-    simplify simulate skip slice solve sort specify split stack start stop store stream structure submit subclass
-    subscribe summarize support suppress switch synchronize tag target terminate test throttle track transfer transform
-    translate traverse trigger troubleshoot truncate tune turn type understand uninstall unload unpack unregister update
-    upgrade upload use validate verify view visualize wait walk warn work wrap write yield""".split()
+    """accept access achieve activate adapt add adjust aggregate allow alter annotate append apply assign associate
+    attach authenticate avoid bind block build bundle bypass cache calculate call cancel capture cascade cast
+    catch change check choose clean clear clone close collect combine compare compile compose compress compute
+    configure confirm connect construct contain contribute control convert copy correlate count crawl create
+    customize cut debug declare decode decorate decrease defer define delay delete deploy describe deserialize
+    detect determine develop disable discover dispatch display distinguish distribute document download drop dump
+    duplicate edit eliminate embed emit emulate enable encode encrypt enforce ensure escape establish evaluate
+    examine exclude execute expand expire explain export expose extend extract fetch filter find finish flush
+    follow force format forward generate get give group guarantee handle hash hide highlight host identify ignore
+    implement import improve include increase indicate inherit initialize inject insert inspect install
+    instantiate integrate intercept interpret interrupt introspect invalidate invoke isolate iterate join keep
+    launch limit link list load localize locate lock log maintain make manage map mark match measure merge migrate
+    mix modify monitor move name navigate nest obtain omit open optimize order organize overload override
+    overwrite package paginate parallelize parametrize parse pass perform persist pickle pin place point populate
+    post prefetch prepare present preserve prevent print process produce profile propagate protect provide publish
+    pull push put query queue quit quote raise read rebuild receive record recover redirect reduce refer reference
+    reflect refresh register reject release reload remove rename render reorder repeat replace report represent
+    request require reset resolve respond restart restore restrict result retain retrieve retry return reuse
+    revert revoke rewrite roll rotate round route run sample save scale schedule scrape search secure select send
+    separate serialize serve set share show shut silence simplify simulate skip slice solve sort specify split
+    stack start stop store stream structure submit subclass subscribe summarize support suppress switch
+    synchronize tag target terminate test throttle track transfer transform translate traverse trigger
+    troubleshoot truncate tune turn type understand uninstall unload unpack unregister update upgrade upload use
+    validate verify view visualize wait walk warn work wrap write yield""".split()
 )
-_DOUBLED = frozenset("get put set run cut drop log map pin plug quit shut skip stop submit tag trim wrap begin let hit".split())
+_DOUBLED = frozenset(
+    "get put set run cut drop log map pin plug quit shut skip stop submit tag trim wrap begin let hit".split()
+)
 
 
 def gerund(verb: str) -> str:
@@ -93,7 +99,7 @@ def verb_phrase(heading: str) -> str | None:
     words = re.sub(r"^how to\s+", "", words, flags=re.IGNORECASE)
     first, _, rest = words.partition(" ")
     base = GERUNDS.get(first.lower()) or (first.lower() if first.lower() in VERBS else None)
-    if base is None or len(rest) < 4 or re.match(r"(?:and|or|vs\.?|is|are)\b", rest, re.IGNORECASE):
+    if base is None or len(rest) < 4 or re.match(r"(?:and|or|vs\.?|is|are|of)\b", rest, re.IGNORECASE):
         return None
     if first.lower() in VERBS and words is heading and first.lower() in AMBIGUOUS:
         return None
@@ -103,12 +109,12 @@ def verb_phrase(heading: str) -> str | None:
 
 # Also nouns: "Test discovery", "Query parameters".
 AMBIGUOUS = frozenset(
-    """access block build bundle cache call cascade cast change check contribute control copy count debug delay display document
-    download drop export filter force format group hash host import include index limit link list load lock log map mark
-    match measure merge mix name order package pass place point post present process profile query queue quote record
-    reference release report request result return route run sample scale schedule search secure select sort slice
-    split stack start stop store stream structure switch tag target test track transfer transform trigger type update
-    upgrade upload use view walk work wrap""".split()
+    """access block build bundle cache call cascade cast change check contribute control copy count debug delay display
+    document download drop export filter force format group hash host import include index limit link list load
+    lock log map mark match measure merge mix name order package pass place point post present process profile
+    query queue quote record reference release report request result return route run sample scale schedule search
+    secure select sort slice split stack start stop store stream structure switch tag target test track transfer
+    transform trigger type update upgrade upload use view walk work wrap""".split()
 )
 
 SYNONYMS: Sequence[tuple[str, Sequence[str]]] = (
@@ -189,7 +195,7 @@ SYNONYMS: Sequence[tuple[str, Sequence[str]]] = (
     (r"ignore", ("skip", "leave out")),
     (r"ignored", ("skipped", "left out")),
     (r"exclude", ("leave out", "skip")),
-    (r"include", ("contain", "add")),
+    (r"include", ("add",)),
     (r"combine", ("join", "merge", "put together")),
     (r"merge", ("combine", "join")),
     (r"convert", ("turn", "transform")),
@@ -220,16 +226,16 @@ def reworded(question: str, random: Random, most: int = 2) -> str:
     return question
 
 
-_ASKING = frozenset("how what does which explain tell show give why when where there exactly would".split())
+_ASKING = frozenset(
+    """how what does which explain tell show give why when where there exactly would want wants need needs kind happens
+    looking possible way me effect about read information explained does""".split()
+)
 
 
-def keywords(question: str, random: Random) -> str:
+def keywords(question: str) -> str:
     """As typed into a search box."""
-    words = [word.strip("?,;\"") for word in question.split()]
-    kept = [word for word in words if word.lower() not in STOPWORDS and word.lower() not in _ASKING]
-    if random.random() < 0.15:
-        random.shuffle(kept)
-    return " ".join(kept)
+    words = [word.strip('?,;".') for word in question.split()]
+    return " ".join(word for word in words if word and word.lower() not in STOPWORDS | _ASKING)
 
 
 _POLITE = ("Can you tell me {}", "Could you tell me {}", "Please tell me {}", "I'd like to know {}", "I wonder {}")
@@ -242,7 +248,16 @@ def with_package(question: str, package: str, random: Random) -> str:
         return question
     if question.endswith("?") and random.random() < 0.6:
         return question[:-1] + random.choice(_ABOUT).format(package)
-    if question[:1].isupper() and question.split(" ", 1)[0] in ("How", "What", "Which", "When", "Why", "Can", "Does", "Is"):
+    if question[:1].isupper() and question.split(" ", 1)[0] in (
+        "How",
+        "What",
+        "Which",
+        "When",
+        "Why",
+        "Can",
+        "Does",
+        "Is",
+    ):
         return f"In {package}, {question[:1].lower()}{question[1:]}"
     if question.split(" ", 1)[0] in ("Explain", "Tell", "Show", "Give", "Where", "I", "Name", "List"):
         return f"{question} in {package}" if question[-1].isalnum() else question
@@ -251,7 +266,7 @@ def with_package(question: str, package: str, random: Random) -> str:
 
 def mistyped(question: str, random: Random) -> str:
     """With two neighbouring letters of a long word swapped, or one left out."""
-    places = [found for found in re.finditer(r"\b[a-z]{6,}\b", question)]
+    places = list(re.finditer(r"\b[a-z]{6,}\b", question))
     if not places:
         return question
     at = (place := random.choice(places)).start() + random.randrange(1, len(place[0]) - 2)
@@ -268,8 +283,8 @@ def typed(question: str, package: str, random: Random) -> str:
         question = with_package(question, package, random)
     style = random.random()
     if style < 0.12 and len(question.split()) > 3:
-        brief = keywords(question, random)
-        question = brief if len(brief.split()) > 1 else question
+        brief = keywords(question)
+        question = brief if len(brief.split()) > 2 else question
     elif style < 0.15 and (found := re.match(r"(What|Which|Why|When|Where) (is|are) (.+)\?$", question)):
         question = random.choice(_POLITE).format(f"{found[1].lower()} {found[3]} {found[2]}") + "."
     elif style < 0.25:
