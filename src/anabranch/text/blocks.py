@@ -35,7 +35,7 @@ _LINE = re.compile(
               | :::[^\n]*+ | \[!\w++\](?=[^\S\n]*+(?:\n|\Z))
               | \*\*(?:Note|Tip|Important|Warning|Caution):?\*\*(?=[^\S\n]*+(?:\n|\Z)))
     | (?P<admonition> (?:!!!|\?\?\?\+?)(?=[ \t]++\w))
-    | (?P<other> )
+    | (?P<plain> )
     )
     [^\n]*+ (?:\n|\Z)
     """,
@@ -57,14 +57,13 @@ class TextLine(NamedTuple):
 def read_lines(text: str) -> list[TextLine]:
     found: list[TextLine] = []
     for match in _LINE.finditer(text):
-        kind = match.lastgroup or "other"
-        start, body = match.span(kind)
-        end = match.end()
+        kind = match.lastgroup or "text"
+        start, body = match.span(match.lastindex or 0)
+        begin, end = match.span()
         while end > body and text[end - 1].isspace():
             end -= 1
-        begin = match.start()
         indent = _indent(text[begin:start]) if start > begin else 0
-        found.append(TextLine("text" if kind == "other" else kind, start, end, indent, body))
+        found.append(TextLine("text" if kind == "plain" else kind, start, end, indent, body))
     return found
 
 
@@ -85,7 +84,8 @@ _CODE_LINE = re.compile(
     re.VERBOSE,
 )
 _STATEMENT = re.compile(
-    r"""(?:from[ ][\w.]+[ ]import|import[ ][\w.]+(?:[ ]as[ ]\w+|,.*)?$|(?:async[ ])?def[ ]\w+\(|class[ ]\w+.*:$
+    r"""(?=[a-z@\#$❯<{\[]|\w+(?:[ ]?=|[.(]\w))
+    (?:from[ ][\w.]+[ ]import|import[ ][\w.]+(?:[ ]as[ ]\w+|,.*)?$|(?:async[ ])?def[ ]\w+\(|class[ ]\w+.*:$
     |@\w[\w.]*\(?|\#!|\#include|[$❯][ ]\S|<\?\w|[{\[]$|(?:const|let|var)[ ]\w+[ ]=|(?:public|private|export)[ ]\w+
     |(?:pip|npm|docker|git|curl|sudo)[ ][a-z-]+[ ]?[^.\s]|[\w.]+[ ]=[ ]\S|[\w.]+\(.*\)$)""",
     re.VERBOSE,
@@ -144,6 +144,10 @@ def item_end(lines: list[TextLine], at: int, stop: int) -> int:
             break
         end = index + 1
     return end
+
+
+def spanned(lines: list[TextLine]) -> tuple[int, int]:
+    return lines[0].start, lines[-1].end
 
 
 def after_blank(lines: list[TextLine], at: int, stop: int) -> int:
