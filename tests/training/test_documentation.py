@@ -4,8 +4,10 @@ import re
 from random import Random
 
 import pytest
+from training.documentation.__main__ import held_out
+from training.documentation.asking import Place, Question
 from training.documentation.dataset import Answers
-from training.documentation.generators import Place, Question, questions
+from training.documentation.generators import questions
 from training.documentation.markdown import written
 from training.documentation.markup import markdown, plain
 from training.documentation.passages import Prepared, normal, prepared
@@ -290,3 +292,11 @@ async def test_a_passage_with_the_evidence_is_no_negative() -> None:
     done = await ready(1)
     for each in done.found:
         assert Answers(each).may_be_in(each.passage)
+
+
+def test_documents_of_every_package_are_held_out() -> None:
+    found = [Document(package, f"{number}.rst", "x" * 100) for package in ("A", "B") for number in range(50)]
+    held = held_out(found, seed=1)
+    assert {name: sum(each.package == name for each in held) for name in ("A", "B")} == {"A": 4, "B": 4}
+    assert held == held_out(list(reversed(found)), seed=1)
+    assert held != held_out(found, seed=2)

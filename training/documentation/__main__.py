@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from pathlib import Path
 from random import Random
 
@@ -14,21 +15,32 @@ from training.documentation.dataset import HELD, asked, chosen, report, save, wr
 from training.documentation.passages import Prepared, prepared
 from training.documentation.sources import Document, documents, fetched
 
-# The share of documents that are kept for fitting and calibration.
+# The share of the text that is kept for fitting and calibration.
 HELD_OUT = 0.08
 
 
-def is_held(document: Document, seed: int) -> bool:
-    """By document, not by question: passages of a held-out document are never trained on."""
-    digest = hashlib.sha256(f"{seed} {document.package} {document.name}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") < HELD_OUT * 2**32
+def held_out(found: Sequence[Document], seed: int) -> set[Document]:
+    """Documents of every package, in an order drawn by the seed. Not questions: no passage of a held-out document is
+    trained on."""
+    room = Counter[str]()
+    for document in found:
+        room[document.package] += int(HELD_OUT * len(document.text))
+    held = set()
+    for document in sorted(
+        found, key=lambda each: hashlib.sha256(f"{seed} {each.package} {each.name}".encode()).digest()
+    ):
+        if len(document.text) <= room[document.package]:
+            room[document.package] -= len(document.text)
+            held.add(document)
+    return held
 
 
-async def all_prepared(found: Sequence[Document], embedder: MiniLM, chunking: Chunking, seed: int) -> list[Prepared]:
+async def all_prepared(
+    found: Sequence[Document], held: Set[Document], embedder: MiniLM, chunking: Chunking, seed: int
+) -> list[Prepared]:
     ready = []
     for number, document in enumerate(found):
-        held = HELD if is_held(document, seed) else ""
-        group = f"{held}docs:{document.package}/{document.name}"
+        group = f"{HELD if document in held else ''}docs:{document.package}/{document.name}"
         ready.append(await prepared(document, group, chunking, embedder, Random(f"{seed} {group}")))
         if number % 100 == 99:
             print(f"{number + 1} of {len(found)} documents", flush=True)
@@ -36,12 +48,14 @@ async def all_prepared(found: Sequence[Document], embedder: MiniLM, chunking: Ch
 
 
 def make(sources: Path, models: Path, out: Path, chunking: Chunking, seed: int) -> None:
-    ready = asyncio.run(all_prepared(list(documents(sources)), MiniLM(models, threads=2), chunking, seed))
+    found = list(documents(sources))
+    held = held_out(found, seed)
+    ready = asyncio.run(all_prepared(found, held, MiniLM(models, threads=2), chunking, seed))
     random = Random(seed)
     parts = {}
     passages = {}
-    for name, held in (("Q", False), ("held", True)):
-        mine = [each for each in ready if is_held(each.document, seed) is held]
+    for name, is_held in (("Q", False), ("held", True)):
+        mine = [each for each in ready if (each.document in held) is is_held]
         parts[name] = asked(chosen(mine, random), random)
         passages[name] = [passage for each in mine for passage in each.passages]
     save(written(parts, passages), out)

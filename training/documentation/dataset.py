@@ -19,7 +19,8 @@ from training.documentation.unanswerable import Names, Unanswerable, unanswerabl
 from training.documentation.wording import typed
 
 # At most this many answerable questions of a package, of each of its documents, and the largest share of a kind.
-MOST_OF_PACKAGE = 4_600
+MOST_OF_PACKAGE = {"Django": 4_600, "pandas": 2_600, "SQLAlchemy": 3_600}
+MOST_OF_OTHERS = 4_000
 MOST_OF_DOCUMENT = 320
 MOST_OF_KIND = {"thing-what": 0.24, "type": 0.06, "default": 0.17, "version": 0.1, "thing-which": 0.2, "example": 0.1}
 NEAR, FOREIGN = 6, 2
@@ -28,7 +29,7 @@ HELD = "held:"
 
 
 class Asked(NamedTuple):
-    """A question as it is stored; `unit_numbers` are evidence, or are cut out if it is not answerable."""
+    """A question as it is stored; `cut` are the units that its passage loses."""
 
     text: str
     kind: str
@@ -49,7 +50,7 @@ def chosen(prepared: Iterable[Prepared], random: Random) -> list[Found]:
         same = Counter(_key(found) for found in by_package[package])
         pool = [found for found in by_package[package] if same[_key(found)] == 1]
         random.shuffle(pool)
-        kept += _within_shares(pool)
+        kept += _within_shares(pool, min(len(pool), MOST_OF_PACKAGE.get(package, MOST_OF_OTHERS)))
     return kept
 
 
@@ -70,8 +71,7 @@ def _ambiguous(found: Found, others: Sequence[Found]) -> bool:
     )
 
 
-def _within_shares(pool: Sequence[Found]) -> list[Found]:
-    total = min(len(pool), MOST_OF_PACKAGE)
+def _within_shares(pool: Sequence[Found], total: int) -> list[Found]:
     counts: Counter[str] = Counter()
     kept: list[Found] = []
     for found in pool:

@@ -15,13 +15,16 @@ from anabranch.knowledge.parse.dispatch import parse
 from anabranch.text.pages import page
 from anabranch.text.sentences import Span
 from anabranch.text.units import Unit, units
-from training.documentation.generators import Place, Question, questions
+from training.documentation.asking import Place, Question
+from training.documentation.generators import questions
 from training.documentation.markdown import written
 from training.documentation.sources import Document
 from training.documentation.structure import Leaf, Section, leaves_of, read
 
 # The share of documents that are read as reStructuredText; the others are written as Markdown.
 AS_WRITTEN = 0.4
+# These are asked in two wordings: they are closest to what people ask, and there are fewer of them.
+REPHRASED = frozenset(("heading-how", "heading-what", "heading-topic", "code", "list", "prose", "table", "item"))
 # A unit is evidence if it holds this share of a leaf, or if this share of it is of the leaf.
 SHARE = 0.5
 
@@ -69,6 +72,9 @@ async def prepared(document: Document, group: str, chunking: Chunking, embedder:
     nodes = read(document.text)
     title = next((node.title.words for node in nodes if isinstance(node, Section)), document.name)
     asked = list(questions(nodes, Place(document.package), random))
+    texts = {question.text.lower() for question in asked}
+    again = questions(nodes, Place(document.package), random)
+    asked += [each for each in again if each.kind in REPHRASED and each.text.lower() not in texts]
     spans: dict[Leaf, Span]
     if random.random() < AS_WRITTEN:
         text, name = document.text, document.name.rpartition("/")[2]

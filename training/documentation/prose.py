@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from training.documentation.wording import AMBIGUOUS, GERUNDS, THIRDS, VERBS, first_person, lower_first, upper_first
+from training.documentation.wording import AMBIGUOUS, THIRDS, VERBS, first_person, lower_first, upper_first
 
 # Words that point outside of the sentence, so that a question with them makes no sense alone.
 _POINTING = re.compile(
@@ -108,7 +108,12 @@ _ADVICE = ("What should I do if", "What to do if", "What can I do if", "What if"
 def what_if(sentence: str, random: Random) -> Iterator[Asked]:
     """If A, B. When A, B."""
     found = re.match(r"(?:If|When|Whenever) (?P<a>[^,]{6,110}), (?:then )?(?P<b>.{8,})", sentence)
-    if found is None or not stands_alone(found["a"]) or len(found["a"].split()) < 3 or found["a"].split()[0] in GERUNDS:
+    if (
+        found is None
+        or not stands_alone(found["a"])
+        or len(found["a"].split()) < 3
+        or re.match(r"\w{3,}ing ", found["a"])
+    ):
         return
     condition = found["a"]
     if wanted := re.match(

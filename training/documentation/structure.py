@@ -387,6 +387,8 @@ class Reader:
         line = self._lines[at]
         term = self.leaf(line.start, self._end(at))
         assert term is not None
+        if line.text.strip().startswith((":doc:`", ":ref:`")):  # an entry of a table of contents
+            return []
         if line.text.strip().rstrip(":") in DOCSTRING_HEADINGS:
             return self._body(first, stop) if "Argument" not in line.text and "Arg" not in line.text else []
         name, colon, kinds = line.text.strip().partition(" : ")

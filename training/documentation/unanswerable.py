@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from training.documentation.generators import ADDED, DEFAULTS, Place, named
+from training.documentation.asking import Place
 from training.documentation.passages import Found, normal
 from training.documentation.structure import Thing, Version, leaves_of
+from training.documentation.things import ADDED, DEFAULTS, named
 
 
 class Unanswerable(NamedTuple):

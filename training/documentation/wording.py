@@ -222,7 +222,10 @@ def reworded(question: str, random: Random, most: int = 2) -> str:
     """With up to two words replaced by synonyms; code and names stay."""
     options = [(pattern, others) for pattern, others in _SYNONYMS if pattern.search(question)]
     for pattern, others in random.sample(options, min(most, len(options))):
-        question = pattern.sub(random.choice(others), question, count=1)
+        other = random.choice(others)
+        question = pattern.sub(other, question, count=1)
+        right, wrong = ("an", "a") if other[0] in "aeiou" else ("a", "an")
+        question = re.sub(rf"\b{wrong} {other}\b", f"{right} {other}", question)
     return question
 
 
@@ -284,7 +287,8 @@ def typed(question: str, package: str, random: Random) -> str:
     style = random.random()
     if style < 0.12 and len(question.split()) > 3:
         brief = keywords(question)
-        question = brief if len(brief.split()) > 2 else question
+        has_name = re.search(r"[_.`()]|[a-z][A-Z]|\b[A-Z]{3}", brief) is not None
+        question = brief if len(brief.split()) > (1 if has_name else 3) else question
     elif style < 0.15 and (found := re.match(r"(What|Which|Why|When|Where) (is|are) (.+)\?$", question)):
         question = random.choice(_POLITE).format(f"{found[1].lower()} {found[3]} {found[2]}") + "."
     elif style < 0.25:
