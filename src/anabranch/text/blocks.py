@@ -75,6 +75,7 @@ def _indent(before: str) -> int:
 # A line that a program or a terminal would read. Prose has none of these; half of a code block's lines have.
 _CODE_LINE = re.compile(
     r"""[$%❯][ ]\S | >>> | \.\.\.[ ]? | [{}\[\]()]+[,;]?$ | ["'{<\[] | [\#/]{1,2}[ !] | --?\w | @\w+
+    | from[ ][\w.]+[ ]import[ ]
     | (?:import|from|def|class|return|if|for|while|with|try|else|elif|except|raise|await|async|const|let|var|function
         |export|public|private|static|void|int|using|package|fn|pub|use)\b(?=[^.]*$|.*[(:;{]$)
     | (?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|BEGIN|COMMIT|FROM|WHERE|JOIN)\b
@@ -117,7 +118,7 @@ def fence_end(text: str, lines: list[TextLine], at: int, stop: int) -> int:
         if line.kind in ("fence", "adornment") and line.body == line.end and text[line.start] == sign:
             if line.end - line.start >= length:
                 return index + 1
-        elif line.kind == "fence" and line.body - line.start == length and opener.body == opener.end:
+        elif line.kind == "fence" and text[line.start] == sign and opener.body == opener.end:
             return index
     return stop
 
