@@ -26,7 +26,8 @@ _SHOWS = re.compile(
 # Where the purpose ends and what to do begins.
 _WHAT_TO_DO = re.compile(
     r", (?:you|use|we|do|just|add|set|one|simply|the|call|run|type|execute|enter|try|issue|pass|define|create|write|"
-    r"put|specify|it|cd)\b| (?:by|like|as follows|with the following|using the following|as in|in this way)\b"
+    r"put|specify|it|cd)\b| (?:by|like (?:this|so)|as follows|with the following|"
+    r"using the following|as in|in this way)\b"
 )
 _EXAMPLES = ("Show me an example of {}", "example of {}", "What does an example of {} look like?", "{} example")
 
@@ -131,7 +132,7 @@ def _named_item(leaves: Sequence[Leaf], random: Random) -> Iterator[Question]:
 _DESCRIBES = re.compile(
     r"(?i)description|meaning|purpose|effect|behaviou?r|explanation|details|notes?|comment|what it does|usage"
 )
-_DECIDES = re.compile(r"(?i)(?:(?:yes|no|x|true|false|n/a)\b|[✓✔-]$)")
+_DECIDES = re.compile(r"(?i)(?:(?:yes|no|x|true|false|n/a)\b|[✓✔✖✗-])")
 
 
 def of_table(table: Table, random: Random) -> Iterator[Question]:
@@ -168,14 +169,17 @@ def of_table(table: Table, random: Random) -> Iterator[Question]:
 
 def _of_cell(key: str, key_name: str, title: str, value: str, random: Random) -> Iterator[Asked]:
     title = title.strip(" :?")
+    first, _, rest = title.partition(" ")
+    base = THIRDS.get(first.lower())
     if _DECIDES.match(value):
-        first, _, rest = title.partition(" ")
-        if base := THIRDS.get(first.lower()):
+        if base:
             yield Asked(f"Does {key} {base} {rest}?")
         else:
             yield Asked(
                 random.choice(("Does {x} support {t}?", "Is {x} available with {t}?", "{x} {t}")).format(x=key, t=title)
             )
+    elif base and not rest:
+        yield Asked(f"What does {key} {base}?", value if len(value) < 80 else None)
     elif _DESCRIBES.search(title):
         yield Asked(
             random.choice(WHAT[:8]).format(x=random.choice((key, f"the {key_name} {key}", key))),

@@ -64,6 +64,7 @@ _TOPIC = (
     *("{}", "{}", "{p} {}", "How does {} work?", "Tell me about {}", "Explain {}", "Where can I read about {}?"),
     *("information on {}", "{} explained"),
 )
+_NO_TOPIC = frozenset(("for", "in", "with", "on", "from", "to", "by", "using", "if", "why", "how", "what", "start"))
 _WHEN = re.compile(r"(?i)when (?:to|should (?:i|you)) (?P<v>\w+ .+)")
 _DEFINES = re.compile(r"(?i)\b(?:is|are|refers to|means|allows?|provides?|lets?|describes?|represents?|consists? of)\b")
 
@@ -86,7 +87,7 @@ def _section(section: Section, place: Place, random: Random) -> Iterator[Questio
             yield Question(each.text, "heading-how", evidence, scope=section)
         return
     words = title.split()
-    if words[0].lower() in VERBS and words[0].lower() not in AMBIGUOUS:
+    if words[0].lower() in _NO_TOPIC or (words[0].lower() in VERBS and words[0].lower() not in AMBIGUOUS):
         return
     if not 1 < len(words) < 7 or _is_name(title) or not stands_alone(title) or title[0].isdigit():
         return

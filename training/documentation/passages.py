@@ -18,6 +18,7 @@ from anabranch.text.units import Unit, units
 from training.documentation.asking import Place, Question
 from training.documentation.generators import questions
 from training.documentation.markdown import written
+from training.documentation.prose import reads_well
 from training.documentation.sources import Document
 from training.documentation.structure import Leaf, Section, leaves_of, read
 
@@ -25,6 +26,8 @@ from training.documentation.structure import Leaf, Section, leaves_of, read
 AS_WRITTEN = 0.4
 # These are asked in two wordings: they are closest to what people ask, and there are fewer of them.
 REPHRASED = frozenset(("heading-how", "heading-what", "heading-topic", "code", "list", "prose", "table", "item"))
+# These are made of phrases of the document, which may have been cut in the wrong place.
+FROM_PHRASES = frozenset(("heading-how", "code", "list"))
 # A unit is evidence if it holds this share of a leaf, or if this share of it is of the leaf.
 SHARE = 0.5
 
@@ -95,7 +98,8 @@ async def prepared(document: Document, group: str, chunking: Chunking, embedder:
         if found:
             shown = page(title, piece.headers, part, found)
             passages.append(Passage(piece.start, part, found, shown, group, document.package))
-    placed = (_placed(question, passages, spans) for question in asked)
+    good = (each for each in asked if each.kind not in FROM_PHRASES or reads_well(each.text))
+    placed = (_placed(question, passages, spans) for question in good)
     return Prepared(document, passages, [each for each in placed if each is not None])
 
 
@@ -108,6 +112,9 @@ def _placed(question: Question, passages: Sequence[Passage], spans: dict[Leaf, S
         return None
     numbers = _numbers(best, where)
     if not numbers or len(numbers) == len(best.units) > 8:
+        return None
+    # A table that was not read row by row is no evidence for one of its cells.
+    if question.kind.startswith("table") and any(best.units[number].kind != "row" for number in numbers):
         return None
     scope = [spans[leaf] for leaf in leaves_of(question.scope) if leaf in spans] if question.scope else []
     answer = _answer(question, best, numbers, where)

@@ -105,15 +105,20 @@ _HAPPENS = ("What happens if", "What happens when", "What if", "what happens if"
 _ADVICE = ("What should I do if", "What to do if", "What can I do if", "What if")
 
 
+def _has_verb(condition: str) -> bool:
+    words = condition.split()[1:]
+    return any(word in _VERBS or word in THIRDS or word.endswith(("n't", "ed")) for word in words)
+
+
+_VERBS = frozenset(
+    "is are was were has have had does do did can cannot could will would should must may exists".split()
+)
+
+
 def what_if(sentence: str, random: Random) -> Iterator[Asked]:
     """If A, B. When A, B."""
     found = re.match(r"(?:If|When|Whenever) (?P<a>[^,]{6,110}), (?:then )?(?P<b>.{8,})", sentence)
-    if (
-        found is None
-        or not stands_alone(found["a"])
-        or len(found["a"].split()) < 3
-        or re.match(r"\w{3,}ing ", found["a"])
-    ):
+    if found is None or not stands_alone(found["a"]) or len(found["a"].split()) < 3 or re.match(r"\w+ing ", found["a"]):
         return
     condition = found["a"]
     if wanted := re.match(
@@ -133,7 +138,10 @@ def what_if(sentence: str, random: Random) -> Iterator[Asked]:
         r"(?:you should|you must|you can|you may|you need|you'll|make sure|be sure|use|set|see|try|consider)\b",
         found["b"],
     )
-    starts = _ADVICE if advice and condition.startswith("you ") else _HAPPENS
+    yours = condition.startswith("you")
+    if not yours and not _has_verb(condition):
+        return
+    starts = _ADVICE if advice and yours else _HAPPENS[:4] if yours else _HAPPENS
     yield Asked(f"{random.choice(starts)} {first_person(condition)}?")
 
 
@@ -303,7 +311,7 @@ def asked(sentence: str, random: Random) -> list[Asked]:
     opening = _OPENING.match(sentence)
     bare = upper_first(sentence[opening.end() :]) if opening else sentence
     for rule in _RULES:
-        if found := [each for each in rule(bare, random) if _reads_well(each.text)]:
+        if found := [each for each in rule(bare, random) if reads_well(each.text)]:
             return found
     return []
 
@@ -314,5 +322,6 @@ _UGLY = re.compile(
 )
 
 
-def _reads_well(question: str) -> bool:
+def reads_well(question: str) -> bool:
+    """Whether a question is of ordinary length and does not end or repeat itself in the middle of a phrase."""
     return 3 <= len(question.split()) <= 24 and _UGLY.search(question) is None

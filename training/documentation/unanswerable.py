@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from training.documentation.asking import Place
+from training.documentation.asking import Place, is_code
 from training.documentation.passages import Found, normal
 from training.documentation.structure import Thing, Version, leaves_of
 from training.documentation.things import ADDED, DEFAULTS, named
@@ -35,7 +35,7 @@ class Names:
         names = self._names[thing.kind if random.random() < 0.25 else f"{found.passage.package} {thing.kind}"]
         for _ in range(5):
             name = random.choice(names)
-            if len(name) > 3 and name != _short(thing) and normal(name) not in found.passage.words:
+            if len(name) > 3 and is_code(name) and name != _short(thing) and normal(name) not in found.passage.words:
                 return name
         return None
 

@@ -112,7 +112,8 @@ AMBIGUOUS = frozenset(
     """access block build bundle cache call cascade cast change check contribute control copy count debug delay display
     document download drop export filter force format group hash host import include index limit link list load
     lock log map mark match measure merge mix name order package pass place point post present process profile
-    query queue quote record reference release report request result return route run sample scale schedule search
+    query queue quote record reference release report
+    insert support request result return route run sample scale schedule search
     secure select sort slice split stack start stop store stream structure switch tag target test track transfer
     transform trigger type update upgrade upload use view walk work wrap""".split()
 )
@@ -148,7 +149,7 @@ SYNONYMS: Sequence[tuple[str, Sequence[str]]] = (
     (r"avoid", ("prevent",)),
     (r"customize", ("adapt", "change", "tailor")),
     (r"override", ("replace", "overrule")),
-    (r"configure", ("set up", "set")),
+    (r"configure", ("set up",)),
     (r"determine", ("find out", "decide")),
     (r"determines", ("decides", "controls")),
     (r"controls", ("determines", "governs")),
@@ -213,7 +214,7 @@ SYNONYMS: Sequence[tuple[str, Sequence[str]]] = (
     (r"identical", ("the same",)),
     (r"handle", ("deal with", "process")),
     (r"utilize", ("use",)),
-    (r"use", ("work with",)),
+    (r"use (?=the |an? |my )", ("work with ",)),
 )
 _SYNONYMS = [(re.compile(rf"(?<![\w`'\"./(-]){word}(?![\w`'\"./(-])"), others) for word, others in SYNONYMS]
 
@@ -289,7 +290,7 @@ def typed(question: str, package: str, random: Random) -> str:
         brief = keywords(question)
         has_name = re.search(r"[_.`()]|[a-z][A-Z]|\b[A-Z]{3}", brief) is not None
         question = brief if len(brief.split()) > (1 if has_name else 3) else question
-    elif style < 0.15 and (found := re.match(r"(What|Which|Why|When|Where) (is|are) (.+)\?$", question)):
+    elif style < 0.15 and (found := re.match(r"(What|Which|Why|When|Where) (is|are) (?!the way)(.+)\?$", question)):
         question = random.choice(_POLITE).format(f"{found[1].lower()} {found[3]} {found[2]}") + "."
     elif style < 0.25:
         question = question.rstrip("?")
