@@ -311,6 +311,19 @@ def test_a_comment_of_several_lines_in_source_code_is_prose() -> None:
     ]
 
 
+def test_an_item_that_describes_something_is_about_it() -> None:
+    text = "* .. attribute:: CASCADE\n\n    Cascade deletes.\n\n* `args`\n\n    The arguments.\n"
+    assert [(body, subject) for _, body, _, subject in details(text)] == [
+        ("CASCADE\n\n    Cascade deletes.", "CASCADE"),
+        ("`args`\n\n    The arguments.", "args"),
+    ]
+
+
+@pytest.mark.parametrize("text", [".. [1] It is so. Really.", "[^1]: It is so. Really."])
+def test_a_footnote_is_a_unit(text: str) -> None:
+    assert read(text) == [("item", "It is so. Really.")]
+
+
 def test_an_option_without_content_is_the_subject_of_the_text_below_it() -> None:
     text = ".. option:: --all\n\nShows all.\n\n.. option:: --none\n\nShows none."
     assert [subject for *_, subject in details(text)] == ["--all", "--none"]

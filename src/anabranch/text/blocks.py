@@ -5,7 +5,7 @@
 import re
 from typing import NamedTuple
 
-_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|\[\^[^\]\n]{1,40}\]:)(?=[^\S\n]|\n|\Z)"
+_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|(?:\.\.[ ]\[|\[\^)[^\]\n]{1,40}\]:?)(?=[^\S\n]|\n|\Z)"
 _TAG = r"<[/!?]?[a-zA-Z][^<>\n]{0,500}>"
 _IMAGE = r"\[?!\[[^\]\n]{0,500}\]\([^)\n]{0,1000}\)(?:\]\([^)\n]{0,1000}\))?"
 # Each line is of the kind of the first group that matches. All quantifiers are bounded or possessive: linear time.
@@ -22,7 +22,7 @@ _LINE = re.compile(
     | (?P<grid> \+(?:[-=]{{2,}}+\+)++)
     | (?P<separator> (?=[^\n|]*+\|) \|?+[ \t]*+:?+-++:?+[ \t]*+(?:\|[ \t]*+:?+-++:?+[ \t]*+)*+\|?+
                      (?=[^\S\n]*+(?:\n|\Z)))
-    | (?P<row> \|(?=[^|\n]*+\|))
+    | (?P<row> \|(?=[^|\n]*+\|[^|\n]*+\| | [ \t][^|\n]*+\|))
     | (?P<item> {_MARKER} (?:[ \t]*+\[[ xX]\](?=[ \t]))?+)
     | (?P<directive> \.\.[ \t]++(?:\|[^|\n]{{1,80}}\|[ \t]++)?+[\w:.+-]{{1,60}}?::(?=[^\S\n]|\n|\Z))
     | (?P<comment> \.\.(?=[^\S\n]|\n|\Z) | __(?=[ \t]))

@@ -62,7 +62,7 @@ class _Context(NamedTuple):
 _FRONT_MATTER = re.compile(r"[\w-]+:|[-#\])}]")
 _HEADING = re.compile(r"[`*\s]*+(?P<words>[^\n]*?)(?:[ \t]++#++|[ \t]*+\{[^}\n]*+\}|[`*:\s]++)*+\Z")
 _TITLE = re.compile(r"[^\d:]*[^\W\d_]")
-_BOLD = re.compile(r"\*\*[^*\n]+\*\*:?|__[^_\n]+__:?")
+_BOLD = re.compile(r"\*\*[^*\n]*[^*\n.!]\*\*:?|__[^_\n]*[^_\n.!]__:?")
 _QUESTION = re.compile(r"[?\uff1f]['\"\u201d)*_]*\Z")
 _VERB = re.compile(r"\b(?:is|are|was|were|be|can|cannot|may|must|should|will|has|have|does|do)\b")
 # A paragraph may begin with its own heading, in bold.
@@ -85,7 +85,7 @@ _ITEM_NAME = re.compile(
 _FIELD = re.compile(r":(?:\w+[ \t]+)*(?P<field>[^:\s]+):|@\w+[ \t]+(?P<tag>\S+)")
 _SIGNATURE = re.compile(r"(?:(?:\.\.|async|static|abstract|final|class|def)[ \t]+)*(?P<name>[^\s(,=\[]*[^\s(,=\[:])")
 _ROW_ITEM = re.compile(r"[ \t]*[-*+](?:[ \t]|\n|\Z)")
-_DIRECTIVE = re.compile(r"\.\.[ \t]+(\|[^|\n]+\|[ \t]+)?([\w:.+-]+?)::[ \t]*")
+_DIRECTIVE = re.compile(r"[ \t]*\.\.[ \t]+(\|[^|\n]+\|[ \t]+)?([\w:.+-]+?)::[ \t]*")
 
 _CODE = frozenset(
     "code-block code sourcecode console parsed-literal prompt doctest testcode testoutput ipython math "
@@ -326,16 +326,23 @@ class _UnitReader:
         while at < stop and self.lines[at].kind == "item" and self.lines[at].indent >= indent:
             line, end = self.lines[at], item_end(self.lines, at, stop)
             if _ROW_ITEM.match(self.text, line.body):
-                table = directive_table(self.text, [line], self.lines[at:end])
-                self._add_table(table, context)
+                self._add_table(directive_table(self.text, [line], self.lines[at:end]), context)
             else:
-                self._entry(
-                    "item", line.body, range(at, end), inside, name_of(self.text, line.body, line.end, _ITEM_NAME)
-                )
+                self._item(range(at, end), inside)
             at = after_blank(self.lines, end, stop)
             if self._is_underlined(at, stop):
                 break
         return at
+
+    def _item(self, lines: range, context: _Context) -> None:
+        line = self.lines[lines.start]
+        if directive := _DIRECTIVE.match(self.text, line.body, line.end):
+            name = name_of(self.text, directive.end(), line.end, _SIGNATURE)
+            self._entry("item", directive.end(), lines, context, name, lines.start + 1)
+        else:
+            name = name_of(self.text, line.body, line.end, _ITEM_NAME)
+            is_term = name is not None and line.end - name[1] <= len("``")
+            self._entry("item", line.body, lines, context, name, lines.start + 1 if is_term else 0)
 
     def _lead_in(self, line: TextLine) -> Span | None:
         """The sentence directly above, if it introduces the list that begins with this line."""
@@ -417,6 +424,8 @@ class _UnitReader:
 
     def _field(self, at: int, stop: int, context: _Context) -> int:
         line, end = self.lines[at], self._content_end(at, stop)
+        if line.body == line.end and end == at + 1:
+            return end
         name = name_of(self.text, line.start, line.end, _FIELD)
         self._entry("definition", line.start, range(at, end), context, name)
         return end
@@ -466,7 +475,7 @@ class _UnitReader:
         while content < end and self.lines[content].kind == "field":
             content += 1
         content = after_blank(self.lines, content, end)
-        if name in _IGNORED or name.startswith("auto"):
+        if name in _IGNORED or (name.startswith("auto") and content == end):
             self._label = None
         elif name in _CODE:
             return self._code(line.start, content, end, context) if content < end else end
