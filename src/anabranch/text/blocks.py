@@ -5,7 +5,7 @@
 import re
 from typing import NamedTuple
 
-_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|\[\^[^\]\n]{1,40}\]:)(?=[^\S\n]|\n|\Z)"
+_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|(?:\.\.[ ]\[|\[\^)[^\]\n]{1,40}\]:?)(?=[^\S\n]|\n|\Z)"
 _TAG = r"<[/!?]?[a-zA-Z][^<>\n]{0,500}>"
 _IMAGE = r"\[?!\[[^\]\n]{0,500}\]\([^)\n]{0,1000}\)(?:\]\([^)\n]{0,1000}\))?"
 # Each line is of the kind of the first group that matches. All quantifiers are bounded or possessive: linear time.
@@ -22,7 +22,7 @@ _LINE = re.compile(
     | (?P<grid> \+(?:[-=]{{2,}}+\+)++)
     | (?P<separator> (?=[^\n|]*+\|) \|?+[ \t]*+:?+-++:?+[ \t]*+(?:\|[ \t]*+:?+-++:?+[ \t]*+)*+\|?+
                      (?=[^\S\n]*+(?:\n|\Z)))
-    | (?P<row> \|(?=[^|\n]*+\|))
+    | (?P<row> \|(?=[^|\n]*+\|[^|\n]*+\| | [ \t][^|\n]*+\|))
     | (?P<item> {_MARKER} (?:[ \t]*+\[[ xX]\](?=[ \t]))?+)
     | (?P<directive> \.\.[ \t]++(?:\|[^|\n]{{1,80}}\|[ \t]++)?+[\w:.+-]{{1,60}}?::(?=[^\S\n]|\n|\Z))
     | (?P<comment> \.\.(?=[^\S\n]|\n|\Z) | __(?=[ \t]))
@@ -75,6 +75,7 @@ def _indent(before: str) -> int:
 # A line that a program or a terminal would read. Prose has none of these; half of a code block's lines have.
 _CODE_LINE = re.compile(
     r"""[$%❯][ ]\S | >>> | \.\.\.[ ]? | [{}\[\]()]+[,;]?$ | ["'{<\[] | [\#/]{1,2}[ !] | --?\w | @\w+
+    | from[ ][\w.]+[ ]import[ ]
     | (?:import|from|def|class|return|if|for|while|with|try|else|elif|except|raise|await|async|const|let|var|function
         |export|public|private|static|void|int|using|package|fn|pub|use)\b(?=[^.]*$|.*[(:;{]$)
     | (?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|BEGIN|COMMIT|FROM|WHERE|JOIN)\b
@@ -117,7 +118,7 @@ def fence_end(text: str, lines: list[TextLine], at: int, stop: int) -> int:
         if line.kind in ("fence", "adornment") and line.body == line.end and text[line.start] == sign:
             if line.end - line.start >= length:
                 return index + 1
-        elif line.kind == "fence" and line.body - line.start == length and opener.body == opener.end:
+        elif line.kind == "fence" and text[line.start] == sign and opener.body == opener.end:
             return index
     return stop
 

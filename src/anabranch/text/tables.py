@@ -10,9 +10,11 @@ from anabranch.text.sentences import Span, trim
 MAX_RECORD = 600
 # A name is a code span or bold text at the head of a term, else all of it.
 _NAME = re.compile(
-    r"[\[*]{0,3}(?:``?(?P<code>[^`\n]{1,120})`|(?P<words>[^\n]{1,120}?)\**(?:\s{0,4}:?\s{0,4}\Z|\s{1,4}:\s))"
+    r"[\[*]{0,3}(?:(?::[\w:+-]{1,40}:)?``?~?(?P<code>[^`\n]{1,120}?)(?:[ ]<[^`\n]{1,120}>)?`"
+    r"|(?P<words>[^\n]{1,120}?)\**(?:\s{0,4}:?\s{0,4}\Z|\s{1,4}:\s))"
 )
 _CELL = re.compile(r"[|\s]*([^|\n]*[^|\s])")
+_BOLD_ROW = re.compile(r"[|\s]*+(?:\*\*[^*|\n]++\*\*[|\s]*+)++")
 _COLUMN = re.compile(r"\S+(?: \S+)*")
 _PAIRS = re.compile(
     r"[^\s:;|][^:;\n]{0,60}+: (?P<value>[^;\n]*+)(?:;(?! [^:;\n]{1,60}+: )[^;\n]*+)*+; [^:;\n]{1,60}+: "
@@ -61,7 +63,7 @@ def grid_table(text: str, lines: list[TextLine]) -> Table:
             lead = (inner[0].start, lines[below].end)
         elif inner:
             rows.append(_row(text, inner[0], inner[-1]))
-    return Table(lead, rows)
+    return _with_bold_header(text, Table(lead, rows))
 
 
 def simple_table(text: str, lines: list[TextLine]) -> Table:
@@ -77,7 +79,7 @@ def simple_table(text: str, lines: list[TextLine]) -> Table:
     for head, following in pairwise([*heads, len(body)]):
         cell = _COLUMN.match(text, body[head].start, body[head].end)
         rows.append(Row((body[head].start, body[following - 1].end), cell and name_of(text, *cell.span())))
-    return Table(lead, rows)
+    return _with_bold_header(text, Table(lead, rows))
 
 
 def directive_table(text: str, head: list[TextLine], body: list[TextLine]) -> Table:
@@ -128,9 +130,18 @@ def _is_separated(text: str, lines: list[TextLine], sign: str, least: int) -> bo
     )
 
 
+def _with_bold_header(text: str, table: Table) -> Table:
+    if table.lead is None and len(table.rows) > 1 and _BOLD_ROW.fullmatch(text, *table.rows[0].span):
+        return Table(table.rows[0].span, table.rows[1:])
+    return table
+
+
 def _with_header(text: str, rows: list[Row]) -> Table:
-    """The first row is a header if it has only words, and most of the others do not."""
-    data = [_DATUM.search(text, *row.span) is not None for row in rows]
-    if len(rows) > 1 and not data[0] and 2 * sum(data) > len(rows) - 1:
-        return Table(rows[0].span, rows[1:])
+    """The first row is a header if it has only words, and others have figures or are clearly longer."""
+    first, *rest = rows
+    if rest and not _DATUM.search(text, *first.span):
+        data = sum(_DATUM.search(text, *row.span) is not None for row in rest)
+        length = sum(row.span[1] - row.span[0] for row in rest) / len(rest)
+        if 2 * data >= len(rest) or length > 1.5 * (first.span[1] - first.span[0]):
+            return Table(first.span, rest)
     return Table(None, rows)

@@ -62,21 +62,30 @@ class _Context(NamedTuple):
 _FRONT_MATTER = re.compile(r"[\w-]+:|[-#\])}]")
 _HEADING = re.compile(r"[`*\s]*+(?P<words>[^\n]*?)(?:[ \t]++#++|[ \t]*+\{[^}\n]*+\}|[`*:\s]++)*+\Z")
 _TITLE = re.compile(r"[^\d:]*[^\W\d_]")
-_BOLD = re.compile(r"\*\*[^*\n]+\*\*:?|__[^_\n]+__:?")
+_BOLD = re.compile(r"\*\*[^*\n]*[^*\n.!]\*\*:?|__[^_\n]*[^_\n.!]__:?")
 _QUESTION = re.compile(r"[?\uff1f]['\"\u201d)*_]*\Z")
 _VERB = re.compile(r"\b(?:is|are|was|were|be|can|cannot|may|must|should|will|has|have|does|do)\b")
+# A paragraph may begin with its own heading, in bold.
+_RUN_IN = re.compile(r"\*\*([^*\n]{1,80}?)[.:!]\*\*")
 _CUE = re.compile(r"\b(?:following|these|those|below|as follows|such as)\b", re.IGNORECASE)
+# A complete sentence introduces code if it says so, or what to do.
+_CODE_CUE = re.compile(
+    r"(?:First|Then|Now|Next|Finally|Run|Use|Add|Set|Create|Install|Start|Call|Type|Write|Put|Define|Consider|Try|Import)"
+    r"\b|.*\b(?:following|below|here|example|examples|like (?:this|so)|as follows|e\.g|for instance|snippet)\b",
+    re.DOTALL | re.IGNORECASE,
+)
+_VISIBLE = re.compile(r"[^\W_]")
 _GAP = re.compile(r"(?:[\s>]|::|\.\.[ \t][^\n]*+\n)*+")
 _COMMENT_MARK = re.compile(r"(\n[ \t]*)#")
 # The head of a list item: a code span, bold text or an option, and then a colon or a dash.
 _ITEM_NAME = re.compile(
     r"\s*\[?(?:(?:``?|\*\*`?|__)(?P<marked>[^`*\n]{1,80}?)(?:``?|`?\*\*|__)|(?P<plain>--?\w[\w-]*|\w+[_.]\w[\w.]*))"
-    r"(?:\]\([^)\n]{0,300}\))?(?:\s?\([^)\n]{0,80}\))?\s{0,4}(?::(?!:)|[\u2013\u2014]|--?\s|[=-]>)"
+    r"(?:\]\([^)\n]{0,300}\))?(?:\s?\([^)\n]{0,80}\))?\s{0,4}(?::(?!:)|[\u2013\u2014]|--?\s|[=-]>|\Z)"
 )
 _FIELD = re.compile(r":(?:\w+[ \t]+)*(?P<field>[^:\s]+):|@\w+[ \t]+(?P<tag>\S+)")
 _SIGNATURE = re.compile(r"(?:(?:\.\.|async|static|abstract|final|class|def)[ \t]+)*(?P<name>[^\s(,=\[]*[^\s(,=\[:])")
 _ROW_ITEM = re.compile(r"[ \t]*[-*+](?:[ \t]|\n|\Z)")
-_DIRECTIVE = re.compile(r"\.\.[ \t]+(\|[^|\n]+\|[ \t]+)?([\w:.+-]+?)::[ \t]*")
+_DIRECTIVE = re.compile(r"[ \t]*\.\.[ \t]+(\|[^|\n]+\|[ \t]+)?([\w:.+-]+?)::[ \t]*")
 
 _CODE = frozenset(
     "code-block code sourcecode console parsed-literal prompt doctest testcode testoutput ipython math "
@@ -120,6 +129,7 @@ class _UnitReader:
         self._heading: Span | None = None
         self._subject: Span | None = None
         self._label: Span | None = None
+        self._has_fence = False
         self._comment_end = -1
         self._end = len(text.rstrip())
 
@@ -142,14 +152,19 @@ class _UnitReader:
             self._add_sentences(spanned(self.lines[first:stop]), context)
 
     def _add(self, kind: Kind, span: Span | None, context: _Context, subject: Span | None = None) -> None:
-        if span is not None:
+        if span is not None and _VISIBLE.search(self.text, *span):
             lead = context.lead if kind in ("item", "row") else None
             self.found.append(Unit(kind, *span, lead, self._heading, subject or context.subject or self._subject))
             self._label = None
 
     def _add_sentences(self, span: Span, context: _Context) -> None:
-        for sentence in sentences(self.text, *span):
-            self._add(context.kind, sentence, context)
+        parts = list(sentences(self.text, *span))
+        subject = None
+        if len(parts) > 1 and (heading := _RUN_IN.fullmatch(self.text, *parts[0])):
+            subject = heading.span(1)
+            parts[:2] = [(parts[0][0], parts[1][1])]
+        for part in parts:
+            self._add(context.kind, part, context, subject)
 
     def _touches(self, end: int, start: int) -> bool:
         """Whether there are only blank lines and comments between."""
@@ -199,7 +214,8 @@ class _UnitReader:
         words = self.text[line.start : line.end]
         if _BOLD.fullmatch(words) or _QUESTION.search(words):
             return True
-        return _TITLE.fullmatch(words) is not None and not words[0].islower() and not _VERB.search(words)
+        is_name = not words[0].islower() or words.count(" ") < 3
+        return is_name and _TITLE.fullmatch(words) is not None and not _VERB.search(words)
 
     # Paragraphs
 
@@ -216,8 +232,8 @@ class _UnitReader:
             end += 1
         if end < stop and self.lines[end].kind == "border":
             return self._simple_table(at, stop, context)
-        if is_statement(self.text, line) and looks_like_code(self.text, self.lines, at, end):
-            return self._code(line.start, at, end, context)
+        if is_statement(self.text, line) and (end == at + 1 or looks_like_code(self.text, self.lines, at, end)):
+            return self._unmarked_code(at, end, context)
         if end == at + 1 and self._is_title(line):
             self._enter(line.start, line.end)
         elif table := records(self.text, self.lines[at:end]):
@@ -235,18 +251,35 @@ class _UnitReader:
     def _indented(self, at: int, stop: int, indent: int, context: _Context) -> int:
         """An indented block: code after "::" or if it looks like code, else text."""
         end = indented_end(self.lines, at, stop, indent)
-        above = next((line for line in reversed(self.lines[max(0, at - 4) : at]) if line.kind != "blank"), None)
-        literal = above is not None and self.text.endswith("::", above.start, above.end)
+        above = at - 1
+        while above > 0 and self.lines[above].kind == "blank":
+            above -= 1
+        literal = above >= 0 and self._is_literal(above)
         plain = not any(line.kind in ("item", "row", "grid", "border", "fence") for line in self.lines[at : at + 2])
         if literal or (plain and looks_like_code(self.text, self.lines, at, end)):
-            return self._code(self.lines[at].start, at, end, context)
+            return self._unmarked_code(at, end, context)
         self._inside(at, end, context)
         return end
+
+    def _is_literal(self, at: int) -> bool:
+        """Whether a line says that code follows."""
+        return self.text.endswith("::", self.lines[at].start, self.lines[at].end)
 
     # Code
 
     def _fence(self, at: int, stop: int, context: _Context) -> int:
-        return self._code(self.lines[at].start, at, fence_end(self.text, self.lines, at, stop), context)
+        end = fence_end(self.text, self.lines, at, stop)
+        is_first, self._has_fence = not self._has_fence, True
+        if self.lines[at].body == self.lines[at].end and self._closes(at, end, stop, is_first=is_first):
+            return at + 1
+        return self._code(self.lines[at].start, at, end, context)
+
+    def _closes(self, at: int, end: int, stop: int, *, is_first: bool) -> bool:
+        """Whether a fence closes a block that began before this text."""
+        if end < stop and self.lines[end - 1].kind not in ("fence", "adornment"):
+            return True
+        is_below_code = at > 0 and self.lines[at - 1].kind != "blank"
+        return is_first and is_below_code and (at + 1 >= stop or self.lines[at + 1].kind == "blank")
 
     def _doctest(self, at: int, stop: int, context: _Context) -> int:
         end = at + 1
@@ -257,6 +290,15 @@ class _UnitReader:
             end = following + 1
         return self._code(self.lines[at].start, at, end, context)
 
+    def _unmarked_code(self, first: int, stop: int, context: _Context) -> int:
+        """Code that only its shape or indentation shows goes on after a blank line."""
+        start, end = spanned(self.lines[first:stop])
+        above = self.found[-1] if self.found else None
+        if above is None or above.kind != "code" or end - above.start > MAX_CODE or not self._touches(above.end, start):
+            return self._code(start, first, stop, context)
+        self.found[-1] = above._replace(end=end)
+        return stop
+
     def _code(self, mark: int, first: int, stop: int, context: _Context) -> int:
         """Adds code with the sentence that is directly above `mark`, the start of the code or of its directive."""
         start, end = spanned(self.lines[first:stop])
@@ -265,11 +307,12 @@ class _UnitReader:
             end = line_end if line_end > 0 else start + MAX_CODE
         subject = context.subject
         if self.found and (above := self.found[-1]).kind not in ("code", "row") and self._touches(above.end, mark):
-            self.found.pop()
-            *before, (start, _) = sentences(self.text, above.start, above.end)
-            if before:
-                self.found.append(above._replace(end=before[-1][1]))
-            subject = above.subject
+            *before, last = sentences(self.text, above.start, above.end)
+            if self.text[above.end - 1] not in ".!?" or _CODE_CUE.match(self.text, *last):
+                self.found.pop()
+                if before:
+                    self.found.append(above._replace(end=before[-1][1]))
+                start, subject = last[0], above.subject
         self._add("code", trim(self.text, start, end), context, subject)
         return stop
 
@@ -283,16 +326,23 @@ class _UnitReader:
         while at < stop and self.lines[at].kind == "item" and self.lines[at].indent >= indent:
             line, end = self.lines[at], item_end(self.lines, at, stop)
             if _ROW_ITEM.match(self.text, line.body):
-                table = directive_table(self.text, [line], self.lines[at:end])
-                self._add_table(table, context)
+                self._add_table(directive_table(self.text, [line], self.lines[at:end]), context)
             else:
-                self._entry(
-                    "item", line.body, range(at, end), inside, name_of(self.text, line.body, line.end, _ITEM_NAME)
-                )
+                self._item(range(at, end), inside)
             at = after_blank(self.lines, end, stop)
             if self._is_underlined(at, stop):
                 break
         return at
+
+    def _item(self, lines: range, context: _Context) -> None:
+        line = self.lines[lines.start]
+        if directive := _DIRECTIVE.match(self.text, line.body, line.end):
+            name = name_of(self.text, directive.end(), line.end, _SIGNATURE)
+            self._entry("item", directive.end(), lines, context, name, lines.start + 1)
+        else:
+            name = name_of(self.text, line.body, line.end, _ITEM_NAME)
+            is_term = name is not None and line.end - name[1] <= len("``")
+            self._entry("item", line.body, lines, context, name, lines.start + 1 if is_term else 0)
 
     def _lead_in(self, line: TextLine) -> Span | None:
         """The sentence directly above, if it introduces the list that begins with this line."""
@@ -300,11 +350,9 @@ class _UnitReader:
             return None
         kind, start, end, *_ = self.found[-1]
         *_, (start, _) = sentences(self.text, start, end)
-        if self.text[end - 1] != ":":
-            is_cue = _CUE.search(self.text, start, end) is not None
-            is_adjacent = self.text.count("\n", end, line.start) == 1 and self.text[end - 1] not in ".!?"
-            if kind != "sentence" or not (is_cue or is_adjacent):
-                return None
+        is_open = self.text[end - 1] not in ".!?" or _CUE.search(self.text, start, end)
+        if self.text[end - 1] != ":" and not (kind == "sentence" and is_open):
+            return None
         return (start, end) if end - start <= MAX_LEAD else None
 
     def _entry(self, kind: Kind, start: int, lines: range, context: _Context, name: Span | None, head: int = 0) -> None:
@@ -315,6 +363,10 @@ class _UnitReader:
         if span := trim(self.text, start, self.lines[own - 1].end):
             for part in self._parts(kind, span, self.lines[head - 1].end if head else start):
                 self._add(kind, part, inside)
+        first = after_blank(self.lines, own, lines.stop)
+        if first < lines.stop and self._is_literal(own - 1) and self.lines[first].indent > self.lines[own - 1].indent:
+            end = indented_end(self.lines, first, lines.stop, self.lines[own - 1].indent)
+            own = self._unmarked_code(first, end, inside)
         self._inside(own, lines.stop, inside)
 
     def _parts(self, kind: Kind, span: Span, head: int) -> list[Span]:
@@ -330,7 +382,7 @@ class _UnitReader:
         for at in range(end, stop):
             line = self.lines[at]
             if line.kind == "blank":
-                if self.text.endswith("::", self.lines[end - 1].start, self.lines[end - 1].end):
+                if self._is_literal(end - 1):
                     break
             elif line.kind != "text" or (indent is not None and line.indent > indent) or self._is_head(at, stop):
                 break
@@ -354,7 +406,7 @@ class _UnitReader:
             return False
         # The first line of a text may have lost its indentation.
         is_short = term.end - term.start <= (MAX_TERM if at else MAX_TERM // 2)
-        return is_short and self.text[term.end - 1] not in ".,;" and not self.text.endswith("::", term.start, term.end)
+        return is_short and self.text[term.end - 1] not in ".,;" and not self._is_literal(at)
 
     def _definition(self, at: int, stop: int, context: _Context) -> int:
         term, end = self.lines[at], at + 2
@@ -365,13 +417,15 @@ class _UnitReader:
             end = indented_end(self.lines, at + 1, stop, term.indent)
             introduces = self.text[term.end - 1] == ":" and looks_like_code(self.text, self.lines, at + 1, end)
             if introduces or is_statement(self.text, term):
-                return self._code(term.start, at, end, context)
+                return self._unmarked_code(at, end, context)
         name = name_of(self.text, term.start, term.end)
         self._entry("definition", term.start, range(at, end), context, name, at + 1)
         return end
 
     def _field(self, at: int, stop: int, context: _Context) -> int:
         line, end = self.lines[at], self._content_end(at, stop)
+        if line.body == line.end and end == at + 1:
+            return end
         name = name_of(self.text, line.start, line.end, _FIELD)
         self._entry("definition", line.start, range(at, end), context, name)
         return end
@@ -421,7 +475,7 @@ class _UnitReader:
         while content < end and self.lines[content].kind == "field":
             content += 1
         content = after_blank(self.lines, content, end)
-        if name in _IGNORED or name.startswith("auto"):
+        if name in _IGNORED or (name.startswith("auto") and content == end):
             self._label = None
         elif name in _CODE:
             return self._code(line.start, content, end, context) if content < end else end
