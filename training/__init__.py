@@ -1,0 +1,1 @@
+"""How the evidence model is made: data, training, evaluation, export. Not part of the product."""
