@@ -39,7 +39,7 @@ def write(out: Path, folder: Path) -> None:
         words=np.rint(words / scales).astype(np.int8),
         scales=scales.astype(np.float32),
         tokenizer=np.frombuffer((folder / TOKENIZER).read_bytes(), np.uint8),
-        **{name: value.astype(np.float16) for name, value in layers.items()},
+        **{name: value.astype(np.float16) for name, value in layers.items()},  # type: ignore[arg-type]  # only names
     )
 
 

@@ -87,7 +87,9 @@ class Epochs:
         return self._order[1]
 
 
-def _draws(corpus: Corpus, made_claims: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _draws(
+    corpus: Corpus, made_claims: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """What can be drawn: its kind, its number among those of its kind, and how often it is drawn in an epoch."""
     questions = []
     for question in corpus.questions:
@@ -118,7 +120,7 @@ def _batches(examples: list[Example], tokens: int, rng: Random) -> Iterator[list
 def _rows(batch: list[Example]) -> tuple[Shorts, Shape]:
     shape = Shape(
         len(batch),
-        max(1, max(len(each.units) for each in batch)),
+        max(1, *(len(each.units) for each in batch)),
         _rounded(max(len(each.input.ids) for each in batch)),
     )
     rows = np.zeros((shape.inputs, shape.width()), np.int16)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-MONTHS = (
-    "January February March April May June July August September October November December"  # fmt: skip
-).split()
+MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\b")
+MONTHS = MONTH.pattern[5:-3].split("|")
 # Words of one row can stand for each other.
 NUMBER_WORDS = tuple(
     tuple(row.split())
@@ -19,25 +18,24 @@ NUMBER_WORDS = tuple(
     )
 )
 OPPOSITES = """
-above/below accepted/rejected after/before allow/forbid allowed/forbidden always/never ancient/modern ascending/descending
-asynchronous/synchronous began/ended best/worst better/worse bottom/top bought/sold brother/sister cold/hot common/rare
-current/former daughter/son day/night decrease/increase decreased/increased decreases/increases difficult/easy
-disable/enable disabled/enabled disables/enables domestic/foreign earlier/later early/late east/west eastern/western
-excludes/includes excluding/including external/internal failure/success fall/rise false/true father/mother fell/rose
-female/male few/most first/last gained/lost good/bad high/low higher/lower highest/lowest husband/wife
-illegal/legal impossible/possible inside/outside king/queen large/small larger/smaller largest/smallest left/right
-less/more local/remote long/short longest/shortest lose/win lost/won major/minor majority/minority man/woman
-maximum/minimum men/women mutable/immutable negative/positive new/old newest/oldest north/south northern/southern
-older/younger open/closed oppose/support opposed/supported optional/required peace/war poor/rich private/public
-reads/writes start/stop started/stopped strong/weak successful/unsuccessful summer/winter valid/invalid with/without
-""".split()
-OPPOSITE = {
-    word: other for pair in OPPOSITES for word, other in (pair.split("/"), reversed(pair.split("/")))  # both ways
-}
+above/below accepted/rejected after/before allow/forbid allowed/forbidden always/never ancient/modern
+ascending/descending asynchronous/synchronous began/ended best/worst better/worse bottom/top bought/sold
+brother/sister cold/hot common/rare current/former daughter/son day/night decrease/increase decreased/increased
+decreases/increases difficult/easy disable/enable disabled/enabled disables/enables domestic/foreign earlier/later
+early/late east/west eastern/western excludes/includes excluding/including external/internal failure/success fall/rise
+false/true father/mother fell/rose female/male few/most first/last gained/lost good/bad high/low higher/lower
+highest/lowest husband/wife illegal/legal impossible/possible inside/outside king/queen large/small larger/smaller
+largest/smallest left/right less/more local/remote long/short longest/shortest lose/win lost/won major/minor
+majority/minority man/woman maximum/minimum men/women mutable/immutable negative/positive new/old newest/oldest
+north/south northern/southern older/younger open/closed oppose/support opposed/supported optional/required peace/war
+poor/rich private/public reads/writes start/stop started/stopped strong/weak successful/unsuccessful summer/winter
+valid/invalid with/without
+"""
+PAIRS = re.findall(r"(\w+)/(\w+)", OPPOSITES)
+OPPOSITE = dict(PAIRS) | {right: left for left, right in PAIRS}
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 NUMBER_WORD = re.compile(rf"\b({'|'.join(word for row in NUMBER_WORDS for word in row)})\b", re.IGNORECASE)
-MONTH = re.compile(rf"\b({'|'.join(MONTHS)})\b")
 YEAR = re.compile(r"1\d{3}|20\d{2}")
 # Capitalised words that do not begin the sentence, also several: "Bank of England".
 NAME = re.compile(
@@ -134,7 +132,9 @@ def _number_near(old: str, passage: Sequence[str], rng: Random) -> str:
     value = int(plain[:15])
     if YEAR.fullmatch(old):
         return str(value + rng.choice((-1, 1)) * rng.choice((1, 2, 3, 4, 5, 7, 10, 12, 20, 30, 100)))
-    value = max(0, rng.choice((value - 3, value - 1, value + 1, value + 2, value + 5, value + 10, value * 2, value * 10)))
+    value = max(
+        0, rng.choice((value - 3, value - 1, value + 1, value + 2, value + 5, value + 10, value * 2, value * 10))
+    )
     return f"{value:,}" if "," in old else str(value)
 
 

@@ -52,6 +52,7 @@ class Passage(NamedTuple):
     source: str
 
 
+HELD = "held"
 UNUSED = Passage("", (), (), "")
 
 
@@ -125,7 +126,10 @@ class Corpus:
             text=row["q"],
             source=source_of(row["k"]),
             positives=tuple(first + number for number in row["pos"]),
-            negatives=tuple(first + number for number in row.get("neg") or ()),
+            # Passages of held-out documents are not even shown as wrong ones.
+            negatives=tuple(
+                first + number for number in row.get("neg") or () if self.passages[first + number].source != HELD
+            ),
             evidence=evidence,
             answer=self._answer(row["ans"], first, evidence) if row.get("ans") else None,
             answerable=bool(row["a"]),
@@ -179,5 +183,5 @@ def _place(units: Sequence[str], start: int, text: str, evidence: Sequence[int])
 
 def source_of(name: str) -> str:
     """The set without what follows: "docs" of "docs:tables", "covid" of "covid1092"."""
-    name = name.split(":")[0].rstrip("0123456789-") if not name.startswith(("squad", "2wiki")) else name.split(":")[0]
-    return "docs" if name.startswith("docs") else name
+    name = name.partition(":")[0]
+    return next((known for known in ("docs", "covid") if name.startswith(known)), name)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from anabranch.models.evidence_input import JOINT, SINGLE, InputIds, laid_out
+from anabranch.models.evidence_input import JOINT, SINGLE, InputIds, PageIds, laid_out
 from training.inputs import Batch, Floats, Reader, WordTable, batches, padded, plain_tokenizer
 from training.text import normal, overlap
 
@@ -54,6 +53,13 @@ class Model:
             passages, tokens = self._run(padded([inputs[number] for number in numbers]))
             for row, number in enumerate(numbers):
                 found[number] = _scores(inputs[number], passages[row], tokens[row])
+        return [found[number] for number in range(len(inputs))]
+
+    def passages(self, inputs: Sequence[InputIds]) -> list[Floats]:
+        """Only what is said of whole inputs, which is faster."""
+        found: dict[int, Floats] = {}
+        for numbers in batches(inputs, self._batch_tokens):
+            found |= zip(numbers, self._run(padded([inputs[number] for number in numbers]))[0], strict=True)
         return [found[number] for number in range(len(inputs))]
 
     def question(self, question: str, title: str, units: Sequence[str], before: Sequence[str] = ()) -> InputIds:
@@ -145,7 +151,9 @@ def squad(model: Model, rows: Sequence[Row], *, lower: bool = False) -> Result:
     found = model.scores([model.question(q, row["t"], row["s"]) for q, row in zip(questions, rows, strict=True)])
     has = np.array([bool(row["a"]) for row in rows])
     said = [_words(model, row["s"], scores) for row, scores in zip(rows, found, strict=True)]
-    exact = np.array([max((normal(s) == normal(a) for a in row["a"]), default=False) for s, row in zip(said, rows, strict=True)])
+    exact = np.array(
+        [max((normal(s) == normal(a) for a in row["a"]), default=False) for s, row in zip(said, rows, strict=True)]
+    )
     words = np.array([max((overlap(s, a) for a in row["a"]), default=0.0) for s, row in zip(said, rows, strict=True)])
     answerable = np.array([scores.passage[1] for scores in found])
     both = answerable + 0.5 * np.array([scores.best for scores in found])
@@ -218,7 +226,7 @@ def _ranked(passages: Sequence[tuple[Any, Scores]]) -> list[Candidate]:
 
 
 def _quoted(ranked: Sequence[Sequence[Candidate]], evidence: Sequence[set[tuple[Any, int]]]) -> Result:
-    """Precision, recall and F1 of the best one and two units, and of those above a half (at least one, at most four)."""
+    """Precision, recall and F1 of the best unit, of the best two, and of those above a half, one to four."""
     result = {}
     rules: dict[str, Callable[[Sequence[Candidate]], Sequence[Candidate]]] = {
         "best": lambda candidates: candidates[:1],
@@ -265,11 +273,11 @@ def _alone(model: Model, row: Row, pages: Sequence[Any]) -> list[tuple[str, list
     return [(title, units, scores) for (title, units), scores in zip(shown, found, strict=True)]
 
 
-def _jointly(
-    model: Model, row: Row, found: Sequence[tuple[str, list[str], Scores]]
-) -> tuple[list[Candidate], float]:
+def _jointly(model: Model, row: Row, found: Sequence[tuple[str, list[str], Scores]]) -> tuple[list[Candidate], float]:
     """The best units of the best paragraphs in one input: their scores, and how answerable the question is."""
-    pages, names, size = [], [], 0
+    pages: list[PageIds] = []
+    names: list[tuple[str, list[int]]] = []
+    size = 0
     for title, units, scores in sorted(found, key=lambda each: -each[2].passage[0])[:JOINT_PAGES]:
         kept = sorted(np.argsort(-scores.units)[:JOINT_UNITS].tolist())
         page = model.reader.page(title, [units[unit] for unit in kept])
@@ -324,7 +332,8 @@ def documentation(model: Model, data: Row, *, lower: bool = False) -> Result:
                 asked.append((number, passage))
     found = dict(zip(asked, model.scores(inputs), strict=True))
     ranks: dict[str, list[int]] = {"own passage": [], "five passages": []}
-    right, wrong = [], []
+    right: list[float] = []
+    wrong: list[float] = []
     for number, row in enumerate(data["held"]):
         own = [(passage, found[number, passage]) for passage in row["pos"] if (number, passage) in found]
         near = [(p, found[number, p]) for p in (row.get("neg") or [])[:4] if (number, p) in found]

@@ -211,9 +211,7 @@ class Examples:
         for number in _drawn(near, 4 if question.several else 2, rng):
             part = self._part(number, (), (), self._room(head), rng)
             span = NO_ANSWER if rng.random() < NEAR_SPAN else NO_SPAN
-            examples.append(
-                self._example(head, [part], span=span, relevance=0, answerable=0, unit_weight=NEAR_WEIGHT)
-            )
+            examples.append(self._example(head, [part], span=span, relevance=0, answerable=0, unit_weight=NEAR_WEIGHT))
         if len(near) > 2 and rng.random() < (SEVERAL_ONLY_NEAR if question.several else ONLY_NEAR):
             examples.append(self._joint_near(head, _drawn(near, rng.choice((2, 3, 4)), rng), rng, NEAR_WEIGHT))
         return examples

@@ -24,6 +24,7 @@ from training.inputs import Reader, WordTable, batches, padded, plain_tokenizer
 from training.weights import PASSAGE, TOKENS
 
 HIDDEN = "hidden"
+REACH = "reach."
 MOST_BYTES = 13_000_000
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -102,6 +103,11 @@ def reach_of(model: bytes, inputs: Sequence[InputIds], table: WordTable) -> dict
     return reach
 
 
+def reach_held(weights: files.Weights) -> dict[str, Floats]:
+    """What quantization-aware training was calibrated with; empty if there was none."""
+    return {name.removeprefix(REACH): value for name, value in weights.items() if name.startswith(REACH)}
+
+
 def scores(model: bytes, inputs: Sequence[InputIds], table: WordTable) -> tuple[Floats, Floats]:
     """What the model says of each input, and of each token that is not padding."""
     running = session(model)
@@ -140,7 +146,7 @@ def main() -> None:
     inputs = calibration_inputs(Reader(plain_tokenizer((folder / NAME / TOKENIZER).read_bytes())))
     weights = files.read(arguments.weights)
     whole = float_model(weights)
-    short = quantized_model(weights, reach_of(whole, inputs, table))
+    short = quantized_model(weights, reach_held(weights) or reach_of(whole, inputs, table))
     if len(short) > MOST_BYTES:
         parser.exit(1, f"The model has {len(short):,} bytes; at most {MOST_BYTES:,} are allowed.\n")
     arguments.out.write_bytes(short)

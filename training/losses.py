@@ -102,9 +102,7 @@ def taught(output: Output, teacher: Output, batch: Labelled) -> Tensor:
     """How far the model is from its teacher."""
     question = (batch.fields["claim"] == NO_CLAIM).float()
     found = {}
-    each = F.binary_cross_entropy_with_logits(
-        output.passage[:, :2], teacher.passage[:, :2].sigmoid(), reduction="none"
-    )
+    each = F.binary_cross_entropy_with_logits(output.passage[:, :2], teacher.passage[:, :2].sigmoid(), reduction="none")
     found["passage"] = (each.mean(1) * question).mean()
     apart = F.kl_div(output.passage[:, 2:].log_softmax(1), teacher.passage[:, 2:].softmax(1), reduction="none")
     found["claim"] = (apart.sum(1) * (1 - question)).mean()

@@ -4,8 +4,11 @@ import re
 from collections import Counter
 
 STOPWORDS = frozenset(
-    "a an and are as at be been by did do does for from had has have how in is it its many much of on or that the this "
-    "to was were what when where which who whom whose why with".split()
+    re.findall(
+        r"\w+",
+        "a an and are as at be been by did do does for from had has have how in is it its many much of on or that the "
+        "this to was were what when where which who whom whose why with",
+    )
 )
 WORD = re.compile(r"[\w'.-]+")
 ARTICLE = re.compile(r"\b(?:a|an|the)\b")

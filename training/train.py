@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ RESERVE_S = 6
 # With --steps the clock decides only if the run is late by more than this share of it.
 LATE = 0.03
 QUANTIZED_SHARE, CALIBRATION_BATCHES = 0.2, 40
-FIRST_REPORTS = (10, 50)
+FIRST_REPORTS = (5, 20, 50)
 CHUNKS_AHEAD = 2
 BEGAN = time.monotonic()
 
@@ -176,7 +176,7 @@ def _groups(model: EvidenceModel, rate: float) -> list[dict[str, Any]]:
 def batches(epochs: Epochs, training: Training, workers: int) -> Iterator[Labelled]:
     """Batches on the device, in the order that the seed gives, from worker processes."""
     loader = DataLoader(
-        epochs,  # type: ignore[arg-type]  # it has an item for every number
+        epochs,
         batch_size=None,
         sampler=range(training.chunk, sys.maxsize),
         num_workers=workers,
@@ -187,9 +187,9 @@ def batches(epochs: Epochs, training: Training, workers: int) -> Iterator[Labell
     )
     for numbers, shapes in loader:
         training.chunk += 1
-        numbers = numbers.to(training.device, non_blocking=True)
+        moved = numbers.to(training.device, non_blocking=True)
         sizes = [inputs * Shape(inputs, units, tokens).width() for inputs, units, tokens in shapes]
-        for part, shape in zip(numbers.split(sizes), shapes, strict=True):
+        for part, shape in zip(moved.split(sizes), shapes, strict=True):
             yield labelled(part, Shape(*shape))
 
 
@@ -224,7 +224,9 @@ def fit(training: Training, epochs: Epochs, clock: Clock, arguments: argparse.Na
             speed = f"{(training.step - report_step) / seconds:.1f} steps/s, {tokens / seconds / 1e6:.2f}M tokens/s"
             said = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
             epoch = training.chunk / epochs.chunks
-            say(f"{training.step}/{clock.steps} ({done:.0%}, epoch {epoch:.1f}), {speed}, waited {waited:.1f} s: {said}")
+            say(
+                f"{training.step}/{clock.steps} ({done:.0%}, epoch {epoch:.1f}), {speed}, waited {waited:.1f} s: {said}"
+            )
             report_time, report_step, tokens, waited = time.monotonic(), training.step, 0, 0.0
         if time.monotonic() - checkpoint_time > CHECKPOINT_S:
             training.write(arguments.out)
@@ -250,11 +252,8 @@ def prepared(arguments: argparse.Namespace, device: str) -> tuple[Training, Epoc
         corpus, Examples(corpus, hard), seed=arguments.seed, tokens=arguments.tokens, made_claims=made_claims
     )
     torch.manual_seed(arguments.seed)
-    if arguments.start:
-        model = trained_model(base, weights.read(arguments.start))
-    else:
-        model = new_model(base, arguments.layers)
-    training = Training(model.to(device), arguments, device)
+    started = trained_model(base, weights.read(arguments.start)) if arguments.start else None
+    training = Training((started or new_model(base, arguments.layers)).to(device), arguments, device)
     if arguments.teacher:
         training.teacher = trained_model(base, weights.read(arguments.teacher)).to(device).eval()
     if arguments.state and arguments.state.exists():
@@ -263,7 +262,7 @@ def prepared(arguments: argparse.Namespace, device: str) -> tuple[Training, Epoc
     return training, epochs, corpus
 
 
-def parsed() -> argparse.Namespace:
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, nargs="+", required=True, help="files of training data")
@@ -285,15 +284,15 @@ def parsed() -> argparse.Namespace:
     add("--state", type=Path, help="resume from this file if it exists; written at the end of a part")
     add("--pause", type=float, metavar="MINUTES", help="stop then, for a later command with the same --state")
     add("--sample", type=int, help="take only so many questions and claims of each file, for a quick try")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _layers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def main() -> None:
-    arguments = parsed()
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parsed(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # cuDNN's attention is compiled anew for every shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -312,7 +311,7 @@ def main() -> None:
         torch.save(training.state(), arguments.state)
     seconds = time.monotonic() - began
     record = {
-        "command": ["python", "-m", "training.train", *sys.argv[1:]],
+        "command": ["python", "-m", "training.train", *(sys.argv[1:] if words is None else words)],
         "data_sha256": corpus.sha256,
         "base_sha256": hashlib.sha256(arguments.base.read_bytes()).hexdigest(),
         "torch": torch.__version__,
