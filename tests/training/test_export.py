@@ -9,7 +9,7 @@ import pytest
 from anabranch.models.evidence_input import InputIds
 from anabranch.models.minilm import NAME, TOKENIZER, session
 from training import export, weights
-from training.inputs import Reader, WordTable, padded, plain_tokenizer
+from training.inputs import Floats, Reader, WordTable, padded, plain_tokenizer
 from training.weights import PASSAGE, TOKENS, Weights
 
 WORDS, WIDTH, WIDE = 1100, 384, 1536
@@ -96,7 +96,7 @@ def test_an_input_is_judged_alike_alone_and_in_a_batch() -> None:
     values, inputs, table = some_weights(), some_inputs(), some_words()
     model = session(quantized(values, inputs, table))
 
-    def passages(rows: list[InputIds]) -> export.Floats:
+    def passages(rows: list[InputIds]) -> Floats:
         batch = padded(rows)
         feed = {"words": table.vectors(batch.ids), "types": batch.types, "mask": batch.mask}
         return np.asarray(model.run(["passage"], feed)[0], np.float32)

@@ -1,4 +1,4 @@
-"""The model in PyTorch computes what the exported graph computes, and can be trained. Skipped where PyTorch is missing."""
+"""The model in PyTorch computes what the exported graph computes. Skipped where PyTorch is missing."""
 
 import json
 import lzma
@@ -23,7 +23,9 @@ from training.model import EvidenceModel, calibrate, trained_model  # noqa: E402
 
 def model(layers: int = LAYERS) -> EvidenceModel:
     words = some_words()
-    return trained_model({"words": words.words, "scales": words.scales}, some_weights(layers)).eval()
+    evidence = trained_model({"words": words.words, "scales": words.scales}, some_weights(layers))
+    evidence.eval()
+    return evidence
 
 
 def outputs(evidence: EvidenceModel) -> tuple[Floats, Floats]:
