@@ -1,0 +1,53 @@
+"""How each set of data is used, in one table."""
+
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """How often a question of a set is drawn in an epoch, and what may be made of it beside the question itself."""
+
+    draws: float = 1.0
+    # Read together with near passages, whole; and with a few units of each, as the product reads several passages.
+    joint: bool = False
+    sparse: bool = False
+    # The question with another name, number or meaning, which the passage does not answer.
+    changed: bool = False
+    # The passage without its evidence, which does not answer.
+    cut: bool = True
+    # Sentences of its passages become claims.
+    claims: bool = False
+
+
+QUESTIONS = {
+    "2wiki": Source(joint=True, sparse=True, claims=True),
+    "bio": Source(joint=True, sparse=True),
+    "boolq": Source(joint=True, claims=True),
+    "covid": Source(joint=True, sparse=True, claims=True),
+    "docs": Source(joint=True, sparse=True, claims=True),
+    "hotpot": Source(joint=True, sparse=True, claims=True),
+    "iirc": Source(cut=False),
+    "nq": Source(joint=True, sparse=True, changed=True, claims=True),
+    "nqswap": Source(),
+    "policy": Source(),
+    "pubmed": Source(),
+    "reqa": Source(joint=True),
+    "rl": Source(claims=True),
+    "squad1": Source(joint=True, sparse=True, changed=True, claims=True),
+    "squad2": Source(joint=True, sparse=True, changed=True, claims=True),
+    "squadrl": Source(joint=True, sparse=True, changed=True, claims=True),
+    "xquad": Source(joint=True, sparse=True, changed=True, claims=True),
+}
+OTHER = Source()
+# Questions that need several passages, all of them known, are few and are drawn more often.
+SEVERAL_DRAWS = 3
+
+# Draws of a claim in an epoch; and claims made from sentences and from questions with their answers.
+CLAIMS = {"snli": 0.65}
+MADE_CLAIMS = 110_000
+
+# Sets whose label is for the whole passage only: whether a question and a passage belong together.
+PASSAGE_ONLY = {"pubmed"}
+
+
+def source(name: str) -> Source:
+    return QUESTIONS.get(name, OTHER)
