@@ -104,21 +104,26 @@ async def prepared(document: Document, group: str, chunking: Chunking, embedder:
 
 
 def _placed(question: Question, passages: Sequence[Passage], spans: dict[Leaf, Span]) -> Found | None:
-    """The question in the passage that has most of its evidence; None if none has half of it."""
-    where = [spans[leaf] for leaf in question.evidence if leaf in spans]
+    """The question in its passage; None if its evidence is not in one."""
+    found = placed_units(question, passages, [spans[leaf] for leaf in question.evidence if leaf in spans])
+    if found is None or len(found.units) == len(found.passage.units) > 8:
+        return None
+    # A table that was not read row by row is no evidence for one of its cells.
+    if question.kind.startswith("table") and any(found.passage.units[one].kind != "row" for one in found.units):
+        return None
+    scope = [spans[leaf] for leaf in leaves_of(question.scope) if leaf in spans] if question.scope else []
+    return found._replace(rest=tuple(set(_numbers(found.passage, scope)) - set(found.units)))
+
+
+def placed_units(question: Question, passages: Sequence[Passage], where: Sequence[Span]) -> Found | None:
+    """The question with the units that hold these spans of the document, in the passage that has most of them; None if
+    none has half of them."""
     wanted = sum(end - start for start, end in where)
     best = max(passages, key=lambda each: _held(each, where), default=None)
     if best is None or not wanted or _held(best, where) < SHARE * wanted:
         return None
     numbers = _numbers(best, where)
-    if not numbers or len(numbers) == len(best.units) > 8:
-        return None
-    # A table that was not read row by row is no evidence for one of its cells.
-    if question.kind.startswith("table") and any(best.units[number].kind != "row" for number in numbers):
-        return None
-    scope = [spans[leaf] for leaf in leaves_of(question.scope) if leaf in spans] if question.scope else []
-    answer = _answer(question, best, numbers, where)
-    return Found(question, best, numbers, answer, tuple(set(_numbers(best, scope)) - set(numbers)))
+    return Found(question, best, numbers, _answer(question, best, numbers, where), ()) if numbers else None
 
 
 def _held(passage: Passage, where: Iterable[Span]) -> int:
