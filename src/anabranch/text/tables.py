@@ -30,7 +30,7 @@ class Row(NamedTuple):
     name: Span | None
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     lead: Span | None
     rows: list[Row]
 
@@ -46,14 +46,14 @@ def _row(text: str, first: TextLine, last: TextLine) -> Row:
     return Row((first.start, last.end), cell and name_of(text, *cell.span(1)))
 
 
-def pipe_table(text: str, lines: list[TextLine]) -> Table:
+def pipe_table(text: str, lines: list[TextLine]) -> TextTable:
     """A Markdown table. The line below its header is a separator."""
     header = len(lines) > 1 and lines[1].kind == "separator"
     body = [line for line in lines[2 if header else 0 :] if line.kind != "separator"]
-    return Table(spanned(lines[:2]) if header else None, [_row(text, line, line) for line in body])
+    return TextTable(spanned(lines[:2]) if header else None, [_row(text, line, line) for line in body])
 
 
-def grid_table(text: str, lines: list[TextLine]) -> Table:
+def grid_table(text: str, lines: list[TextLine]) -> TextTable:
     """A table with a border around every row. The border below the header is of equals signs."""
     edges = [index for index, line in enumerate(lines) if line.kind == "grid"]
     lead, rows = None, []
@@ -63,10 +63,10 @@ def grid_table(text: str, lines: list[TextLine]) -> Table:
             lead = (inner[0].start, lines[below].end)
         elif inner:
             rows.append(_row(text, inner[0], inner[-1]))
-    return _with_bold_header(text, Table(lead, rows))
+    return _with_bold_header(text, TextTable(lead, rows))
 
 
-def simple_table(text: str, lines: list[TextLine]) -> Table:
+def simple_table(text: str, lines: list[TextLine]) -> TextTable:
     """A table whose columns are marked by borders of equals signs. A row goes on where its first column is empty."""
     borders = [index for index, line in enumerate(lines) if line.kind == "border" and text[line.start] == "="]
     indent = lines[borders[0]].indent if borders else 0
@@ -79,10 +79,10 @@ def simple_table(text: str, lines: list[TextLine]) -> Table:
     for head, following in pairwise([*heads, len(body)]):
         cell = _COLUMN.match(text, body[head].start, body[head].end)
         rows.append(Row((body[head].start, body[following - 1].end), cell and name_of(text, *cell.span())))
-    return _with_bold_header(text, Table(lead, rows))
+    return _with_bold_header(text, TextTable(lead, rows))
 
 
-def directive_table(text: str, head: list[TextLine], body: list[TextLine]) -> Table:
+def directive_table(text: str, head: list[TextLine], body: list[TextLine]) -> TextTable:
     """A list-table, whose rows are items, or a csv-table, whose rows are lines. The header is in the directive's
     options, or the first rows."""
     indent = body[0].indent
@@ -94,13 +94,13 @@ def directive_table(text: str, head: list[TextLine], body: list[TextLine]) -> Ta
         rows += [Row(span, name)] if span else []
     options = spanned(head)
     if named := _HEADER.search(text, *options):
-        return Table(trim(text, *named.span(1)), rows)
+        return TextTable(trim(text, *named.span(1)), rows)
     counted = _HEADER_ROWS.search(text, *options)
     count = min(int(counted[1]), len(rows)) if counted else 0
-    return Table((rows[0].span[0], rows[count - 1].span[1]) if count else None, rows[count:])
+    return TextTable((rows[0].span[0], rows[count - 1].span[1]) if count else None, rows[count:])
 
 
-def records(text: str, lines: list[TextLine]) -> Table | None:
+def records(text: str, lines: list[TextLine]) -> TextTable | None:
     """Lines that are the rows of a table without marks, as from HTML or CSV, or the fields of one record; else None."""
     if _all_have(text, lines, " | ", 1):
         return _with_header(text, [_row(text, line, line) for line in lines])
@@ -109,13 +109,15 @@ def records(text: str, lines: list[TextLine]) -> Table | None:
     if text.find(": ", lines[0].start, lines[0].end) < 0:
         return None
     if all(_PAIRS.match(text, line.start, line.end) for line in lines):
-        return Table(None, [Row((line.start, line.end), name_of(text, line.start, line.end, _PAIRS)) for line in lines])
+        return TextTable(
+            None, [Row((line.start, line.end), name_of(text, line.start, line.end, _PAIRS)) for line in lines]
+        )
     names = [_PAIR.match(text, line.start, line.end) for line in lines]
     if len(names) < 2 or None in names:
         return None
     if len({found[1] for found in names if found}) > 1 and lines[-1].end - lines[0].start <= MAX_RECORD:
-        return Table(None, [Row(spanned(lines), None)])
-    return Table(None, [Row((line.start, line.end), None) for line in lines])
+        return TextTable(None, [Row(spanned(lines), None)])
+    return TextTable(None, [Row((line.start, line.end), None) for line in lines])
 
 
 def _all_have(text: str, lines: list[TextLine], sign: str, count: int) -> bool:
@@ -130,18 +132,18 @@ def _is_separated(text: str, lines: list[TextLine], sign: str, least: int) -> bo
     )
 
 
-def _with_bold_header(text: str, table: Table) -> Table:
+def _with_bold_header(text: str, table: TextTable) -> TextTable:
     if table.lead is None and len(table.rows) > 1 and _BOLD_ROW.fullmatch(text, *table.rows[0].span):
-        return Table(table.rows[0].span, table.rows[1:])
+        return TextTable(table.rows[0].span, table.rows[1:])
     return table
 
 
-def _with_header(text: str, rows: list[Row]) -> Table:
+def _with_header(text: str, rows: list[Row]) -> TextTable:
     """The first row is a header if it has only words, and others have figures or are clearly longer."""
     first, *rest = rows
     if rest and not _DATUM.search(text, *first.span):
         data = sum(_DATUM.search(text, *row.span) is not None for row in rest)
         length = sum(row.span[1] - row.span[0] for row in rest) / len(rest)
         if 2 * data >= len(rest) or length > 1.5 * (first.span[1] - first.span[0]):
-            return Table(first.span, rest)
-    return Table(None, rows)
+            return TextTable(first.span, rest)
+    return TextTable(None, rows)

@@ -18,7 +18,7 @@ from anabranch.text.blocks import (
     spanned,
 )
 from anabranch.text.sentences import Span, sentences, trim
-from anabranch.text.tables import Table, directive_table, grid_table, name_of, pipe_table, records, simple_table
+from anabranch.text.tables import TextTable, directive_table, grid_table, name_of, pipe_table, records, simple_table
 
 Kind = Literal["sentence", "item", "row", "definition", "code"]
 
@@ -432,7 +432,7 @@ class _UnitReader:
 
     # Tables
 
-    def _add_table(self, table: Table, context: _Context) -> None:
+    def _add_table(self, table: TextTable, context: _Context) -> None:
         for span, name in table.rows:
             self._add("row", span, context._replace(lead=table.lead), name)
 
