@@ -71,7 +71,9 @@ def _swapped(found: Found, names: Names, random: Random) -> Unanswerable | None:
     thing = found.question.thing
     if thing is None or found.question.kind == "thing-which":
         return None
-    spellings = sorted({*thing.names, *(name.rpartition(".")[2] for name in thing.names)}, key=len, reverse=True)
+    spellings = sorted(
+        {*thing.names, *(name.rpartition(".")[2] for name in thing.names)}, key=lambda name: (-len(name), name)
+    )
     own = next((name for name in spellings if name and name in found.question.text), None)
     other = names.other(found, thing, random)
     if own is None or other is None or len(own) < 3:

@@ -4,6 +4,10 @@ import re
 from random import Random
 
 import pytest
+
+from anabranch.domain.model import Embedding
+from anabranch.knowledge.model import Chunking
+from anabranch.models.calibration import MINILM
 from training.documentation.__main__ import held_out
 from training.documentation.asking import Place, Question
 from training.documentation.dataset import Answers
@@ -16,10 +20,6 @@ from training.documentation.sources import Document
 from training.documentation.structure import Items, Node, Section, Table, Thing, leaves_of, read
 from training.documentation.unanswerable import Names, unanswerable
 from training.documentation.wording import keywords, lower_first, reworded, third, typed, verb_phrase
-
-from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import Chunking
-from anabranch.models.calibration import MINILM
 
 SETTINGS = """\
 ========
