@@ -34,8 +34,8 @@ LONGEST_GRADIENT = 1.0
 AVERAGE, AVERAGE_EVERY = 0.999, 5
 CHECKPOINT_S = 60
 REPORT_EVERY = 250
-# Seconds that are left for writing the weights.
-RESERVE_S = 6
+# Seconds that are left for imports and for writing the weights.
+RESERVE_S = 10
 # With --steps the clock decides only if the run is late by more than this share of it.
 LATE = 0.03
 QUANTIZED_SHARE, CALIBRATION_BATCHES = 0.2, 40
