@@ -297,7 +297,7 @@ def main(words: Sequence[str] | None = None) -> None:
     # cuDNN's attention is compiled anew for every shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high")
-    arguments.pause_at = BEGAN + arguments.pause * 60 if arguments.pause else float("inf")
+    arguments.pause_at = BEGAN + arguments.pause * 60 if arguments.pause is not None else float("inf")
     training, epochs, corpus = prepared(arguments, device)
     steps = arguments.steps or max(8, round(arguments.epochs * epochs.chunks * len(epochs[0].shapes)))
     began = time.monotonic()
