@@ -26,7 +26,8 @@ class OtherData(Exception):
 def mined(path: Path, corpus: Corpus) -> dict[int, tuple[int, ...]]:
     """Hard near passages by question."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    if list(found["data_sha256"].items()) != list(corpus.sha256.items()):
+    same = list(found["data_sha256"].items()) == list(corpus.sha256.items())
+    if not same or found["questions"] != len(corpus.questions):
         raise OtherData(f"{path} was made from other data, or from files in another order.")
     return {int(question): tuple(passages) for question, passages in found["hard"].items()}
 
@@ -80,7 +81,8 @@ def main() -> None:
             scores.setdefault(question, {})[passage] = float(values[0]), float(values[1])
         found |= {number: hard(each, corpus.questions[number].positives[0]) for number, each in scores.items()}
     kept = {number: passages for number, passages in found.items() if passages}
-    arguments.out.write_text(json.dumps({"data_sha256": corpus.sha256, "hard": kept}) + "\n", encoding="utf-8")
+    record = {"data_sha256": corpus.sha256, "questions": len(corpus.questions), "hard": kept}
+    arguments.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
     print(f"{len(kept):,} of {len(found):,} questions have near passages that are hard: {arguments.out}")
 
 

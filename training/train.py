@@ -34,8 +34,8 @@ LONGEST_GRADIENT = 1.0
 AVERAGE, AVERAGE_EVERY = 0.999, 5
 CHECKPOINT_S = 60
 REPORT_EVERY = 250
-# Seconds that are left for writing the weights.
-RESERVE_S = 6
+# Seconds that are left for imports and for writing the weights.
+RESERVE_S = 10
 # With --steps the clock decides only if the run is late by more than this share of it.
 LATE = 0.03
 QUANTIZED_SHARE, CALIBRATION_BATCHES = 0.2, 40
@@ -297,7 +297,7 @@ def main(words: Sequence[str] | None = None) -> None:
     # cuDNN's attention is compiled anew for every shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high")
-    arguments.pause_at = BEGAN + arguments.pause * 60 if arguments.pause else float("inf")
+    arguments.pause_at = BEGAN + arguments.pause * 60 if arguments.pause is not None else float("inf")
     training, epochs, corpus = prepared(arguments, device)
     steps = arguments.steps or max(8, round(arguments.epochs * epochs.chunks * len(epochs[0].shapes)))
     began = time.monotonic()

@@ -148,8 +148,10 @@ def test_hard_passages_are_those_that_do_not_answer_after_all() -> None:
 
 def test_hard_passages_of_other_data_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     file = tmp_path / "hard.json"
-    file.write_text(json.dumps({"data_sha256": corpus.sha256, "hard": {"0": [2]}}))
+    record = {"data_sha256": corpus.sha256, "questions": 2, "hard": {"0": [2]}}
+    file.write_text(json.dumps(record))
     assert mined(file, corpus) == {0: (2,)}
-    file.write_text(json.dumps({"data_sha256": {"data.json.xz": "0"}, "hard": {}}))
-    with pytest.raises(OtherData, match="other data"):
-        mined(file, corpus)
+    for other in ({"data_sha256": {"data.json.xz": "0"}}, {"questions": 3}):
+        file.write_text(json.dumps({**record, **other}))
+        with pytest.raises(OtherData, match="other data"):
+            mined(file, corpus)

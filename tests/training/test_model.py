@@ -54,27 +54,42 @@ def test_imitated_8_bits_are_nearer_to_the_8_bit_graph_than_full_precision() -> 
         assert np.abs(graph - imitated).mean() < np.abs(graph - full).mean() / 3
 
 
-def test_training_writes_weights_that_can_be_exported(
-    tmp_path: Path, models_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, data, out = tmp_path / "base.npz", tmp_path / "data.json.xz", tmp_path / "out"
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> list[str]:
+    """Of a training with a small model and eight questions."""
+    folder = tmp_path_factory.mktemp("training")
+    base, data = folder / "base.npz", folder / "data.json.xz"
     random = np.random.default_rng(1)
     table = {"words": random.integers(-127, 128, (30522, 384)).astype(np.int8), "scales": np.full((30522, 1), 0.0005)}
     tokenizer = np.frombuffer((models_dir / NAME / TOKENIZER).read_bytes(), np.uint8)
     np.savez(base, tokenizer=tokenizer, **table, **some_weights(1))  # type: ignore[arg-type]
     data.write_bytes(lzma.compress(json.dumps(questions()).encode()))
-    options = {"--data": data, "--base": base, "--out": out, "--steps": 30, "--tokens": 256, "--lr": 3e-4}
-    options |= {"--layers": 0, "--workers": 0, "--minutes": 600, "--sample": 20, "--seed": 3}
-    command = [str(word) for pair in options.items() for word in pair]
-    train.main([*command, "--quantize-aware"])
-    record = json.loads((out / "training.json").read_text())
-    assert record["steps"] == 30
-    said = capsys.readouterr().out
-    assert "30 steps" in said
-    written = weights.read(out)
+    given = {"--data": data, "--base": base, "--tokens": 256, "--lr": 3e-4, "--layers": 0, "--minutes": 600}
+    return [str(word) for pair in {**given, "--sample": 20, "--seed": 3}.items() for word in pair]
+
+
+def test_training_writes_weights_that_can_be_exported(options: list[str], tmp_path: Path) -> None:
+    train.main([*options, "--steps", "30", "--workers", "0", "--quantize-aware", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "training.json").read_text())["steps"] == 30
+    written = weights.read(tmp_path)
     assert weights.layers(written) == 1
     assert {name for name in written if name.startswith("reach.")} == {"reach.embedded", "reach.layer0.attention"}
     assert len(export.quantized_model(written, export.reach_held(written))) > 1_000_000
+
+
+def test_two_runs_with_one_seed_write_the_same_weights(options: list[str], tmp_path: Path) -> None:
+    for workers in ("0", "1"):
+        train.main([*options, "--steps", "6", "--workers", workers, "--out", str(tmp_path / workers)])
+    left, right = (weights.read(tmp_path / workers) for workers in ("0", "1"))
+    assert all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_a_training_is_continued_where_it_paused(options: list[str], tmp_path: Path) -> None:
+    again = [*options, "--steps", "4", "--workers", "0", "--out", str(tmp_path), "--state", str(tmp_path / "state")]
+    train.main([*again, "--pause", "0"])
+    assert json.loads((tmp_path / "training.json").read_text())["steps"] == 0
+    train.main(again)
+    assert json.loads((tmp_path / "training.json").read_text())["steps"] == 4
 
 
 def questions() -> dict[str, Any]:
