@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
-from anabranch.domain.signals import CacheLookup, EvidenceJudged
+from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceUnavailable
 from anabranch.models.evidence import (
     FILE,
     MAX_ANSWER_TOKENS,
@@ -331,9 +331,13 @@ def test_without_the_embedding_model_the_error_says_what_to_run(tiny: ModelFile,
 
 
 async def test_where_it_cannot_be_loaded_nothing_is_read_unless_it_is_required(tmp_path: Path) -> None:
-    optional, required = (LocalEvidence(tmp_path, 1, required=required) for required in (False, True))
+    recorder = Recorder()
+    optional, required = (LocalEvidence(tmp_path, 1, recorder, required=required) for required in (False, True))
     assert await optional.read(QUESTION, [(NEAR,), (FAR,)]) == [None, None]
     assert await optional.check(QUESTION, [(NEAR,)]) == [None]
+    [signal] = recorder.signals
+    assert isinstance(signal, EvidenceUnavailable)
+    assert "Run: anabranch models install" in signal.reason
     with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
         await required.read(QUESTION, [(NEAR,)])
     with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
