@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
-from anabranch.domain.signals import CacheLookup, EvidenceJudged
+from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceUnavailable
 from anabranch.models.evidence import (
     FILE,
     MAX_ANSWER_TOKENS,
@@ -39,6 +39,8 @@ from support.evidence_model import ModelFile, word_overlap_model
 
 needs_weights = pytest.mark.skipif(not FILE.exists(), reason="the package has no evidence model yet")
 
+WHAT_TO_RUN = "Run: anabranch models install" if FILE.exists() else "Run: pip install"
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
@@ -48,6 +50,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 @pytest.fixture(scope="module")
 def onnx_evidence(models_dir: Path, tiny: ModelFile) -> OnnxEvidence:
     return OnnxEvidence(models_dir, threads=2, file=tiny.file, sha256=tiny.sha256)
+
+
+@pytest.fixture(scope="module")
+def shipped(models_dir: Path) -> OnnxEvidence:
+    return OnnxEvidence(models_dir, threads=2)
 
 
 class TestFakeEvidence(EvidenceContract):
@@ -70,9 +77,9 @@ class TestCachedEvidence(EvidenceContract):
 
 @needs_weights
 class TestShippedEvidence(EvidenceContract):
-    @pytest.fixture(scope="class")
-    def evidence(self, models_dir: Path) -> Evidence:
-        return OnnxEvidence(models_dir, threads=2)
+    @pytest.fixture
+    def evidence(self, shipped: OnnxEvidence) -> Evidence:
+        return shipped
 
 
 # --- what it reads
@@ -87,8 +94,7 @@ async def answer(evidence: Evidence, question: str, *pages: Page) -> str:
 
 
 @needs_weights
-async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(models_dir: Path) -> None:
-    shipped = OnnxEvidence(models_dir)
+async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(shipped: OnnxEvidence) -> None:
     oslo = page("Oslo", "Oslo is the capital of Norway.", "It was founded in 1040 by Harald Hardrada.")
     assert "1040" in await answer(shipped, "When was Oslo founded?", oslo)
     assert "Harald" in await answer(shipped, "who founded oslo", oslo)
@@ -331,12 +337,16 @@ def test_without_the_embedding_model_the_error_says_what_to_run(tiny: ModelFile,
 
 
 async def test_where_it_cannot_be_loaded_nothing_is_read_unless_it_is_required(tmp_path: Path) -> None:
-    optional, required = (LocalEvidence(tmp_path, 1, required=required) for required in (False, True))
+    recorder = Recorder()
+    optional, required = (LocalEvidence(tmp_path, 1, recorder, required=required) for required in (False, True))
     assert await optional.read(QUESTION, [(NEAR,), (FAR,)]) == [None, None]
     assert await optional.check(QUESTION, [(NEAR,)]) == [None]
-    with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
+    [signal] = recorder.signals
+    assert isinstance(signal, EvidenceUnavailable)
+    assert WHAT_TO_RUN in signal.reason
+    with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
         await required.read(QUESTION, [(NEAR,)])
-    with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
+    with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
         await required.check(QUESTION, [(NEAR,)])
 
 

@@ -25,6 +25,12 @@ class EvidenceJudged(Value, gc=False):
     latency_ms: float
 
 
+class EvidenceUnavailable(Value, gc=False):
+    """The evidence model cannot be loaded, and is not used; noted once for each reason."""
+
+    reason: str
+
+
 class AnswerShared(Value, gc=False):
     """A question shares the answer of an identical one that is already running."""
 
@@ -149,6 +155,7 @@ class BreadcrumbsDropped(Value, gc=False):
 Signal = (
     CacheLookup
     | EvidenceJudged
+    | EvidenceUnavailable
     | AnswerShared
     | RateLimitChecked
     | Rejected

@@ -12,6 +12,7 @@ from anabranch.domain.contracts import Clock, Embedder, Outbound, Reranker, Tele
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding, Endpoint
+from anabranch.domain.signals import EvidenceUnavailable
 from anabranch.models.calibration import MINILM, calibration_for
 from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from anabranch.policies.breaker import Role
@@ -58,7 +59,8 @@ def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> Evid
     if settings.evidence == "off" or (settings.evidence == "auto" and settings.default_model is not None):
         return None
     folder, required = Path(settings.models_dir).expanduser(), settings.evidence == "on"
-    return CachedEvidence(LocalEvidence(folder, settings.embedding_threads, required=required), clock, telemetry)
+    local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)
+    return CachedEvidence(local, clock, telemetry)
 
 
 def check_evidence(settings: Settings) -> None:
@@ -120,10 +122,12 @@ class LocalEvidence:
     """The evidence model of this package, loaded with the first question. If it cannot be loaded, it reads nothing,
     unless it is `required`; the next question tries again, because the embedding model may have been installed."""
 
-    def __init__(self, folder: Path, threads: int, *, required: bool) -> None:
+    def __init__(self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool) -> None:
         self._folder = folder
         self._threads = threads
+        self._telemetry = telemetry
         self._required = required
+        self._noted = ""
         self._loading = threading.Lock()
         self._model: OnnxEvidence | None = None
 
@@ -144,9 +148,12 @@ class LocalEvidence:
             return self._model
         try:
             return await asyncio.to_thread(self.loaded)
-        except ConfigurationError:
+        except ConfigurationError as error:
             if self._required:
                 raise
+            if error.message != self._noted:
+                self._noted = error.message
+                self._telemetry.noted(EvidenceUnavailable(reason=error.message))
             return None
 
     def loaded(self) -> "OnnxEvidence":

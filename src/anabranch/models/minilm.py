@@ -25,11 +25,9 @@ ERRORS_ONLY = 3
 Ids = npt.NDArray[np.int32]
 
 
-def session(model: bytes | str, threads: int = 1, *, fused: bool = True) -> ort.InferenceSession:
-    """A session for a model, given as bytes, which it keeps, or as a path. Without `fused`, operators run as written."""
+def session(model: bytes | str, threads: int = 1) -> ort.InferenceSession:
+    """A session for a model, given as a path, or as bytes, which it keeps."""
     options = ort.SessionOptions()
-    if not fused:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY

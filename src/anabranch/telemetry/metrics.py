@@ -38,6 +38,7 @@ from anabranch.domain.signals import (
     EventIgnored,
     EvidenceJudged,
     EvidenceTask,
+    EvidenceUnavailable,
     Hedged,
     Load,
     McpServerStateChanged,
@@ -283,6 +284,7 @@ class Metrics:
             SubagentEnded: self._subagent_ended,
             CacheLookup: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
             EvidenceJudged: self._evidence_judged,
+            EvidenceUnavailable: lambda _: None,
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
