@@ -73,7 +73,10 @@ async def made(rows: Sequence[dict[str, Any]], sources: Path, embedder: Embedder
         every += passages
         for row in own:
             asked += questions_of(row, text, passages)
-    return written({"Q": asked, "held": []}, {"Q": every, "held": []})
+    data = written({"Q": asked}, {"Q": every})
+    for question in data["Q"]:
+        question["k"] = question["k"].replace(f"docs:near-{KIND}", f"{KIND}:near").replace(f"docs:{KIND}", KIND)
+    return data
 
 
 def main() -> None:
