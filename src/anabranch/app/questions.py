@@ -11,6 +11,7 @@ from anabranch.domain.contracts import Clock
 from anabranch.domain.model import (
     AGGREGATE,
     ASK,
+    CHAT,
     PUBLISHED,
     QUERY,
     RAG,
@@ -32,6 +33,9 @@ TOP_K, RAG_TOP_K = 10, 5
 # Spec 4's defaults, where neither the request nor the settings set a value.
 RAG_THRESHOLD = 0.55
 RAG_DIVERSITY = 0.5
+# The profiles whose questions fall back to quotes unless the settings say otherwise: `ask`, /v1/query and MCP. The
+# others keep the errors of their specifications.
+FALLS_BACK = (ASK.name, QUERY.name)
 DEFAULTS = Question(text="")
 
 
@@ -56,6 +60,7 @@ class Options(Value):
     diversity: float | msgspec.UnsetType | None = msgspec.UNSET
     language: str | None = None
     answer_in: str | None = None
+    fallback: bool | None = None
 
 
 class Questions:
@@ -131,6 +136,7 @@ class Questions:
             refuse=model is EXTRACTIVE,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
+            fallback=self._fallback(CHAT, model, options.fallback),
         )
 
     def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
@@ -181,8 +187,10 @@ class Questions:
         return self._from_collections(QUERY, text, scope, (), options, TOP_K, model)
 
     def documentation(self) -> Question:
-        """The template of the documentation subagent's questions: those of `query`, without a text."""
-        return self._from_collections(QUERY, "", SearchScope(), (), Options(), TOP_K)
+        """The template of the documentation subagent's questions: those of `query`, without a text. The planner sees
+        a failed model, unless the settings say otherwise, and decides what to do."""
+        options = Options(fallback=self._settings.model_fallback == "on")
+        return self._from_collections(QUERY, "", SearchScope(), (), options, TOP_K)
 
     async def library(
         self,
@@ -193,6 +201,7 @@ class Questions:
         tokens: Mapping[str, str] | None,
         top_k: int | None,
         until: Until,
+        fallback: bool | None = None,
     ) -> Question:
         """`Anabranch.ask` and `anabranch ask`: sources and model by any name that the resolver knows."""
         chosen = await self._names.sources(text, sources, tokens or {})
@@ -210,6 +219,7 @@ class Questions:
             rewrite=self._rewrites(writer) and any(endpoint.kind == "collection" for endpoint in chosen),
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
+            fallback=self._fallback(ASK, writer, fallback),
         )
 
     def _from_collections(
@@ -240,7 +250,15 @@ class Questions:
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             fresh=options.fresh,
+            fallback=self._fallback(profile, model, options.fallback),
         )
+
+    def _fallback(self, profile: Profile, model: Endpoint | None, wanted: bool | None) -> Endpoint | None:
+        """What answers if the model fails before its first token: as the request says, else as the settings say."""
+        chosen = self._settings.model_fallback
+        if wanted is None:
+            wanted = chosen == "on" or (chosen == "auto" and profile.name in FALLS_BACK)
+        return EXTRACTIVE if wanted and model is not None and model.kind != EXTRACTIVE.kind else None
 
     def _rewrites(self, model: Endpoint) -> bool:
         """Whether a question is rewritten before the search: an extractive model cannot."""

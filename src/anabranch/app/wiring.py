@@ -21,6 +21,7 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Directory, Outbound, SystemClock, Telemetry
 from anabranch.network.hub import HubClient
 from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.prompt import Compaction
 
 if TYPE_CHECKING:
     from anabranch.network.hub_tokens import HubTokens
@@ -37,7 +38,16 @@ def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telem
             context_tokens=settings.max_context_tokens,
             query_context_tokens=settings.query_context_tokens,
         ),
+        compaction=_compaction(settings),
     )
+
+
+def _compaction(settings: Settings) -> Compaction | None:
+    if settings.context == "full":
+        return None
+    from anabranch.pipeline.compact import Compactor  # noqa: PLC0415  most processes do not need it
+
+    return Compaction(settings.compact_tokens, Compactor().choose)
 
 
 class Role(NamedTuple):

@@ -33,11 +33,13 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of second
 Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
+Switch = Annotated[Literal["auto", "on", "off"], Meta(description="auto, on or off")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
 QueryTokens = Annotated[
     int,
     Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
 ]
+CompactTokens = Annotated[int, Meta(ge=500, le=1_000_000_000, description="a whole number from 500 to 1,000,000,000")]
 CacheTtl = Annotated[
     float, Meta(ge=0, le=31_536_000, description="a number of seconds from 0 (off) to 31,536,000 (a year)")
 ]

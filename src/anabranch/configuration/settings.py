@@ -16,6 +16,7 @@ from anabranch.configuration.config_file import (
     Address,
     Allowlist,
     CacheTtl,
+    CompactTokens,
     Count,
     Curve,
     Delay,
@@ -32,6 +33,7 @@ from anabranch.configuration.config_file import (
     Share,
     Subagents,
     Surfaces,
+    Switch,
     Text,
     check_value,
     convert,
@@ -111,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_document_expansion: Count = 200 * 1024 * 1024
     parse_timeout: Seconds = 120.0
     query_context_tokens: QueryTokens = 4_000
+    context: Annotated[Literal["full", "compact"], Meta(description="full or compact")] = "full"
+    compact_tokens: CompactTokens = 1_500
     query_rewriting: Flag = False
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
     embedding_url: Address | None = None
@@ -128,6 +132,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_url: Address | None = None
     model_name: Text | None = None
     model_api_key: Text | None = None
+    model_fallback: Switch = "auto"
     redis_url: RedisAddress | None = None
     redis_timeout: Seconds = 0.2
     rate_limit: Number = 20
@@ -315,6 +320,8 @@ def _convert(name: str, value: object, where: str, *, secret: bool = False) -> A
             value = _split(value)
         elif kind is LogLevel:
             value = value.upper()
+    elif kind is Switch and isinstance(value, bool):
+        value = "on" if value else "off"  # YAML reads `on` and `off` as true and false
     return convert(value, kind, where, secret=secret or name in SECRET)
 
 

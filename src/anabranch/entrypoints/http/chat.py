@@ -14,15 +14,28 @@ from anabranch.domain.events import (
     Answered,
     AnswerEvent,
     Failed,
+    FellBack,
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
     SourceReplied,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Question, SourceReply, Status, Usage, Value
+from anabranch.domain.model import (
+    Answer,
+    Context,
+    Endpoint,
+    Fallback,
+    Message,
+    Question,
+    SourceReply,
+    Status,
+    Usage,
+    Value,
+)
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
+from anabranch.entrypoints.http.query import FallbackWanted
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.pipeline.run import Run
 
@@ -69,6 +82,7 @@ class ChatRequest(Value):
     messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
+    fallback: FallbackWanted | None = None
 
 
 class DocumentSource(Value, gc=False):
@@ -91,6 +105,10 @@ class Metadata(Value, gc=False, omit_defaults=True):
     finish_reason: Annotated[str, Meta(description="Why the model stopped, if not at its end: `length`, …")] | None = (
         None
     )
+    fallback: (
+        Annotated[Fallback, Meta(description="The model that failed, and why; the answer quotes the documents instead")]
+        | None
+    ) = None
 
 
 class Done(Value):
@@ -233,6 +251,7 @@ class ChatSurface(AnswerSurface):
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 system_prompt=request.custom_system_prompt or None,
+                fallback=request.fallback,
             ),
         )
 
@@ -284,6 +303,8 @@ def frame(event: AnswerEvent) -> bytes:
             )
         case GenerationStarted():
             return event_frame(b"generation_start", GenerationStart())
+        case FellBack():
+            return b""  # spec 1 has no such event; `done` says it
         case Answered(answer=answer):
             return event_frame(b"done", _done(answer))
         case Failed():
@@ -322,6 +343,7 @@ def _done(answer: Answer) -> Done:
             total_time_ms=answer.timings.total_ms,
             documents_omitted=answer.omitted,
             finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
+            fallback=answer.fallback,
         ),
         usage=answer.usage,
     )

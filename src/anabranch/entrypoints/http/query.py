@@ -16,12 +16,13 @@ from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import Options, SearchScope
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import Forbidden, InvalidQuestion
-from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
+from anabranch.domain.events import Answered, AnswerEvent, Failed, FellBack, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import (
     Answer,
     ChunkType,
     Citation,
     Duplicate,
+    Fallback,
     Filters,
     Ground,
     Message,
@@ -48,6 +49,16 @@ CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 # Checked by `_chunk_types`, whose message lists the types.
 ChunkTypeName = Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
+
+
+# Shared by all surfaces whose requests name it.
+FallbackWanted = Annotated[
+    bool,
+    Meta(
+        description="Whether the documents are quoted if the model fails before its first token; left out, the setting "
+        "AGGREGATOR_MODEL_FALLBACK decides"
+    ),
+]
 
 
 class DateRange(Value):
@@ -97,6 +108,7 @@ class QuerySettings(Value):
     include_sources: bool | None = None
     response_format: Literal["text", "json"] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    fallback: FallbackWanted | None = None
 
 
 class QueryRequest(CollectionQuestion):
@@ -192,6 +204,12 @@ class QueryDone(Value):
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
+    fallback: (
+        Annotated[
+            Fallback, Meta(description="The model that failed, and why; `usage.model` is the one that answered instead")
+        ]
+        | UnsetType
+    ) = UNSET
     answer_json: AnswerJson | UnsetType = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
 
@@ -207,6 +225,12 @@ class QueryToken(Value):
     text: str
 
 
+class QueryFallback(Fallback, kw_only=True):
+    """The model has failed, and `model` answers instead."""
+
+    model: str
+
+
 class QuerySources(Value):
     sources: list[SourceView]
 
@@ -214,9 +238,16 @@ class QuerySources(Value):
 STREAM = EventStream(
     "QueryEvent",
     "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
-    "`include_sources` is false), and at the end `done`; on any failure, one `error`. Each event has one `data:` line "
-    "of JSON, of the type under its name here. A comment line may come at any time.",
-    {"token": QueryToken, "sources": QuerySources, "done": QueryDone, "error": KnowledgeError},
+    "`include_sources` is false), and at the end `done`; on any failure, one `error`. If the model fails before its "
+    "first token and the documents are quoted instead, `fallback` comes first. Each event has one `data:` line of "
+    "JSON, of the type under its name here. A comment line may come at any time.",
+    {
+        "fallback": QueryFallback,
+        "token": QueryToken,
+        "sources": QuerySources,
+        "done": QueryDone,
+        "error": KnowledgeError,
+    },
 )
 
 
@@ -245,6 +276,8 @@ class QueryRenderer:
         match event:
             case Token():
                 return event_frame(b"token", QueryToken(text=event.text))
+            case FellBack(model=model, fallback=why):
+                return event_frame(b"fallback", QueryFallback(model=model, **msgspec.structs.asdict(why)))
             case RetrievalStarted(sources=endpoints):
                 self._single_source = len(endpoints) == 1
                 return b""
@@ -278,6 +311,7 @@ class QueryRenderer:
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
+            fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
         )
@@ -322,6 +356,7 @@ class QuerySurface(AnswerSurface):
             max_tokens=settings.max_tokens,
             rerank=settings.rerank is not False,
             fresh=wants_fresh(call),
+            fallback=settings.fallback,
         )
         renderer = QueryRenderer(
             query_id=entry.query_id,
