@@ -154,7 +154,7 @@ def least(sizes: Chunking) -> int:
     return min(MIN_TOKENS, sizes.size // 2)
 
 
-class Unit(NamedTuple):
+class ChunkUnit(NamedTuple):
     """A span that is not split if it fits: a sentence, a list item, a table, a line of a table that is too long."""
 
     start: int
@@ -177,7 +177,9 @@ class Packer:
     not fit alone is split evenly. `turns` are the indices of the units that begin a topic, and the end: a window ends
     before one once it has the minimum size, and earlier if too little would be left before the next."""
 
-    def __init__(self, ruler: TokenLengths, units: Sequence[Unit], sizes: Chunking, turns: Sequence[int] = ()) -> None:
+    def __init__(
+        self, ruler: TokenLengths, units: Sequence[ChunkUnit], sizes: Chunking, turns: Sequence[int] = ()
+    ) -> None:
         self._ruler = ruler
         self._units = units
         self._size = sizes.size
@@ -298,7 +300,7 @@ def topics(sentences: Sequence[Embedding], threshold: float) -> list[int]:
     return (np.flatnonzero(turns) + 1).tolist()
 
 
-Section = list[Unit]
+Section = list[ChunkUnit]
 
 
 def effective(chunking: Chunking, embedder: Embedder) -> Chunking:
@@ -395,7 +397,7 @@ def _with_text(sections: Iterable[Section]) -> list[Section]:
             headings = []
     if headings and led:
         last = led[-1].pop()
-        led[-1].append(Unit(last.start, headings[-1].end, last.kind))
+        led[-1].append(ChunkUnit(last.start, headings[-1].end, last.kind))
     elif headings:
         led.append(headings)
     return led
@@ -418,14 +420,14 @@ _SPLITTERS: Mapping[BlockKind, Sequence[_Splitter]] = {
 
 def _units(
     ruler: TokenLengths, span: Span, kind: BlockKind, splitters: Sequence[_Splitter], size: int
-) -> Iterator[Unit]:
+) -> Iterator[ChunkUnit]:
     """A block split by the first splitter; parts that are too long are split by the next."""
     split, *finer = splitters
     for part in split(ruler.text, *span):
         if finer and ruler.count(*part) > size:
             yield from _units(ruler, part, kind, finer, size)
         else:
-            yield Unit(*part, kind)
+            yield ChunkUnit(*part, kind)
 
 
 def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, ...]:

@@ -1,0 +1,377 @@
+"""Units of evidence: what is quoted of a text, with exact offsets."""
+
+import time
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.text.units import Unit, units
+from support.examples import examples
+
+
+def read(text: str) -> list[tuple[str, str]]:
+    return [(unit.kind, text[unit.start : unit.end]) for unit in units(text)]
+
+
+def part(text: str, span: tuple[int, int] | None) -> str | None:
+    return None if span is None else text[span[0] : span[1]]
+
+
+def details(text: str) -> list[tuple[str, str, str | None, str | None]]:
+    """Kind, body, lead and subject of each unit."""
+    return [(u.kind, text[u.start : u.end], part(text, u.lead), part(text, u.subject)) for u in units(text)]
+
+
+def headings(text: str) -> list[str | None]:
+    return [part(text, unit.heading) for unit in units(text)]
+
+
+def test_prose_is_split_into_sentences_and_a_wrapped_paragraph_is_one() -> None:
+    text = "One river\nis long. Another is\nshort.\n\nA third dries out."
+    assert read(text) == [
+        ("sentence", "One river\nis long."),
+        ("sentence", "Another is\nshort."),
+        ("sentence", "A third dries out."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "## Rivers",
+        "## Rivers ##",
+        "Rivers\n======",
+        "Rivers\n~~~~~~",
+        "******\nRivers\n******",
+        "Rivers\n",
+        "**Rivers**\n",
+    ],
+)
+def test_a_heading_is_no_unit_and_belongs_to_what_follows(title: str) -> None:
+    text = f"Above it is water.\n\n{title}\nThey flow."
+    assert read(text) == [("sentence", "Above it is water."), ("sentence", "They flow.")]
+    assert headings(text) == [None, "Rivers"]
+
+
+def test_a_list_item_is_whole_and_knows_the_sentence_that_introduces_the_list() -> None:
+    lead = "Two shops return goods:"
+    text = f"Some text. {lead}\n\n- `north`: within 30 days. Unopened,\n  in the box.\n- **south** - never\n"
+    assert details(text)[1:] == [
+        ("sentence", lead, None, None),
+        ("item", "`north`: within 30 days. Unopened,\n  in the box.", lead, "north"),
+        ("item", "**south** - never", lead, "south"),
+    ]
+
+
+def test_a_nested_item_is_introduced_by_its_parent() -> None:
+    text = "Formats are these:\n- text:\n  - Markdown\n  - plain\n- tables\n  - CSV\n"
+    assert [(body, lead) for _, body, lead, _ in details(text)[1:]] == [
+        ("text:", "Formats are these:"),
+        ("Markdown", "text:"),
+        ("plain", "text:"),
+        ("tables", "Formats are these:"),
+        ("CSV", "Formats are these:"),
+    ]
+
+
+def test_a_very_long_item_is_cut_into_sentences_that_keep_its_subject() -> None:
+    text = "- `depth`: " + "A river has a depth in metres. " * 30
+    found = details(text)
+    assert len(found) == 30
+    assert {(kind, subject) for kind, _, _, subject in found} == {("item", "depth")}
+
+
+def test_a_markdown_table_gives_its_rows_under_the_header() -> None:
+    header = "| option | default |\n|---|---|"
+    text = f"{header}\n| `--port` | 8080 |\n| `--host` | localhost |\n\nText."
+    assert details(text) == [
+        ("row", "| `--port` | 8080 |", header, "--port"),
+        ("row", "| `--host` | localhost |", header, "--host"),
+        ("sentence", "Text.", None, None),
+    ]
+
+
+def test_rows_without_a_header_have_no_lead() -> None:
+    assert details("| `--port` | 8080 |\n| `--host` | localhost |")[0][2] is None
+
+
+def test_a_simple_table_keeps_wrapped_cells_in_their_row() -> None:
+    text = dedent("""\
+        ======  ==========
+        Name    Meaning
+        ======  ==========
+        port    where it
+                listens
+        host    the name
+        ======  ==========
+
+        Text.
+        """)
+    header = "Name    Meaning\n======  =========="
+    assert details(text) == [
+        ("row", "port    where it\n        listens", header, "port"),
+        ("row", "host    the name", header, "host"),
+        ("sentence", "Text.", None, None),
+    ]
+
+
+def test_a_grid_table_gives_its_rows() -> None:
+    text = "+---+---+\n| a | b |\n+===+===+\n| 1 | x |\n|   | y |\n+---+---+\n| 2 | z |\n+---+---+\n"
+    header = "| a | b |\n+===+===+"
+    assert details(text) == [("row", "| 1 | x |\n|   | y |", header, "1"), ("row", "| 2 | z |", header, "2")]
+
+
+def test_a_list_table_gives_its_rows() -> None:
+    rows = ["* - Name\n     - Default", "* - port\n     - 80", "* - host\n     - any"]
+    text = ".. list-table:: T\n   :header-rows: 1\n\n   " + "\n   ".join(rows)
+    assert read(text) == [("row", rows[1]), ("row", rows[2])]
+    assert details(text)[0][2] == rows[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: Ob; length: 3650\nname: Lena; length: 4294",
+        "Ob | 3650\nLena | 4294",
+        "Ob\t3650\nLena\t4294\nYenisei\t3487",
+    ],
+)
+def test_lines_of_a_table_are_rows(text: str) -> None:
+    assert read(text) == [("row", line) for line in text.split("\n")]
+
+
+def test_a_definition_list_gives_a_unit_for_each_term() -> None:
+    text = "delta\n    Where a river ends.\n\nsource\n    Where it begins.\n\nDone."
+    assert details(text) == [
+        ("definition", "delta\n    Where a river ends.", None, "delta"),
+        ("definition", "source\n    Where it begins.", None, "source"),
+        ("sentence", "Done.", None, None),
+    ]
+    assert details("delta\n: Where a river ends.\n")[0][::3] == ("definition", "delta")
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        (".. option:: --port PORT\n\n   The port.", "--port"),
+        (".. confval:: theme\n   :default: dark\n\n   The theme.", "theme"),
+        (".. py:function:: flow(depth)\n\n   Flows.", "flow"),
+        (":param int depth: the depth", "depth"),
+        ("@param depth the depth", "depth"),
+    ],
+)
+def test_a_description_is_one_definition(text: str, subject: str) -> None:
+    ((kind, _, _, about),) = details(text)
+    assert (kind, about) == ("definition", subject)
+
+
+def test_a_setting_without_content_is_the_subject_of_the_section_that_follows() -> None:
+    text = ".. setting:: DEBUG\n\nThe debug flag\n==============\n\nDefault: ``False``\n\nOther\n=====\n\nText."
+    assert [subject for *_, subject in details(text)] == ["DEBUG", None]
+
+
+def test_a_long_definition_is_cut_into_sentences_with_the_same_subject() -> None:
+    text = ".. option:: --depth\n\n   " + "A river has a depth in metres. " * 30
+    found = details(text)
+    assert len(found) == 30
+    assert found[0][1].startswith("--depth\n\n   A river")
+    assert {(kind, subject) for kind, _, _, subject in found} == {("definition", "--depth")}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "```sh\npip install it\n```",
+        "    pip install it",
+        ".. code-block:: sh\n\n    pip install it",
+        ">>> install(it)\nTrue",
+        "~~~\npip install it\n~~~",
+    ],
+)
+def test_code_is_a_unit_with_the_sentence_that_introduces_it(code: str) -> None:
+    text = f"It is small. Install it::\n\n{code}\n\nThen use it."
+    assert read(text) == [
+        ("sentence", "It is small."),
+        ("code", f"Install it::\n\n{code}"),
+        ("sentence", "Then use it."),
+    ]
+
+
+def test_code_below_a_heading_is_a_unit_by_itself() -> None:
+    assert read("# Install\n\n```sh\npip install it\n```\n") == [("code", "```sh\npip install it\n```")]
+
+
+def test_long_code_ends_with_a_whole_line() -> None:
+    text = "```\n" + "x = 1\n" * 1000 + "```\n"
+    ((_, body),) = read(text)
+    assert 1400 < len(body) <= 1500
+    assert body.endswith("\nx = 1")
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        ".. note::\n\n   Mind it. Now.",
+        ".. note:: Mind it. Now.",
+        "> **Note**\n> Mind it. Now.",
+        "!!! note\n    Mind it. Now.",
+    ],
+)
+def test_an_admonition_gives_its_sentences(marked: str) -> None:
+    assert read(marked) == [("sentence", "Mind it."), ("sentence", "Now.")]
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        "<!-- a comment.\nof two lines -->",
+        ".. _a-label:",
+        ".. index:: rivers",
+        ".. toctree::\n   :maxdepth: 2\n\n   one\n   two",
+        "[![badge](https://example.org/b.svg)](https://example.org)",
+        "[link]: https://example.org",
+        "---",
+        '<div align="center">',
+    ],
+)
+def test_marks_and_comments_are_no_units(ignored: str) -> None:
+    assert read(f"A river flows.\n\n{ignored}\n\nIt ends.") == [
+        ("sentence", "A river flows."),
+        ("sentence", "It ends."),
+    ]
+
+
+def test_front_matter_is_no_unit() -> None:
+    assert read("---\ntitle: Rivers\ntags: [a]\n---\nThey flow.") == [("sentence", "They flow.")]
+
+
+def check(text: str) -> list[Unit]:
+    found = units(text)
+    at = 0
+    for unit in found:
+        assert at <= unit.start < unit.end <= len(text)
+        at = unit.end
+        for span in ((unit.start, unit.end), unit.lead, unit.heading, unit.subject):
+            if span is not None:
+                words = text[span[0] : span[1]]
+                assert words
+                assert words == words.strip()
+    return found
+
+
+_PIECES = [
+    *(
+        "- ",
+        "* - ",
+        "1. ",
+        "# ",
+        "```",
+        "~~~",
+        "::",
+        ".. note::",
+        ".. option:: --x",
+        ".. _l:",
+        "|",
+        "|---|---|",
+        "| a | b |",
+    ),
+    *(
+        "=====",
+        "== ==",
+        "+--+",
+        "> ",
+        ">>> ",
+        ": ",
+        ":x: ",
+        "<!--",
+        "-->",
+        "![a](b)",
+        "[a]: b",
+        "!!! n",
+        "---",
+        "a | b",
+    ),
+    *(
+        "word",
+        "Two words.",
+        "Why?",
+        "a: b; c: d",
+        "`x`: y",
+        "\n",
+        "\n\n",
+        "\n    ",
+        "\n  ",
+        "\t",
+        " ",
+        "\r\n",
+        "\u2028",
+        "。",
+    ),
+]
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.sampled_from(_PIECES), max_size=40).map("".join) | st.text(max_size=200))
+def test_units_are_exact_ordered_spans_of_any_text(text: str) -> None:
+    check(text)
+
+
+_SENTENCE = st.lists(st.sampled_from(["river", "flows", "past", "the", "old", "mill"]), min_size=2, max_size=12).map(
+    lambda words: " ".join(words).capitalize() + "."
+)
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.lists(_SENTENCE, min_size=1, max_size=4), min_size=1, max_size=5), st.sampled_from(" \n"))
+def test_every_sentence_of_prose_is_in_exactly_one_unit(paragraphs: list[list[str]], between: str) -> None:
+    text = "\n\n".join(between.join(paragraph) for paragraph in paragraphs)
+    expected = [sentence for paragraph in paragraphs for sentence in paragraph]
+    assert [text[unit.start : unit.end] for unit in check(text)] == expected
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *(
+            "|",
+            ">",
+            "`",
+            "```\n",
+            "- ",
+            "\n- ",
+            "  - x\n",
+            "~~~\n",
+            "+--+\n",
+            "== ==\n",
+            ".. a:: b\n\n",
+            "x\n  y\n",
+            "x",
+        ),
+        *(
+            "a: b; c: d\n",
+            ":x: y\n",
+            "# a\n",
+            "<!--\n",
+            "<a ",
+            "![a](",
+            "1) ",
+            "\n",
+            "a | b\n",
+            "|-|-|\n",
+            "**",
+            "x::\n\n",
+        ),
+    ],
+)
+def test_units_take_linear_time(piece: str) -> None:
+    text = piece * (100_000 // len(piece)) + "x"
+    began = time.process_time()
+    check(text)
+    assert time.process_time() - began < 2
+
+
+def test_deep_nesting_is_read() -> None:
+    for line in ("- x\n", "a\n", ".. note:: a\n\n", "> "):
+        check("".join(" " * depth + line for depth in range(1_000)))
