@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from anabranch.domain.evidence import Evidence, Page, ReadableUnit
+from anabranch.domain.evidence import Evidence, Page, ReadableUnit, Reading
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, estimate
 from anabranch.text.sentences import Span
@@ -15,6 +15,7 @@ from anabranch.text.units import Unit, units
 OMISSION = "…"
 # What may stand between two units without a word that is left out: white space, punctuation, the number of an item.
 MARKUP = re.compile(r"\W*(?:\d{1,3}[.)][ \t]+)?")
+LINE_END = re.compile(r"[ \t]*\n")
 # Beside the text of a span: what is lost by rounding, and the sign for what is left out.
 SPAN_TOKENS = 6
 # A unit that does not fit is cut if so many tokens are left for it.
@@ -49,7 +50,7 @@ class Compactor:
         scores = word_scores(question, passages, texts, split)
         if self._evidence is not None:
             pages = [(_page(*one),) for one in zip(passages, texts, split, strict=False)]
-            readings = await self._evidence.read(question, pages)
+            readings: Sequence[Reading | None] = await self._evidence.read(question, pages)
             scores = evidence_scores([None if one is None else one.units[:1] for one in readings], scores)
         return excerpts(passages, split, scores, overheads, room)
 
@@ -135,7 +136,9 @@ def _joined(text: str, spans: Sequence[Span]) -> str:
         if end > at:
             parts += [_gap(text[at:start], is_first=not parts), text[max(start, at) : end]]
             at = end
-    return "".join(parts) + ("" if MARKUP.fullmatch(text, at) else f" {OMISSION}")
+    if not MARKUP.fullmatch(text, at):
+        parts.append(f"\n{OMISSION}" if LINE_END.match(text, at) else f" {OMISSION}")
+    return "".join(parts)
 
 
 def _gap(between: str, *, is_first: bool = False) -> str:

@@ -106,7 +106,7 @@ class AskScreen:
                 self._generating = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
             case FellBack(fallback=why):
                 self._generating = None
-                failed = f"{printable(why.failed)} failed: {printable(why.message)}"
+                failed = f"{printable(why.failed)} failed: {printable(why.message).removesuffix('.')}."
                 self._notes.print(Text.assemble(("✗", "red"), f" {failed} The documents are quoted instead."))
             case Token():
                 self.live.stop()

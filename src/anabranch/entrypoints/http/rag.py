@@ -111,7 +111,9 @@ class RagDone(Value):
     retrieval_ms: int
     latency_ms: int
     fallback: (
-        Annotated[Fallback, Meta(description="The model that failed, and why; `model` is the one that answered instead")]
+        Annotated[
+            Fallback, Meta(description="The model that failed, and why; `model` is the one that answered instead")
+        ]
         | UnsetType
     ) = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET

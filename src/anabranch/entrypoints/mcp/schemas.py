@@ -312,7 +312,8 @@ def found(response: SearchResponse) -> str:
 def answered(response: AskResponse) -> str:
     lines = [response.answer]
     if (why := response.fallback) is not None:
-        lines += ["", f"{why.failed} failed: {one_line(why.message)} The answer quotes the documents instead."]
+        message = one_line(why.message).removesuffix(".")
+        lines += ["", f"{why.failed} failed: {message}. The answer quotes the documents instead."]
     if response.citations:
         lines += ["", "Sources:"]
     for one in sorted(response.citations, key=lambda citation: citation.number):
