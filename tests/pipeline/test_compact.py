@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -91,11 +92,15 @@ class ScriptedEvidence:
         self,
         question: str,
         inputs: Sequence[tuple[Page, ...]],
-    ) -> Sequence[Reading | None]:
+        *,
+        until: float | None = None,
+    ) -> Sequence[Any]:
         self.read_pages += [page for (page,) in inputs]
         return [self._reading(page) for (page,) in inputs]
 
-    async def check(self, claim: str, inputs: Sequence[tuple[Page, ...]]) -> Sequence[object]:
+    async def check(
+        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Any]:
         raise NotImplementedError
 
     def _reading(self, page: Page) -> Reading | None:

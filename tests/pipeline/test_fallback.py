@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from anabranch.domain.contracts import Generator, SystemClock
-from anabranch.domain.errors import AnabranchError, FailureKind, GenerationFailed, ModelNotCalled
+from anabranch.domain.errors import AnabranchError, FailureKind, GenerationFailed, GenerationReason, ModelNotCalled
 from anabranch.domain.events import (
     AnswerEvent,
     Failed,
@@ -111,7 +111,7 @@ async def answered(generator: Generator, question: Question = QUESTION) -> tuple
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_a_model_that_fails_before_its_first_token_is_replaced_by_quotes(
-    generator: Generator, reason: str, message: str
+    generator: Generator, reason: GenerationReason, message: str
 ) -> None:
     answer, events = await answered(generator)
     assert answer.text == "Refunds take 30 days. [1]"

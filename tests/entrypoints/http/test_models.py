@@ -188,11 +188,15 @@ async def test_chat_and_rag_fall_back_only_if_they_are_asked_to(filled: Path, mo
         names = [event.name for event in events]
         assert names[-3:] == ["generation_start", "token", "done"]
         assert events[-1].data["metadata"]["fallback"]["reason"] == "unavailable"
-        for wanted, end in ((None, "error"), (True, "done")):
-            reply = await shelf.call("POST", "/rag/stream", {"query": TEXEL, "fallback": wanted, "threshold": 0})
-            last = json.loads(reply.body.rpartition("data: ")[2])
-            assert last["type"] == end
-        assert (last["data"]["model"], last["data"]["fallback"]["reason"]) == ("extractive", "unavailable")
+        asked = {"query": TEXEL, "threshold": 0}
+        failed, answered = [
+            json.loads((await shelf.call("POST", "/rag/stream", body)).body.rpartition("data: ")[2])
+            for body in (asked, {**asked, "fallback": True})
+        ]
+        assert (failed["type"], answered["type"]) == ("error", "done")
+        done = answered["data"]
+        assert (done["model"], done["fallback"]["reason"]) == ("extractive", "unavailable")
+        assert done["fallback"]["message"] == "It answered with an error (500)"
 
 
 @pytest.mark.parametrize("more", [{"model_fallback": "off"}, {}], ids=["setting", "request"])

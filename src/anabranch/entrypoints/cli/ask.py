@@ -211,11 +211,12 @@ def _outcome(reply: SourceReply) -> Text:
 
 def _summary(answer: Answer) -> Text:
     times = answer.timings
+    writer = answer.model if answer.fallback is None else f"{answer.fallback.failed}, then {answer.model}"
     is_unfinished = not answer.refused and answer.finish_reason not in (None, "stop")
     text = joined(
         f"{times.total_ms} ms in all",
         f"{times.retrieval_ms} ms asking sources",
-        f"{times.generation_ms} ms {answer.model}" if answer.model else "",
+        f"{times.generation_ms} ms {printable(writer)}" if writer else "",
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
         f"{answer.omitted} documents had no room" if answer.omitted else "",
