@@ -68,6 +68,8 @@ DEFAULTS: dict[str, object] = {
     "compact_tokens": 1_500,
     "model_fallback": "auto",
     "query_rewriting": False,
+    "evidence": "auto",
+    "evidence_passages": 8,
     "query_log_days": 30,
     "embedding_url": None,
     "embedding_model": None,
@@ -174,6 +176,8 @@ EFFECTS = {
     "compact_tokens": "configuration/test_knowledge_settings.py::test_context_compact_shows_excerpts_within_compact_tokens",  # noqa: E501
     "model_fallback": "configuration/test_knowledge_settings.py::test_model_fallback_decides_where_quotes_replace_a_failed_model",  # noqa: E501
     "query_rewriting": "configuration/test_knowledge_settings.py::test_query_rewriting_asks_the_model_to_rephrase",
+    "evidence": "configuration/test_evidence_settings.py::test_evidence_decides_whether_the_evidence_model_is_used",
+    "evidence_passages": "configuration/test_evidence_settings.py::test_evidence_passages_is_from_1_to_25",
     "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
     "embedding_model": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
@@ -311,6 +315,8 @@ WRONG = {
     "compact_tokens": [*NO_COUNT, "499"],
     "model_fallback": ["garbage", "-1", "0", "true", "On"],
     "query_rewriting": NO_FLAG,
+    "evidence": ["garbage", "-1", "0", "nan", "ON", "[auto]", "null"],
+    "evidence_passages": [*NO_COUNT, "26"],
     "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
     "embedding_url": NO_URL,
     "embedding_window": NO_COUNT,

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import SystemClock
-from anabranch.domain.evidence import Page, Reading
+from anabranch.domain.evidence import Evidence, Page, Reading
 from anabranch.domain.model import (
     ASK,
     QUERY,
@@ -29,7 +28,7 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.compact import Compactor, evidence_scores, excerpts
 from anabranch.pipeline.prompt import Compaction, compose, estimate
 from anabranch.pipeline.run import Run
-from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, Recorder
+from anabranch.testing import FakeDirectory, FakeEvidence, FakeGenerator, FakeSource, Recorder
 from anabranch.text.units import units
 from support.examples import examples
 
@@ -67,7 +66,7 @@ async def prompt(
     *passages: Passage,
     tokens: int = 1_500,
     profile: Profile = QUERY,
-    evidence: "ScriptedEvidence | None" = None,
+    evidence: Evidence | None = None,
     **more: object,
 ) -> Prompt:
     question = Question(text=text, profile=profile, **more)  # type: ignore[arg-type]
@@ -81,31 +80,18 @@ def shown(composed: Prompt) -> list[str]:
     return [block.partition("\n")[2] for block in inside.split("\n\n[")]
 
 
-class ScriptedEvidence:
-    """Finds evidence in the units that contain one of the words. A page whose title is "unread" is not read."""
+class RecordingEvidence(FakeEvidence):
+    """Keeps the pages that it has read."""
 
-    def __init__(self, *words: str) -> None:
-        self._words = words
-        self.read_pages: list[Page] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: list[Page] = []
 
     async def read(
-        self,
-        question: str,
-        inputs: Sequence[tuple[Page, ...]],
-        *,
-        until: float | None = None,
-    ) -> Sequence[Any]:
-        self.read_pages += [page for (page,) in inputs]
-        return [self._reading(page) for (page,) in inputs]
-
-    async def check(
-        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
-    ) -> Sequence[Any]:
-        raise NotImplementedError
-
-    def _reading(self, page: Page) -> Reading | None:
-        found = tuple(4.0 if any(word in unit.text for word in self._words) else -6.0 for unit in page.units)
-        return None if page.title == "unread" else Reading(relevance=0.0, answerable=0.0, units=(found,))
+        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        self.pages += [page for (page,) in inputs]
+        return await super().read(question, inputs, until=until)
 
 
 async def test_a_compact_prompt_has_the_sentences_that_share_words_with_the_question() -> None:
@@ -137,9 +123,11 @@ async def test_passages_of_the_prompt_are_whole_so_that_citations_open_the_docum
 
 
 async def test_units_are_in_the_order_of_the_document_with_an_ellipsis_for_what_is_left_out() -> None:
-    evidence = ScriptedEvidence("Globes", "opened")
-    composed = await prompt("What about globes?", passage(RETURNS), evidence=evidence)
-    assert shown(composed) == ["The shop opened in 1954.\n…\nGlobes are never refunded. …"]
+    composed = await prompt("opened globes never", passage(RETURNS), evidence=FakeEvidence())
+    assert shown(composed) == [
+        "The shop opened in 1954. It sells books, maps and globes to customers everywhere.\n…\n"
+        "Their names are not recorded.\nGlobes are never refunded. The cats slept on the globes."
+    ]
 
 
 async def test_neighbours_share_what_a_unit_has_found() -> None:
@@ -149,7 +137,7 @@ async def test_neighbours_share_what_a_unit_has_found() -> None:
 
 
 async def test_a_table_row_comes_with_the_header_of_its_table_and_its_heading() -> None:
-    composed = await prompt("x", passage(OPTIONS), evidence=ScriptedEvidence("timeout"))
+    composed = await prompt("timeout", passage(OPTIONS), evidence=FakeEvidence())
     (text,) = shown(composed)
     assert text == (
         "## Options\n…\n| option | default | meaning |\n|---|---|---|\n…\n"
@@ -158,26 +146,33 @@ async def test_a_table_row_comes_with_the_header_of_its_table_and_its_heading() 
 
 
 async def test_a_list_item_comes_with_the_sentence_that_introduces_it() -> None:
-    composed = await prompt("x", passage(OPTIONS), evidence=ScriptedEvidence("Parquet"))
+    composed = await prompt("Parquet", passage(OPTIONS), evidence=FakeEvidence())
     (text,) = shown(composed)
     assert text == "## Options\n…\nUse one of these formats:\n…\n- Parquet, if it is not compressed\n…"
 
 
 async def test_the_evidence_model_reads_titles_headings_and_units() -> None:
-    evidence = ScriptedEvidence("timeout")
+    evidence = RecordingEvidence()
     place = Place(chunk_id="c", collection="docs", start=0, end=9, tokens=9, headers=("Guide", "Setup"))
     await prompt("x", passage(OPTIONS, "Manual", place=place), evidence=evidence)
-    (page,) = evidence.read_pages
+    (page,) = evidence.pages
     assert page.title == "Manual > Guide > Setup"
     assert [unit.before for unit in page.units][:3] == ["Options", "| option | default | meaning |\n|---|---|---|", ""]
 
 
 async def test_what_the_evidence_model_has_not_read_comes_last() -> None:
-    read, unread = passage(FERRY, "Ferry"), passage("Where does the ferry go? To Texel.", "unread")
-    evidence = ScriptedEvidence("hour")
-    assert (await prompt("Where does the ferry go?", unread, read, evidence=evidence)).passages == (read,)
-    alone = await prompt("Where does the ferry go?", unread, evidence=evidence)
-    assert shown(alone) == ["Where does the ferry go? To Texel."], "word scores, because nothing was read"
+    read, unread = passage(FERRY, "Ferry"), passage("Where does the ferry go? The ferry goes to Texel.", "Texel")
+    question = "Where does the ferry go?"
+    assert (await prompt(question, read, unread, evidence=FakeEvidence(limit=1))).passages == (read,)
+    nothing_read = await prompt(question, read, unread, evidence=FakeEvidence(limit=0))
+    assert nothing_read == await prompt(question, read, unread), "then the words decide"
+
+
+async def test_the_evidence_model_reads_the_first_passages_only() -> None:
+    evidence = RecordingEvidence()
+    passages = [passage(f"Ferry {number} leaves.", f"Ferry {number}") for number in range(5)]
+    await Compactor(evidence, 3).choose("ferry", passages, [5] * 5, 500)
+    assert [page.title for page in evidence.pages] == ["Ferry 0", "Ferry 1", "Ferry 2"]
 
 
 async def test_a_question_without_a_shared_word_still_gets_the_best_passage() -> None:
@@ -242,11 +237,11 @@ async def test_a_compact_prompt_is_within_its_tokens_and_quotes_only_the_passage
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.floats(-9, 9), max_size=12), st.integers(0, 400))
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=12), st.integers(0, 400))
 def test_excerpts_are_pieces_of_the_text_in_its_order(scores: list[float], room: int) -> None:
-    text = passage(" ".join(f"Sentence number {number} is here." for number in range(len(scores))) or "x")
+    text = passage(" ".join(f"Sentence number {number} is here." for number in range(len(scores))))
     found = units(text.text)
-    for chosen in excerpts([text], [found], [scores[: len(found)]], [5], room):
+    for chosen in excerpts([text], [found], [scores], [5], room):
         at = 0
         for piece in filter(None, chosen.text.split("…")):
             at = text.text.index(piece.strip(), at)

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from anabranch.domain.evidence import Evidence, Page, ReadableUnit, Reading
+from anabranch.domain.evidence import Evidence, Page, ReadableUnit
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, estimate
 from anabranch.text.sentences import Span
@@ -20,7 +20,7 @@ LINE_END = re.compile(r"[ \t]*\n")
 SPAN_TOKENS = 6
 # A unit that does not fit is cut if so many tokens are left for it.
 WORTH_CUTTING = 40
-# A unit is read with those beside it: this part of their score counts for it, too.
+# A sentence is read with those beside it: this part of their score counts for it, too.
 BESIDE = 0.3
 MAX_TITLE = 300
 
@@ -36,10 +36,12 @@ Scores = Sequence[Sequence[float]]
 
 
 class Compactor:
-    """Chooses excerpts of passages by what the evidence model says of their units; without one, by their words."""
+    """Chooses excerpts of passages by what the evidence model says of the units of the first `most` passages; without
+    one, by their words."""
 
-    def __init__(self, evidence: Evidence | None = None) -> None:
+    def __init__(self, evidence: Evidence | None = None, most: int = 8) -> None:
         self._evidence = evidence
+        self._most = most
 
     async def choose(
         self, question: str, passages: Sequence[Passage], overheads: Sequence[int], room: int
@@ -49,8 +51,8 @@ class Compactor:
         split = [units(text) or _whole(text) for text in texts]
         scores = word_scores(question, passages, texts, split)
         if self._evidence is not None:
-            pages = [(_page(*one),) for one in zip(passages, texts, split, strict=False)]
-            readings: Sequence[Reading | None] = await self._evidence.read(question, pages)
+            pages = [(_page(*one),) for one in zip(passages[: self._most], texts, split, strict=False)]
+            readings = await self._evidence.read(question, pages)
             scores = evidence_scores([None if one is None else one.units[:1] for one in readings], scores)
         return excerpts(passages, split, scores, overheads, room)
 
@@ -104,7 +106,9 @@ def excerpts(
     """The units with the best scores that fit, in the order of the passages and of their text. Of units with a score of
     0 or less, only the best is taken, and only if there are no others."""
     ranked = sorted(
-        ((-score, at, number) for at, found in enumerate(scores) for number, score in enumerate(_smoothed(found)))
+        (-score, at, number)
+        for at, (found, of_passage) in enumerate(zip(split, scores, strict=True))
+        for number, score in enumerate(_smoothed(found, of_passage))
     )
     bearing = [one for one in ranked if one[0] < 0] or ranked[:1]
     shown: dict[int, set[Span]] = {}
@@ -122,10 +126,12 @@ def excerpts(
     return [Excerpt(passages[at], _joined(passages[at].text, sorted(shown[at]))) for at in sorted(shown)]
 
 
-def _smoothed(scores: Sequence[float]) -> Iterator[float]:
-    """Each score with a part of the better one beside it."""
+def _smoothed(found: Sequence[Unit], scores: Sequence[float]) -> Iterator[float]:
+    """Each score; that of a sentence with a part of the better one beside it. Items and rows stand alone."""
+    prose = [score if unit.kind == "sentence" else 0.0 for unit, score in zip(found, scores, strict=True)]
     for at, score in enumerate(scores):
-        yield score + BESIDE * max((0.0, *scores[max(0, at - 1) : at], *scores[at + 1 : at + 2]))
+        beside = max((0.0, *prose[max(0, at - 1) : at], *prose[at + 1 : at + 2]))
+        yield score + BESIDE * beside if found[at].kind == "sentence" else score
 
 
 def _joined(text: str, spans: Sequence[Span]) -> str:
