@@ -125,7 +125,8 @@ async def test_passages_of_the_prompt_are_whole_so_that_citations_open_the_docum
 async def test_units_are_in_the_order_of_the_document_with_an_ellipsis_for_what_is_left_out() -> None:
     composed = await prompt("opened globes never", passage(RETURNS), evidence=FakeEvidence())
     assert shown(composed) == [
-        "The shop opened in 1954. It sells books, maps and globes to customers everywhere.\n…\n"
+        "The shop opened in 1954. It sells books, maps and globes to customers everywhere.\n"
+        "Refunds for printed books take 30 days.\n…\n"
         "Their names are not recorded.\nGlobes are never refunded. The cats slept on the globes."
     ]
 
@@ -247,9 +248,9 @@ def test_excerpts_are_pieces_of_the_text_in_its_order(scores: list[float], room:
             at = text.text.index(piece.strip(), at)
 
 
-def test_log_odds_count_from_minus_three_on() -> None:
-    scores = evidence_scores([((1.0, -4.0),), None], [[0.2, 0.2, 0.3], [0.5]])
-    assert scores[0][:2] == [4.0, -1.0]
+def test_log_odds_count_from_minus_four_on() -> None:
+    scores = evidence_scores([((1.0, -5.0),), None], [[0.2, 0.2, 0.3], [0.5]])
+    assert scores[0][:2] == [5.0, -1.0]
     assert scores[0][2] < -1.0
     assert scores[1][0] < -1.0
 

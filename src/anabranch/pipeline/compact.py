@@ -28,7 +28,7 @@ MAX_TITLE = 300
 # weight; a higher rank is an advantage; what is below the threshold does not bear on the question.
 ABOVE_SHARE, RANK, THRESHOLD = 0.5, 0.05, 0.1
 # The log-odds from which on a unit bears on the question: low, because a prompt has more room than an answer.
-LOG_ODDS = -3.0
+LOG_ODDS = -4.0
 # What the evidence model has not read comes after all that it has.
 UNREAD = -100.0
 
