@@ -14,7 +14,6 @@ from anabranch.domain.events import (
     Answered,
     AnswerEvent,
     Failed,
-    FellBack,
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
@@ -303,12 +302,12 @@ def frame(event: AnswerEvent) -> bytes:
             )
         case GenerationStarted():
             return event_frame(b"generation_start", GenerationStart())
-        case FellBack():
-            return b""  # spec 1 has no such event; `done` says it
         case Answered(answer=answer):
             return event_frame(b"done", _done(answer))
         case Failed():
             return event_frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
+        case _:
+            return b""  # spec 1 has no event for a fallback; `done` says it
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
