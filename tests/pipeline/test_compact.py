@@ -221,7 +221,21 @@ def _tokens(composed: Prompt) -> int:
 
 
 words = st.sampled_from(
-    ["refunds", "take", "30 days", "café", "退款", "- item", "| a | b |", "\n\n", ". ", "# Head\n", "x" * 90]
+    [
+        "refunds",
+        "take",
+        "30 days",
+        "café",
+        "退款",
+        "- item",
+        "| a | b |",
+        "\n\n",
+        ". ",
+        "# Head\n",
+        "x" * 90,
+        "<b> & </b>",
+        "-" * 80,
+    ]
 )
 
 

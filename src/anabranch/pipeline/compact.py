@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from anabranch.domain.evidence import Evidence, Page, ReadableUnit
 from anabranch.domain.model import Passage
-from anabranch.pipeline.prompt import Excerpt, estimate
+from anabranch.pipeline.prompt import Excerpt, escaped, estimate
 from anabranch.text.sentences import Span
 from anabranch.text.support import Wording, bare, readable
 from anabranch.text.units import Unit, units
@@ -16,8 +16,10 @@ OMISSION = "…"
 # What may stand between two units without a word that is left out: white space, punctuation, the number of an item.
 MARKUP = re.compile(r"\W*(?:\d{1,3}[.)][ \t]+)?")
 LINE_END = re.compile(r"[ \t]*\n")
-# Beside the text of a span: what is lost by rounding, and the sign for what is left out.
-SPAN_TOKENS = 6
+# More than that is no mark of an item.
+MAX_MARKUP = 12
+# Beside the text of a span: what is lost by rounding, and what stands before it.
+SPAN_TOKENS = 8
 # A unit that does not fit is cut if so many tokens are left for it.
 WORTH_CUTTING = 40
 # A sentence is read with those beside it: this part of their score counts for it, too.
@@ -115,7 +117,7 @@ def excerpts(
     for _, at, number in bearing:
         unit, text = split[at][number], passages[at].text
         new = {(unit.start, unit.end), *_above(unit)} - shown.get(at, set())
-        cost = sum(estimate(text[slice(*span)]) + SPAN_TOKENS for span in new)
+        cost = sum(estimate(escaped(text[slice(*span)])) + SPAN_TOKENS for span in new)
         cost += 0 if at in shown else overheads[at] + SPAN_TOKENS
         left = room - overheads[at] - 2 * SPAN_TOKENS
         if cost > room and not shown and left > WORTH_CUTTING:
@@ -149,18 +151,23 @@ def _joined(text: str, spans: Sequence[Span]) -> str:
 
 def _gap(between: str, *, is_first: bool = False) -> str:
     """A text between two spans, or a sign for it; the mark of a list's item, which begins its last line, is kept."""
-    if MARKUP.fullmatch(between):
+    if _is_mark(between):
         return between.lstrip("\n") if is_first else between
-    line = between.rpartition("\n")[2] if "\n" in between else None
-    if line is None:
-        return f"{OMISSION} " if is_first else f" {OMISSION} "
-    mark = line if MARKUP.fullmatch(line) else ""
-    return f"{OMISSION}\n{mark}" if is_first else f"\n{OMISSION}\n{mark}"
+    omission = "" if MARKUP.fullmatch(between) else OMISSION
+    _, newline, line = between.rpartition("\n")
+    if not newline:
+        return f"{omission} " if is_first else f" {omission} "
+    mark = line if _is_mark(line) else ""
+    return f"{omission}\n{mark}" if is_first else f"\n{omission}\n{mark}"
+
+
+def _is_mark(text: str) -> bool:
+    return len(text) <= MAX_MARKUP and MARKUP.fullmatch(text) is not None
 
 
 def _beginning(text: str, start: int, end: int, tokens: int) -> Span:
     """The beginning of a unit in about so many tokens, up to the end of a word."""
-    end = start + (end - start) * tokens // max(1, estimate(text[start:end]))
+    end = start + (end - start) * tokens // max(1, estimate(escaped(text[start:end])))
     space = text.rfind(" ", start + 1, end)
     return start, space if space > 0 else end
 

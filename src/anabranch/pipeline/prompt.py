@@ -172,7 +172,7 @@ async def _numbered(
 
 def _with_numbers(question: Question, passages: Sequence[Passage], note: str = "") -> str:
     context = "\n\n".join(
-        f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(passages, 1)
+        f"[{number}] {escaped(passage.title)}\n{escaped(passage.text)}" for number, passage in enumerate(passages, 1)
     )
     task = "Answer from the passages, and cite them as [n]."
     if question.answer_in in LANGUAGES:
@@ -243,7 +243,7 @@ def _blocks(passages: Sequence[Passage]) -> list[str]:
     fields = [(passage.source, passage.title, passage.text) for passage in passages]
     # One search in everything: most documents have nothing to escape.
     if _has_markup("".join(chain.from_iterable(fields))):
-        fields = [(_escaped(source), _escaped(title), _escaped(text)) for source, title, text in fields]
+        fields = [(escaped(source), escaped(title), escaped(text)) for source, title, text in fields]
     return [
         f"<source>{source}</source>\n<title>{title}</title>\n<relevance>{passage.score:.2f}</relevance>\n"
         f"<content>\n{text}\n</content>"
@@ -251,7 +251,7 @@ def _blocks(passages: Sequence[Passage]) -> list[str]:
     ]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     # Searching is fifteen times cheaper than replacing nothing.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if _has_markup(text) else text
 
