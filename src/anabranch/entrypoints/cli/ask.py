@@ -219,7 +219,7 @@ def _summary(answer: Answer) -> Text:
         f"{times.generation_ms} ms {printable(writer)}" if writer else "",
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
-        f"{answer.omitted} documents had no room" if answer.omitted else "",
+        f"{answer.omitted} documents left out of the prompt" if answer.omitted else "",
     )
     return Text(text, style="dim")
 
