@@ -176,6 +176,22 @@ async def test_the_evidence_model_reads_the_first_passages_only() -> None:
     assert [page.title for page in evidence.pages] == ["Ferry 0", "Ferry 1", "Ferry 2"]
 
 
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("Wie lange dauern Erstattungen für Bücher?", RETURNS),
+        ("refunds", "Erstattungen (refunds) für Bücher dauern 30 Tage. Der Gründer und die Katzen sind nicht da."),
+        ("退款需要多长时间?", "这家商店于1954年开业。印刷书籍的退款需要30天。"),
+    ],
+    ids=["German question", "German document", "Chinese"],
+)
+async def test_the_evidence_model_reads_english_only(question: str, text: str) -> None:
+    evidence = FakeEvidence()
+    composed = await prompt(question, passage(text), evidence=evidence)
+    assert evidence.questions == []
+    assert composed == await prompt(question, passage(text))
+
+
 async def test_a_question_without_a_shared_word_still_gets_the_best_passage() -> None:
     composed = await prompt("Wie spät ist es?", passage(FERRY), passage(RETURNS))
     assert len(composed.passages) == 1

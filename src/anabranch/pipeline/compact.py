@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from anabranch.domain.evidence import Evidence, Page, ReadableUnit
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, escaped, estimate
+from anabranch.text.language import is_english
 from anabranch.text.sentences import Span
 from anabranch.text.support import Wording, bare, readable
 from anabranch.text.units import Unit, units
@@ -25,6 +26,8 @@ WORTH_CUTTING = 40
 # A sentence is read with those beside it: this part of their score counts for it, too.
 BESIDE = 0.3
 MAX_TITLE = 300
+# So many characters of each passage tell the language.
+SAMPLE = 250
 
 # The scores by words. The question's words that are only in the heading, the lead-in or the title have a share of their
 # weight; a higher rank is an advantage; what is below the threshold does not bear on the question.
@@ -38,8 +41,8 @@ Scores = Sequence[Sequence[float]]
 
 
 class Compactor:
-    """Chooses excerpts of passages by what the evidence model says of the units of the first `most` passages; without
-    one, by their words."""
+    """Chooses excerpts of passages by what the evidence model says of the units of the first `most` passages; by their
+    words without one, and if the question or the passages are not English, which is all that it has learned."""
 
     def __init__(self, evidence: Evidence | None = None, most: int = 8) -> None:
         self._evidence = evidence
@@ -52,7 +55,7 @@ class Compactor:
         texts = readable(passages)
         split = [units(text) or _whole(text) for text in texts]
         scores = word_scores(question, passages, texts, split)
-        if self._evidence is not None:
+        if self._evidence is not None and is_english(question) and is_english(_sample(texts[: self._most])):
             pages = [(_page(*one),) for one in zip(passages[: self._most], texts, split, strict=False)]
             readings = await self._evidence.read(question, pages)
             scores = evidence_scores([None if one is None else one.units[:1] for one in readings], scores)
@@ -188,6 +191,10 @@ def _page(passage: Passage, text: str, found: Sequence[Unit]) -> Page:
         last = above
     title = " > ".join(filter(None, (passage.title[:MAX_TITLE], _headers(passage))))
     return Page(title=title, units=tuple(readable_units))
+
+
+def _sample(texts: Sequence[str]) -> str:
+    return " ".join(text[:SAMPLE] for text in texts)
 
 
 def _headers(passage: Passage) -> str:
