@@ -247,6 +247,88 @@ def test_front_matter_is_no_unit() -> None:
     assert read("---\ntitle: Rivers\ntags: [a]\n---\nThey flow.") == [("sentence", "They flow.")]
 
 
+def test_a_question_in_its_own_line_is_the_heading_of_its_answer() -> None:
+    text = "How long may I return it?\n\nWithin 30 days."
+    assert read(text) == [("sentence", "Within 30 days.")]
+    assert headings(text) == ["How long may I return it?"]
+
+
+def test_a_paragraph_that_begins_with_a_bold_heading_is_about_it() -> None:
+    text = "**Empty lists.** They ask nothing. They cost nothing."
+    assert details(text) == [
+        ("sentence", "**Empty lists.** They ask nothing.", None, "Empty lists"),
+        ("sentence", "They cost nothing.", None, "Empty lists"),
+    ]
+
+
+def test_a_heading_that_is_code_is_the_subject() -> None:
+    assert details("## `mcpServers`\n\nA name has letters.")[0][3] == "mcpServers"
+
+
+def test_a_complete_sentence_that_announces_nothing_stays_apart_from_the_code_below_it() -> None:
+    assert [kind for kind, _ in read("It never fails.\n\n```\na -> b\n```")] == ["sentence", "code"]
+    assert [kind for kind, _ in read("See the example.\n\n```\na -> b\n```")] == ["code"]
+
+
+def test_code_in_a_list_item_is_a_unit_with_its_item() -> None:
+    text = "1. Install it:\n\n   ```\n   pip install it\n   ```\n\n2. Run it."
+    assert read(text) == [("code", "Install it:\n\n   ```\n   pip install it\n   ```"), ("item", "Run it.")]
+
+
+def test_a_text_that_begins_inside_a_code_block_is_read_from_its_end_on() -> None:
+    text = "x = 1\ny = 2\n```\n\nIt ends here. Then:\n\n```\nz = 3\n```\n"
+    assert read(text) == [
+        ("code", "x = 1\ny = 2"),
+        ("sentence", "It ends here."),
+        ("code", "Then:\n\n```\nz = 3\n```"),
+    ]
+
+
+def test_the_text_of_an_html_page_has_rows_under_a_header_and_code_with_blank_lines() -> None:
+    text = (
+        "Name | Default\nport | 8080\nhost | localhost\n\nIn Python:\n\nimport flow\n\nwith flow.open() as f:\n    f()"
+    )
+    assert details(text) == [
+        ("row", "port | 8080", "Name | Default", "port"),
+        ("row", "host | localhost", "Name | Default", "host"),
+        ("code", "In Python:\n\nimport flow\n\nwith flow.open() as f:\n    f()", None, None),
+    ]
+
+
+def test_a_record_of_fields_is_one_row() -> None:
+    assert read("city: Bonn\npeople: 300000\n\ncity: Ulm\npeople: 120000") == [
+        ("row", "city: Bonn\npeople: 300000"),
+        ("row", "city: Ulm\npeople: 120000"),
+    ]
+
+
+def test_a_comment_of_several_lines_in_source_code_is_prose() -> None:
+    text = "# The factor is 17. It was\n# measured.\nFACTOR = 17\n"
+    assert read(text) == [
+        ("sentence", "The factor is 17."),
+        ("sentence", "It was\n# measured."),
+        ("code", "FACTOR = 17"),
+    ]
+
+
+def test_an_item_that_describes_something_is_about_it() -> None:
+    text = "* .. attribute:: CASCADE\n\n    Cascade deletes.\n\n* `args`\n\n    The arguments.\n"
+    assert [(body, subject) for _, body, _, subject in details(text)] == [
+        ("CASCADE\n\n    Cascade deletes.", "CASCADE"),
+        ("`args`\n\n    The arguments.", "args"),
+    ]
+
+
+@pytest.mark.parametrize("text", [".. [1] It is so. Really.", "[^1]: It is so. Really."])
+def test_a_footnote_is_a_unit(text: str) -> None:
+    assert read(text) == [("item", "It is so. Really.")]
+
+
+def test_an_option_without_content_is_the_subject_of_the_text_below_it() -> None:
+    text = ".. option:: --all\n\nShows all.\n\n.. option:: --none\n\nShows none."
+    assert [subject for *_, subject in details(text)] == ["--all", "--none"]
+
+
 def check(text: str) -> list[Unit]:
     found = units(text)
     at = 0

@@ -5,7 +5,7 @@
 import re
 from typing import NamedTuple
 
-_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|\[\^[^\]\n]{1,40}\]:)(?=[^\S\n]|\n|\Z)"
+_MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\#\.|(?:\.\.[ ]\[|\[\^)[^\]\n]{1,40}\]:?)(?=[^\S\n]|\n|\Z)"
 _TAG = r"<[/!?]?[a-zA-Z][^<>\n]{0,500}>"
 _IMAGE = r"\[?!\[[^\]\n]{0,500}\]\([^)\n]{0,1000}\)(?:\]\([^)\n]{0,1000}\))?"
 # Each line is of the kind of the first group that matches. All quantifiers are bounded or possessive: linear time.
@@ -22,7 +22,7 @@ _LINE = re.compile(
     | (?P<grid> \+(?:[-=]{{2,}}+\+)++)
     | (?P<separator> (?=[^\n|]*+\|) \|?+[ \t]*+:?+-++:?+[ \t]*+(?:\|[ \t]*+:?+-++:?+[ \t]*+)*+\|?+
                      (?=[^\S\n]*+(?:\n|\Z)))
-    | (?P<row> \|(?=[^|\n]*+\|))
+    | (?P<row> \|(?=[^|\n]*+\|[^|\n]*+\| | [ \t][^|\n]*+\|))
     | (?P<item> {_MARKER} (?:[ \t]*+\[[ xX]\](?=[ \t]))?+)
     | (?P<directive> \.\.[ \t]++(?:\|[^|\n]{{1,80}}\|[ \t]++)?+[\w:.+-]{{1,60}}?::(?=[^\S\n]|\n|\Z))
     | (?P<comment> \.\.(?=[^\S\n]|\n|\Z) | __(?=[ \t]))
@@ -35,7 +35,7 @@ _LINE = re.compile(
               | :::[^\n]*+ | \[!\w++\](?=[^\S\n]*+(?:\n|\Z))
               | \*\*(?:Note|Tip|Important|Warning|Caution):?\*\*(?=[^\S\n]*+(?:\n|\Z)))
     | (?P<admonition> (?:!!!|\?\?\?\+?)(?=[ \t]++\w))
-    | (?P<other> )
+    | (?P<plain> )
     )
     [^\n]*+ (?:\n|\Z)
     """,
@@ -57,14 +57,13 @@ class TextLine(NamedTuple):
 def read_lines(text: str) -> list[TextLine]:
     found: list[TextLine] = []
     for match in _LINE.finditer(text):
-        kind = match.lastgroup or "other"
-        start, body = match.span(kind)
-        end = match.end()
+        kind = match.lastgroup or "text"
+        start, body = match.span(match.lastindex or 0)
+        begin, end = match.span()
         while end > body and text[end - 1].isspace():
             end -= 1
-        begin = match.start()
         indent = _indent(text[begin:start]) if start > begin else 0
-        found.append(TextLine("text" if kind == "other" else kind, start, end, indent, body))
+        found.append(TextLine("text" if kind == "plain" else kind, start, end, indent, body))
     return found
 
 
@@ -76,6 +75,7 @@ def _indent(before: str) -> int:
 # A line that a program or a terminal would read. Prose has none of these; half of a code block's lines have.
 _CODE_LINE = re.compile(
     r"""[$%❯][ ]\S | >>> | \.\.\.[ ]? | [{}\[\]()]+[,;]?$ | ["'{<\[] | [\#/]{1,2}[ !] | --?\w | @\w+
+    | from[ ][\w.]+[ ]import[ ]
     | (?:import|from|def|class|return|if|for|while|with|try|else|elif|except|raise|await|async|const|let|var|function
         |export|public|private|static|void|int|using|package|fn|pub|use)\b(?=[^.]*$|.*[(:;{]$)
     | (?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|BEGIN|COMMIT|FROM|WHERE|JOIN)\b
@@ -85,7 +85,8 @@ _CODE_LINE = re.compile(
     re.VERBOSE,
 )
 _STATEMENT = re.compile(
-    r"""(?:from[ ][\w.]+[ ]import|import[ ][\w.]+(?:[ ]as[ ]\w+|,.*)?$|(?:async[ ])?def[ ]\w+\(|class[ ]\w+.*:$
+    r"""(?=[a-z@\#$❯<{\[]|\w+(?:[ ]?=|[.(]\w))
+    (?:from[ ][\w.]+[ ]import|import[ ][\w.]+(?:[ ]as[ ]\w+|,.*)?$|(?:async[ ])?def[ ]\w+\(|class[ ]\w+.*:$
     |@\w[\w.]*\(?|\#!|\#include|[$❯][ ]\S|<\?\w|[{\[]$|(?:const|let|var)[ ]\w+[ ]=|(?:public|private|export)[ ]\w+
     |(?:pip|npm|docker|git|curl|sudo)[ ][a-z-]+[ ]?[^.\s]|[\w.]+[ ]=[ ]\S|[\w.]+\(.*\)$)""",
     re.VERBOSE,
@@ -117,7 +118,7 @@ def fence_end(text: str, lines: list[TextLine], at: int, stop: int) -> int:
         if line.kind in ("fence", "adornment") and line.body == line.end and text[line.start] == sign:
             if line.end - line.start >= length:
                 return index + 1
-        elif line.kind == "fence" and line.body - line.start == length and opener.body == opener.end:
+        elif line.kind == "fence" and text[line.start] == sign and opener.body == opener.end:
             return index
     return stop
 
@@ -144,6 +145,10 @@ def item_end(lines: list[TextLine], at: int, stop: int) -> int:
             break
         end = index + 1
     return end
+
+
+def spanned(lines: list[TextLine]) -> tuple[int, int]:
+    return lines[0].start, lines[-1].end
 
 
 def after_blank(lines: list[TextLine], at: int, stop: int) -> int:

@@ -13,11 +13,13 @@ _WIDE_CLOSERS = "”’」』）】》〉\"')\\]"
 _MARKER = r"(?:[-*+•‣◦▪●–—]|\(?\d{1,3}[.)]|\(?[a-zA-Z]\)|\[[ xX]\])[ \t]"
 _HEADING = r"[ ]{0,3}\#{1,6}[ \t]"
 _CANDIDATE = re.compile(
-    # The look-behind avoids quadratic time on a long row of dots.
-    rf"(?P<narrow>[.!?…؟۔।॥։።။។](?<![.!?…].)(?:[ ]?[.!?…])*)(?P<closers>[{_CLOSERS}]*)(?=\s)"
-    rf"|(?P<wide>[。！？｡]+[{_WIDE_CLOSERS}]*)"
-    rf"|\n(?:[ \t\r]*\n|(?=[ \t]*{_MARKER})|(?={_HEADING}))"
-    rf"|(?m:^{_HEADING}[^\n]*\n)"
+    # It begins with a set of signs, because the search for one is fast. The look-behind `(?<![.!?…].)` avoids quadratic
+    # time on a long row of dots.
+    r"[.!?…؟۔।॥։።။។。！？｡\n#](?:"
+    rf"(?<=[.!?…؟۔।॥։።။។])(?<![.!?…].)(?:[ ]?[.!?…])*(?P<closers>[{_CLOSERS}]*)(?=\s)"
+    rf"|(?<=[。！？｡])[。！？｡]*[{_WIDE_CLOSERS}]*"
+    rf"|(?<=\n)(?:[ \t\r]*\n|(?=[ \t]*{_MARKER})|(?={_HEADING}))"
+    r"|(?m:(?<=^\#)|(?<=^[ ]\#)|(?<=^[ ]{2}\#)|(?<=^[ ]{3}\#))\#{0,5}[ \t][^\n]*\n)"
 )
 _ITEM = re.compile(rf"^[ \t]*{_MARKER}", re.MULTILINE)
 _LINE = re.compile(r"\S(?:[^\n]*\S)?")
@@ -56,7 +58,7 @@ def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Spa
     end = len(text) if end is None else end
     begin = start
     for found in _CANDIDATE.finditer(text, start, end):
-        if found["narrow"] and not _ends(text, begin, found, end):
+        if found["closers"] is not None and not _ends(text, begin, found, end):
             continue
         if (span := trim(text, begin, found.end())) is not None:
             yield span
@@ -97,7 +99,7 @@ def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
     if following is None:
         return True
     after = following[0]
-    stop = found["narrow"]
+    stop = text[found.start() : found.start("closers")]
     if stop != ".":
         # A question inside a sentence ("Why?" she asked) goes on in lower case, and so does a pause ... like this.
         return not after.islower() or (not found["closers"] and stop[0] not in ".…")
