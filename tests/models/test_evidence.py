@@ -39,6 +39,8 @@ from support.evidence_model import ModelFile, word_overlap_model
 
 needs_weights = pytest.mark.skipif(not FILE.exists(), reason="the package has no evidence model yet")
 
+WHAT_TO_RUN = "Run: anabranch models install" if FILE.exists() else "Run: pip install"
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
@@ -48,6 +50,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 @pytest.fixture(scope="module")
 def onnx_evidence(models_dir: Path, tiny: ModelFile) -> OnnxEvidence:
     return OnnxEvidence(models_dir, threads=2, file=tiny.file, sha256=tiny.sha256)
+
+
+@pytest.fixture(scope="module")
+def shipped(models_dir: Path) -> OnnxEvidence:
+    return OnnxEvidence(models_dir, threads=2)
 
 
 class TestFakeEvidence(EvidenceContract):
@@ -70,9 +77,9 @@ class TestCachedEvidence(EvidenceContract):
 
 @needs_weights
 class TestShippedEvidence(EvidenceContract):
-    @pytest.fixture(scope="class")
-    def evidence(self, models_dir: Path) -> Evidence:
-        return OnnxEvidence(models_dir, threads=2)
+    @pytest.fixture
+    def evidence(self, shipped: OnnxEvidence) -> Evidence:
+        return shipped
 
 
 # --- what it reads
@@ -87,8 +94,7 @@ async def answer(evidence: Evidence, question: str, *pages: Page) -> str:
 
 
 @needs_weights
-async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(models_dir: Path) -> None:
-    shipped = OnnxEvidence(models_dir)
+async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(shipped: OnnxEvidence) -> None:
     oslo = page("Oslo", "Oslo is the capital of Norway.", "It was founded in 1040 by Harald Hardrada.")
     assert "1040" in await answer(shipped, "When was Oslo founded?", oslo)
     assert "Harald" in await answer(shipped, "who founded oslo", oslo)
@@ -337,10 +343,10 @@ async def test_where_it_cannot_be_loaded_nothing_is_read_unless_it_is_required(t
     assert await optional.check(QUESTION, [(NEAR,)]) == [None]
     [signal] = recorder.signals
     assert isinstance(signal, EvidenceUnavailable)
-    assert "Run: anabranch models install" in signal.reason
-    with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
+    assert WHAT_TO_RUN in signal.reason
+    with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
         await required.read(QUESTION, [(NEAR,)])
-    with pytest.raises(ConfigurationError, match="Run: anabranch models install"):
+    with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
         await required.check(QUESTION, [(NEAR,)])
 
 

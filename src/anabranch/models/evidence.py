@@ -73,10 +73,11 @@ class OnnxEvidence:
     ) -> None:
         """Load `file`, and the word table of the embedding model in the folder `models`; raises EvidenceMissing or
         ModelMissing."""
+        model = _verified(file, sha256)
         embedder = minilm.read(models)
         self._vocabulary = minilm.vocabulary(embedder.tokenizer)
         self._words = WordTable(embedder.model)
-        self._session = minilm.session(str(_verified(file, sha256)))
+        self._session = minilm.session(str(model))
         self._inputs = {each.name for each in self._session.get_inputs()}
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "evidence")

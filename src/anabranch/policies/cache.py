@@ -232,7 +232,8 @@ class CachedEvidence:
                 found[index] = result
                 passages += len(inputs[index])
                 await self._cache.put(keys[index], encode(result), math.inf)
-        self._telemetry.noted(EvidenceJudged(task=task, passages=passages, latency_ms=latency_ms))
+        if passages:
+            self._telemetry.noted(EvidenceJudged(task=task, passages=passages, latency_ms=latency_ms))
         return found
 
 
