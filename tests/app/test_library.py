@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch import Anabranch, AnabranchError, Answered, Endpoint, GenerationStarted, Message, Settings, Token, Until
+from anabranch import (
+    Anabranch,
+    AnabranchError,
+    Answered,
+    Endpoint,
+    FellBack,
+    GenerationStarted,
+    Message,
+    Settings,
+    Token,
+    Until,
+)
 from anabranch.testing import Document, Failure, Hub, Space
 from conftest import LOCAL
 
@@ -180,11 +191,29 @@ async def test_without_a_model_the_documents_own_sentences_answer(ab: Anabranch,
     assert quoted.rstrip(".") == "Refunds take 30 days"
 
 
-async def test_a_failed_model_raises(ab: Anabranch, space: Space) -> None:
+async def test_a_failed_model_raises_without_a_fallback(ab: Anabranch, space: Space) -> None:
     space.fails("broken", Failure.STATUS_500)
     with pytest.raises(AnabranchError, match="500") as caught:
-        await ab.ask("Why?", sources=urls(space, "docs"), model=f"{space.url}/broken")
+        await ab.ask("Why?", sources=urls(space, "docs"), model=f"{space.url}/broken", fallback=False)
     assert caught.value.code == "generation_failed"
+
+
+def _asked(space: Space) -> dict[str, Any]:
+    return {"sources": urls(space, "policies"), "model": f"{space.url}/broken"}
+
+
+async def test_a_failed_model_is_replaced_by_quotes_that_say_so(ab: Anabranch, space: Space) -> None:
+    space.fails("broken", Failure.STATUS_500)
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days.")])
+    question, asked = "How long do refunds take?", _asked(space)
+    answer = await ab.ask(question, **asked)
+    assert (answer.text, answer.model) == ("Refunds take 30 days. [1]", "extractive")
+    assert answer.fallback is not None
+    assert (answer.fallback.failed, answer.fallback.reason) == ("broken", "unavailable")
+    assert "500" in answer.fallback.message
+    async with ab.stream(question, **asked) as events:
+        (fell_back,) = [event async for event in events if isinstance(event, FellBack)]
+    assert fell_back.model == "extractive"
 
 
 def test_the_public_names() -> None:

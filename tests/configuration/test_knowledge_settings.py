@@ -19,12 +19,15 @@ from tokenizers.pre_tokenizers import Whitespace
 from anabranch import Anabranch, AnabranchError, Question, Settings, Until
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.indexer import indexer
+from anabranch.app.questions import Options, SearchScope
+from anabranch.configuration.settings import load
 from anabranch.domain.contracts import Embedder, Outbound
 from anabranch.domain.model import QUERY
 from anabranch.knowledge.model import Caller, Chunking, NewDocument
 from anabranch.knowledge.records import keys, queries
 from anabranch.knowledge.records.database import Database
 from anabranch.models.factory import embedder_for
+from anabranch.pipeline.prompt import estimate
 from anabranch.testing import ManualClock, Space
 from support.embedding_server import PREFERRED, ModelServer, model_server
 from support.environment import loaded, opened, served
@@ -261,6 +264,56 @@ async def test_query_context_tokens_omits_passages(space: Space, server: ModelSe
     ranked = [passage.text for passage in answer.replies[0].passages]
     assert [text for text in ranked if text in prompt] == ranked[:kept]
     assert answer.omitted == 4 - kept
+
+
+@pytest.mark.parametrize(("tokens", "fewest", "most"), [("500", 300, 500), ("1500", 1_000, 1_500)])
+async def test_context_compact_shows_excerpts_within_compact_tokens(
+    space: Space, server: ModelServer, tokens: str, fewest: int, most: int
+) -> None:
+    model = {"MODEL_URL": space.url, "MODEL_NAME": "scribe"}
+    settings = loaded(CONTEXT="compact", COMPACT_TOKENS=tokens, **model, **embedding(server))
+    shelf = [
+        text(f"Number{number} is a river. " + "It flows to the sea and nobody swims. " * 20) for number in range(9)
+    ]
+    async with ready(settings, *shelf) as (anabranch, _):
+        answer = await anabranch.ask("Which river is number3?", sources=["notes"], top_k=9)
+    messages = space.requests[-1].body["messages"]
+    assert fewest <= sum(estimate(message["content"]) for message in messages) <= most
+    assert "…" in messages[-1]["content"]
+    assert answer.prompt_version == "chat-1-compact"
+
+
+@pytest.mark.parametrize(
+    ("given", "falls_back"),
+    [
+        ({}, {"ask", "query"}),
+        ({"MODEL_FALLBACK": "on"}, {"ask", "query", "rag", "chat", "documentation"}),
+        ({"MODEL_FALLBACK": "off"}, set()),
+    ],
+    ids=["auto", "on", "off"],
+)
+async def test_model_fallback_decides_where_quotes_replace_a_failed_model(
+    given: dict[str, str], falls_back: set[str]
+) -> None:
+    async with opened(MODEL_URL="http://127.0.0.1:9", **given) as anabranch:
+        questions, scope, none = anabranch.questions, SearchScope(), Options()
+        asked = {
+            "ask": await questions.library("x", [], None, (), None, None, Until.GENERATE),
+            "query": questions.query("x", scope, (), none),
+            "rag": questions.rag("x", scope, (), none),
+            "chat": questions.chat("x", (), anabranch.model, (), none),
+            "documentation": questions.documentation(),
+        }
+        assert {name for name, question in asked.items() if question.fallback is not None} == falls_back
+        for wanted in (True, False):
+            as_asked = questions.query("x", scope, (), Options(fallback=wanted))
+            assert (as_asked.fallback is not None) is wanted
+
+
+def test_on_and_off_in_the_file_are_not_booleans(tmp_path: Path) -> None:
+    for written, read in {"on": "on", "off": "off", "auto": "auto", '"on"': "on"}.items():
+        (tmp_path / "anabranch.yaml").write_text(f"settings:\n  model_fallback: {written}\n", encoding="utf-8")
+        assert load({}, tmp_path / "anabranch.yaml").model_fallback == read
 
 
 @pytest.mark.parametrize(("given", "texts"), [({"QUERY_REWRITING": "true"}, 1), ({}, 0)], ids=["on", "default"])

@@ -95,11 +95,13 @@ class Anabranch:
         tokens: Mapping[str, str] | None = None,
         top_k: int | None = None,
         until: Until = Until.GENERATE,
+        fallback: bool | None = None,
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
         `URL/slug`; without sources, every collection, every configured source and every MCP server is asked, of the
-        servers those that the routing rules select (docs/asking.md)."""
-        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
+        servers those that the routing rules select (docs/asking.md). `fallback` says whether the documents are quoted
+        if the model fails before its first token; None is as AGGREGATOR_MODEL_FALLBACK says."""
+        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until, fallback)
         return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
 
     @asynccontextmanager
@@ -113,9 +115,10 @@ class Anabranch:
         tokens: Mapping[str, str] | None = None,
         top_k: int | None = None,
         until: Until = Until.GENERATE,
+        fallback: bool | None = None,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """The same, event by event. Leaving the block ends the question and everything it started."""
-        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until)
+        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until, fallback)
         run = self.start(asked, self.context(tokens=tokens, operator=True, streaming=True))
         async with run.listen() as listener:
             yield aiter(listener)

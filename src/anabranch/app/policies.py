@@ -93,6 +93,8 @@ def _answer_settings(settings: Settings) -> tuple[str, ...]:
     chosen = (
         version("anabranch"),
         settings.query_context_tokens,
+        settings.context,
+        settings.compact_tokens,
         settings.embedding_url,
         settings.embedding_model,
         settings.embedding_relevance,

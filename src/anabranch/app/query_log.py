@@ -154,9 +154,12 @@ class Logged:
         # A cached answer was paid for the first time.
         usage = Usage() if answer.cached else answer.usage or Usage()
         scores = [answer.passages[index].score for index in {citation.passage for citation in answer.citations}]
-        verbatim = question.model is not None and question.model.kind == EXTRACTIVE.kind and not answer.refused
+        writer = question.model if answer.fallback is None else question.fallback
+        verbatim = writer is not None and writer.kind == EXTRACTIVE.kind and not answer.refused
+        asked = self._asked(question, context)
         return msgspec.structs.replace(
-            self._asked(question, context),
+            asked,
+            settings={**asked.settings, **_fallback(answer)},
             answer=answer.text if keeps_text else "",
             refused=answer.refused,
             outcome="refused" if answer.refused else "answered",
@@ -196,6 +199,13 @@ def settings_of(question: Question) -> dict[str, Any]:
         "threshold": question.threshold,
         "language": question.language,
     }
+
+
+def _fallback(answer: Answer) -> dict[str, str]:
+    """Which model has failed, and why. Not the message: it may name an address that readers of the log may not know."""
+    if answer.fallback is None:
+        return {}
+    return {"fallback_from": answer.fallback.failed, "fallback_reason": answer.fallback.reason}
 
 
 def _quotes(answer: Answer) -> tuple[queries.QuotedChunk, ...]:

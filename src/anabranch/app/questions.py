@@ -11,6 +11,7 @@ from anabranch.domain.contracts import Clock
 from anabranch.domain.model import (
     AGGREGATE,
     ASK,
+    CHAT,
     PUBLISHED,
     QUERY,
     RAG,
@@ -33,6 +34,9 @@ TOP_K, RAG_TOP_K = 10, 5
 # Spec 4's defaults, where neither the request nor the settings set a value.
 RAG_THRESHOLD = 0.55
 RAG_DIVERSITY = 0.5
+# The profiles whose questions fall back to quotes unless the settings say otherwise: `ask`, /v1/query and MCP. The
+# others keep the errors of their specifications.
+FALLS_BACK = (ASK.name, QUERY.name)
 DEFAULTS = Question(text="")
 
 
@@ -58,6 +62,7 @@ class Options(Value):
     language: str | None = None
     answer_in: str | None = None
     evidence: EvidenceUse | None = None
+    fallback: bool | None = None
 
 
 class Questions:
@@ -134,6 +139,7 @@ class Questions:
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             evidence=_or(options.evidence, "off"),
+            fallback=self._fallback(CHAT, model, options.fallback),
         )
 
     def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
@@ -184,8 +190,10 @@ class Questions:
         return self._from_collections(QUERY, text, scope, (), options, TOP_K, model)
 
     def documentation(self) -> Question:
-        """The template of the documentation subagent's questions: those of `query`, without a text."""
-        return self._from_collections(QUERY, "", SearchScope(), (), Options(), TOP_K)
+        """The template of the documentation subagent's questions: those of `query`, without a text. The planner sees
+        a failed model, unless the settings say otherwise, and decides what to do."""
+        options = Options(fallback=self._settings.model_fallback == "on")
+        return self._from_collections(QUERY, "", SearchScope(), (), options, TOP_K)
 
     async def library(
         self,
@@ -196,6 +204,7 @@ class Questions:
         tokens: Mapping[str, str] | None,
         top_k: int | None,
         until: Until,
+        fallback: bool | None = None,
     ) -> Question:
         """`Anabranch.ask` and `anabranch ask`: sources and model by any name that the resolver knows."""
         chosen = await self._names.sources(text, sources, tokens or {})
@@ -214,6 +223,7 @@ class Questions:
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             evidence=self._evidence(writer),
+            fallback=self._fallback(ASK, writer, fallback),
         )
 
     def _from_collections(
@@ -245,12 +255,20 @@ class Questions:
             threshold=self._settings.guard_threshold,
             fresh=options.fresh,
             evidence=_or(options.evidence, self._evidence(model)),
+            fallback=self._fallback(profile, model, options.fallback),
         )
 
     def _evidence(self, model: Endpoint) -> EvidenceUse:
         """Whether passages are ordered by evidence where the request does not say."""
         setting = self._settings.evidence
         return "rank" if setting == "on" or (setting == "auto" and model.kind == "extractive") else "off"
+
+    def _fallback(self, profile: Profile, model: Endpoint | None, wanted: bool | None) -> Endpoint | None:
+        """What answers if the model fails before its first token: as the request says, else as the settings say."""
+        chosen = self._settings.model_fallback
+        if wanted is None:
+            wanted = chosen == "on" or (chosen == "auto" and profile.name in FALLS_BACK)
+        return EXTRACTIVE if wanted and model is not None and model.kind != EXTRACTIVE.kind else None
 
     def _rewrites(self, model: Endpoint) -> bool:
         """Whether a question is rewritten before the search: an extractive model cannot."""

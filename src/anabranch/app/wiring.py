@@ -19,14 +19,19 @@ from anabranch.app.runs import Runs
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Directory, Outbound, SystemClock, Telemetry
+from anabranch.domain.evidence import Evidence
+from anabranch.models.factory import evidence_for
 from anabranch.network.hub import HubClient
 from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.prompt import Compaction
 
 if TYPE_CHECKING:
     from anabranch.network.hub_tokens import HubTokens
 
 
-def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telemetry: Telemetry) -> Pipeline:
+def build_pipeline(
+    settings: Settings, directory: Directory, clock: Clock, telemetry: Telemetry, evidence: Evidence | None = None
+) -> Pipeline:
     return Pipeline(
         directory=directory,
         clock=clock,
@@ -37,7 +42,16 @@ def build_pipeline(settings: Settings, directory: Directory, clock: Clock, telem
             context_tokens=settings.max_context_tokens,
             query_context_tokens=settings.query_context_tokens,
         ),
+        compaction=_compaction(settings, evidence),
     )
+
+
+def _compaction(settings: Settings, evidence: Evidence | None) -> Compaction | None:
+    if settings.context == "full":
+        return None
+    from anabranch.pipeline.compact import Compactor  # noqa: PLC0415  most processes do not need it
+
+    return Compaction(settings.compact_tokens, Compactor(evidence, settings.evidence_passages).choose)
 
 
 class Role(NamedTuple):
@@ -88,7 +102,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
         directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source)
-        pipeline = build_pipeline(settings, directory, clock, telemetry)
+        evidence = evidence_for(settings, clock, telemetry)
+        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0

@@ -40,6 +40,7 @@ QueryTokens = Annotated[
     int,
     Meta(ge=2_000, le=1_000_000_000, description="a whole number from 2,000 (1,500 are set aside) to 1,000,000,000"),
 ]
+CompactTokens = Annotated[int, Meta(ge=500, le=1_000_000_000, description="a whole number from 500 to 1,000,000,000")]
 CacheTtl = Annotated[
     float, Meta(ge=0, le=31_536_000, description="a number of seconds from 0 (off) to 31,536,000 (a year)")
 ]

@@ -16,6 +16,7 @@ from anabranch.configuration.config_file import (
     Address,
     Allowlist,
     CacheTtl,
+    CompactTokens,
     Count,
     Curve,
     Delay,
@@ -112,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_document_expansion: Count = 200 * 1024 * 1024
     parse_timeout: Seconds = 120.0
     query_context_tokens: QueryTokens = 4_000
+    context: Annotated[Literal["full", "compact"], Meta(description="full or compact")] = "full"
+    compact_tokens: CompactTokens = 1_500
     query_rewriting: Flag = False
     evidence: Switch = "auto"
     evidence_passages: Annotated[int, Meta(ge=1, le=25, description="a whole number from 1 to 25")] = 8
@@ -131,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_url: Address | None = None
     model_name: Text | None = None
     model_api_key: Text | None = None
+    model_fallback: Switch = "auto"
     redis_url: RedisAddress | None = None
     redis_timeout: Seconds = 0.2
     rate_limit: Number = 20

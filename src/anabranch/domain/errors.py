@@ -15,7 +15,9 @@ AnabranchError
 ├── DeadlineExceeded        the question's total time ran out
 ├── RetrievalTimedOut       none of the sources answered in time, where that is an error
 ├── GenerationFailed        the model refused, failed, or sent an unusable reply
-│   └── GenerationTimedOut  the model took too long
+│   ├── GenerationTimedOut  the model took too long
+│   ├── ModelNotCalled      its circuit breaker is open
+│   └── EmptyReply          its reply has no text
 ├── EmbeddingFailed         the embedding server refused, failed, or sent an unusable reply
 ├── RerankFailed            the same for a reranker; a search continues without it
 ├── StreamUnavailable       the shared event log is unreachable, so no stream can be read or started
@@ -31,6 +33,7 @@ circuit breakers; clients do not see them.
 """
 
 from enum import Enum
+from typing import Literal
 
 OUT_OF_TIME = "The question's total time ran out before the answer was complete (AGGREGATOR_TOTAL_TIMEOUT)."
 
@@ -130,12 +133,39 @@ class RetrievalTimedOut(AnabranchError):
     code = "retrieval_timeout"
 
 
+# Why a model did not answer: a stable code for clients and metrics.
+GenerationReason = Literal["timeout", "circuit_open", "empty", "refused", "busy", "unusable", "unavailable"]
+REASONS: dict[FailureKind, GenerationReason] = {
+    FailureKind.REQUEST: "refused",
+    FailureKind.BUSY: "busy",
+    FailureKind.UNUSABLE: "unusable",
+    FailureKind.DOWN: "unavailable",
+}
+
+
 class GenerationFailed(UpstreamFailure):
+    """`started`: the failure came after the first part of the answer. `known_reason` is the reason, if the kind of the
+    failure does not tell it."""
+
     code = "generation_failed"
+    started = False
+    known_reason: GenerationReason | None = None
+
+    @property
+    def reason(self) -> GenerationReason:
+        return self.known_reason or REASONS[self.failure_kind]
 
 
 class GenerationTimedOut(GenerationFailed):
-    pass
+    known_reason = "timeout"
+
+
+class ModelNotCalled(GenerationFailed):
+    known_reason = "circuit_open"
+
+
+class EmptyReply(GenerationFailed):
+    known_reason = "empty"
 
 
 class EmbeddingFailed(AnabranchError):

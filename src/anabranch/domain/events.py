@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from anabranch.domain.model import Answer, SourceReply, Value
+from anabranch.domain.model import Answer, Fallback, SourceReply, Value
 
 
 class Event(Value, tag=True):
@@ -32,6 +32,13 @@ class GenerationStarted(Event):
     model: str
 
 
+class FellBack(Event):
+    """The model has failed before its first token, and `model` answers instead."""
+
+    model: str
+    fallback: Fallback
+
+
 class Token(Event, gc=False):
     text: str
 
@@ -51,7 +58,9 @@ class Failed(Event):
     time_ms: int = 0
 
 
-AnswerEvent = RetrievalStarted | SourceReplied | RetrievalFinished | GenerationStarted | Token | Answered | Failed
+AnswerEvent = (
+    RetrievalStarted | SourceReplied | RetrievalFinished | GenerationStarted | FellBack | Token | Answered | Failed
+)
 TERMINAL = (Answered, Failed)
 
 
@@ -78,10 +87,18 @@ def unfold(answer: Answer) -> tuple[AnswerEvent, ...]:
         RetrievalStarted(sources=tuple(reply.path for reply in answer.replies)),
         *(SourceReplied(index=index, reply=reply) for index, reply in enumerate(answer.replies)),
         RetrievalFinished(passages=found, time_ms=answer.timings.retrieval_ms),
-        *([GenerationStarted(model=answer.model)] if answer.model is not None else []),
+        *_generation(answer),
         *([Token(text=answer.text)] if answer.text else []),
         Answered(answer=answer),
     )
+
+
+def _generation(answer: Answer) -> tuple[AnswerEvent, ...]:
+    if answer.model is None:
+        return ()
+    if answer.fallback is None:
+        return (GenerationStarted(model=answer.model),)
+    return GenerationStarted(model=answer.fallback.failed), FellBack(model=answer.model, fallback=answer.fallback)
 
 
 SubagentStatus = Literal["pending", "in_progress", "partial", "success", "error"]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 
+from anabranch.domain.errors import GenerationReason
 from anabranch.domain.ranking import Breakdown, Ranking
 
 
@@ -141,8 +142,8 @@ class Question(Value):
     was found; `threshold` also when the passages are, on average, less similar than that. `rewrite` lets the model
     rewrite the question before the search; `diversity` is the λ of maximal marginal relevance (1 is relevance alone,
     None disables it). `language` is that of our own messages, `answer_in` that of the model's answer. `fresh` bypasses
-    the answer cache. `ranking` belongs to the profile `aggregate`; `patience_s` is the time for the sources, if not
-    that of the settings."""
+    the answer cache. `fallback` is the model that answers if `model` fails before its first token. `ranking` belongs to
+    the profile `aggregate`; `patience_s` is the time for the sources, if not that of the settings."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -164,6 +165,7 @@ class Question(Value):
     language: str | None = None
     answer_in: str | None = None
     fresh: bool = False
+    fallback: Endpoint | None = None
     ranking: Ranking | None = None
     patience_s: float | None = None
     evidence: EvidenceUse = "off"
@@ -305,7 +307,7 @@ class SourceReply(Value):
 
 
 class Prompt(Value):
-    """The prompt for a model; `passages` are those that fit."""
+    """The prompt for a model; `passages` are those that fit, `unused` are numbered passages that do not."""
 
     question: str
     messages: tuple[Message, ...]
@@ -313,6 +315,7 @@ class Prompt(Value):
     temperature: float
     passages: tuple[Passage, ...]
     version: str
+    unused: tuple[Passage, ...] = ()
     omitted: int = 0
     language: str | None = None
     marks: Literal["numbers", "sources"] = "numbers"
@@ -397,10 +400,19 @@ class Timings(Value, gc=False):
     total_ms: int = 0
 
 
+class Fallback(Value, gc=False):
+    """Why another model answered: `failed` did before its first token. `reason` is stable; `message` is for people, and
+    names no address that the caller may not know."""
+
+    failed: str = msgspec.field(name="from")
+    reason: GenerationReason
+    message: str
+
+
 class Answer(Value):
     """The whole answer; `passages` are those in the prompt, best first, `unused` those that numbered passages left no
-    room for. `distinct` counts results without duplicates, for a `Ranking`; `compared`: all pairs were compared for
-    that."""
+    room for. `model` has written it; `fallback` names the model that should have. `distinct` counts results without
+    duplicates, for a `Ranking`; `compared`: all pairs were compared for that."""
 
     text: str
     ground: Ground
@@ -421,3 +433,4 @@ class Answer(Value):
     distinct: int | None = None
     compared: bool = True
     support: float | None = None
+    fallback: Fallback | None = None

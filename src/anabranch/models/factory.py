@@ -55,8 +55,10 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
 
 
 def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> Evidence | None:
-    """The evidence model with its cache, if the settings use it: `auto` does where no language model is configured."""
-    if settings.evidence == "off" or (settings.evidence == "auto" and settings.default_model is not None):
+    """The evidence model with its cache, if the settings use it: `auto` does where no language model is configured, or
+    where it gets compact prompts."""
+    needed = settings.default_model is None or settings.context == "compact"
+    if settings.evidence == "off" or (settings.evidence == "auto" and not needed):
         return None
     folder, required = Path(settings.models_dir).expanduser(), settings.evidence == "on"
     local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)

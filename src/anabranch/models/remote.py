@@ -13,6 +13,7 @@ import msgspec
 from anabranch.domain.contracts import Exchange, Outbound
 from anabranch.domain.errors import (
     EmbeddingFailed,
+    EmptyReply,
     FailureKind,
     GenerationFailed,
     GenerationTimedOut,
@@ -157,9 +158,9 @@ def _whole(body: bytes, content_type: str) -> Delta:
     if text is None:
         # An empty answer in a known format is not a fault of the model server; an unknown format is.
         known_format = _choice(reply) is not None or _field(reply, "summary") is not None
-        raise GenerationFailed(
-            "The model's reply holds no answer.", FailureKind.REQUEST if known_format else FailureKind.UNUSABLE
-        )
+        if known_format:
+            raise EmptyReply("The model's reply holds no answer.")
+        raise GenerationFailed("The model's reply holds no answer.", FailureKind.UNUSABLE)
     return _delta(reply, text)
 
 

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import msgspec
 
 from anabranch.domain.contracts import Clock, Directory, Emit, Generator, Source, Telemetry
-from anabranch.domain.errors import GenerationFailed, GenerationTimedOut, InvalidQuestion, RetrievalTimedOut
+from anabranch.domain.errors import (
+    EmptyReply,
+    GenerationFailed,
+    GenerationTimedOut,
+    InvalidQuestion,
+    RetrievalTimedOut,
+)
 from anabranch.domain.events import (
     AnswerEvent,
+    FellBack,
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
@@ -24,6 +31,7 @@ from anabranch.domain.model import (
     Citation,
     Context,
     Endpoint,
+    Fallback,
     Ground,
     Passage,
     Prompt,
@@ -37,7 +45,7 @@ from anabranch.domain.model import (
 )
 from anabranch.pipeline.cite import cite, cited
 from anabranch.pipeline.merge import Merging
-from anabranch.pipeline.prompt import compose
+from anabranch.pipeline.prompt import Compaction, compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.text.messages import message
 
@@ -171,18 +179,33 @@ def refusal(missing: Ground, replies: Sequence[SourceReply], language: str | Non
 
 
 class Generated(NamedTuple):
+    """What `model` has written, and why it was that one, if another one should have."""
+
     text: str
     usage: Usage | None
     finish_reason: str | None
     time_ms: int
+    model: str
+    fallback: Fallback | None = None
     citations: tuple[Citation, ...] = ()
     support: float | None = None
 
 
+FAILED = "Model generation failed: "
+
+
 async def generate(
-    generator: Generator, model: str, prompt: Prompt, context: Context, emit: Emit, clock: Clock, timeout_s: float
+    generator: Generator,
+    model: str,
+    prompt: Prompt,
+    context: Context,
+    emit: Emit,
+    clock: Clock,
+    timeout_s: float,
+    fallback: Fallback | None = None,
 ) -> Generated:
-    await emit(GenerationStarted(model=model))
+    """What the model writes; with `fallback` it replaces one that has failed."""
+    await emit(GenerationStarted(model=model) if fallback is None else FellBack(model=model, fallback=fallback))
     began = clock.monotonic()
     text: list[str] = []
     usage: Usage | None = None
@@ -207,18 +230,22 @@ async def generate(
                     await emit(Token(text=delta.text))
             if not text:
                 ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
-                raise GenerationFailed(f"The model's reply holds no answer{ended}.")
+                raise EmptyReply(f"The model's reply holds no answer{ended}.")
     except TimeoutError:
-        raise GenerationTimedOut(
-            f"Model generation failed: the model did not finish within {timeout_s:.3g} seconds "
-            "(AGGREGATOR_GENERATION_TIMEOUT).",
-            model_path=model,
-            latency_ms=_since(began, clock),
-        ) from None
+        late = f"the model did not finish within {timeout_s:.3g} seconds (AGGREGATOR_GENERATION_TIMEOUT)."
+        raise _reported(GenerationTimedOut(late), model, _since(began, clock), started=bool(text)) from None
     except GenerationFailed as error:
-        details = {**error.details, "model_path": model, "latency_ms": _since(began, clock)}
-        raise type(error)(f"Model generation failed: {error.message}", **details) from error
-    return Generated("".join(text), usage, finish_reason, _since(began, clock), tuple(citations), support)
+        raise _reported(error, model, _since(began, clock), started=bool(text)) from error
+    written = "".join(text)
+    return Generated(written, usage, finish_reason, _since(began, clock), model, fallback, tuple(citations), support)
+
+
+def _reported(error: GenerationFailed, model: str, latency_ms: int, *, started: bool) -> GenerationFailed:
+    """The error as callers get it. It does not keep the kind of the failure: the model has been retried already."""
+    details = {**error.details, "model_path": model, "latency_ms": latency_ms}
+    reported = type(error)(f"{FAILED}{error.message}", **details)
+    reported.known_reason, reported.started = error.reason, started
+    return reported
 
 
 def _since(began: float, clock: Clock) -> int:
@@ -250,8 +277,10 @@ class Pipeline:
         clock: Clock,
         telemetry: Telemetry,
         limits: Limits,
+        compaction: Compaction | None = None,
         judge: "Judge | None" = None,
     ) -> None:
+        self._compaction = compaction
         self._directory = directory
         self._judge = judge
         self._clock = clock
@@ -293,19 +322,20 @@ class Pipeline:
         if question.model is None:
             raise InvalidQuestion("No model is named, and none is configured.")
 
-        prompt = await self._composed(question, passages, basis, context)
-        written = await self._generated(question.model, prompt, context, emit)
+        prompt = await self._composed(question, question.model, passages, basis, context)
+        written = await self._generated(question, question.model, prompt, context, emit)
         with self._telemetry.span("cite", context):
             citations = written.citations or cite(written.text, prompt.passages)
         answer = msgspec.structs.replace(
             answer,
             text=written.text,
             passages=prompt.passages,
-            unused=passages[len(prompt.passages) :] if question.profile.prompt == "numbered" else (),
+            unused=prompt.unused,
             citations=citations,
             usage=written.usage,
             finish_reason=written.finish_reason,
-            model=question.model.path,
+            model=written.model,
+            fallback=written.fallback,
             prompt_version=prompt.version,
             omitted=prompt.omitted,
             refused=written.finish_reason == ABSTAINED,
@@ -340,14 +370,33 @@ class Pipeline:
             return await ranked_by_evidence(self._judge, question.text, passages, left_s)
 
     async def _composed(
-        self, question: Question, passages: tuple[Passage, ...], basis: Ground, context: Context
+        self, question: Question, model: Endpoint, passages: tuple[Passage, ...], basis: Ground, context: Context
     ) -> Prompt:
         documents = question.profile.prompt == "documents"
         budget = self._limits.context_tokens if documents else self._limits.query_context_tokens
+        # The operator's models get excerpts. One that quotes, or that the caller has named, gets whole passages.
+        compacted = model.operator and model.kind != "extractive"
         with self._telemetry.span("prompt", context):
-            return await compose(question, passages, basis, budget)
+            return await compose(question, passages, basis, budget, self._compaction if compacted else None)
 
-    async def _generated(self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit) -> Generated:
+    async def _generated(
+        self, question: Question, model: Endpoint, prompt: Prompt, context: Context, emit: Emit
+    ) -> Generated:
+        """What the model writes, or the question's fallback, if the model fails before its first token. Without
+        passages the fallback has nothing to write."""
+        began = self._clock.monotonic()
+        try:
+            return await self._written_by(model, prompt, context, emit)
+        except GenerationFailed as error:
+            if error.started or question.fallback is None or not prompt.passages:
+                raise
+            why = Fallback(failed=model.path, reason=error.reason, message=error.message.removeprefix(FAILED))
+        written = await self._written_by(question.fallback, prompt, context, emit, why)
+        return written._replace(time_ms=_since(began, self._clock))
+
+    async def _written_by(
+        self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit, fallback: Fallback | None = None
+    ) -> Generated:
         attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": model.kind,
@@ -357,7 +406,9 @@ class Pipeline:
         }
         with self._telemetry.span("generate", context, **attributes) as span:
             generator, timeout_s = self._directory.generator(model), self._limits.generation_timeout_s
-            written = await generate(generator, model.path, prompt, span.context, emit, self._clock, timeout_s)
+            written = await generate(
+                generator, model.path, prompt, span.context, emit, self._clock, timeout_s, fallback
+            )
             if written.usage is not None:
                 span.set("gen_ai.usage.input_tokens", written.usage.prompt_tokens)
                 span.set("gen_ai.usage.output_tokens", written.usage.completion_tokens)

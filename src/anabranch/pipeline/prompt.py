@@ -2,8 +2,9 @@
 
 import asyncio
 import string
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +40,10 @@ HOW TO CITE
 SYSTEM_TOKENS = 500
 ANSWER_TOKENS = 1_000
 WORTH_CUTTING = 100
+# Earlier turns have at most this part of a compact prompt.
+HISTORY_SHARE = 4
+COMPACT = "-compact"
+LEFT_OUT = 'Where a text has "…", a part of it was left out.'
 
 # Kinds of bytes for the estimate of tokens.
 LETTERS = string.ascii_letters.encode()
@@ -74,26 +79,56 @@ INSTRUCTIONS = {
 }
 
 
-async def compose(question: Question, passages: Sequence[Passage], ground: Ground, budget_tokens: int) -> Prompt:
+class Excerpt(NamedTuple):
+    """A passage, and the part of its text that a prompt shows."""
+
+    passage: Passage
+    text: str
+
+
+# Chooses excerpts within a number of tokens: of a question, passages, and the tokens that each passage costs by itself.
+Choose = Callable[[str, Sequence[Passage], Sequence[int], int], Awaitable[Sequence[Excerpt]]]
+
+
+class Compaction(NamedTuple):
+    """The tokens of a compact prompt, and what chooses its excerpts."""
+
+    tokens: int
+    choose: Choose
+
+
+async def compose(
+    question: Question,
+    passages: Sequence[Passage],
+    ground: Ground,
+    budget_tokens: int,
+    compaction: Compaction | None = None,
+) -> Prompt:
     """A prompt with documents (spec 1), or with numbered passages within spec 5's budget. If its wording changes, the
-    profile's `prompt_version` changes too."""
-    if question.profile.prompt == "numbered":
-        system = QUERY_SYSTEM
+    profile's `prompt_version` changes too. With a `compaction` it shows excerpts of the passages instead."""
+    numbered = question.profile.prompt == "numbered"
+    system = question.system_prompt or (QUERY_SYSTEM if numbered else SYSTEM)
+    history, version = question.history, question.profile.prompt_version
+    if compaction is not None and passages:
+        history = await _recent(history, compaction.tokens // HISTORY_SHARE)
+        content, kept = await _compact(question, system, history, passages, compaction)
+        version += COMPACT
+        shown = set(map(id, kept))
+        unused = [passage for passage in passages if id(passage) not in shown]
+    elif numbered:
         content, kept = await _numbered(question, passages, budget_tokens)
+        unused = list(passages[len(kept) :])
     else:
-        system = SYSTEM
         content, kept = await _documents(question, passages, ground, budget_tokens)
+        unused = []
     return Prompt(
         question=question.text,
-        messages=(
-            Message(role="system", content=question.system_prompt or system),
-            *question.history,
-            Message(role="user", content=content),
-        ),
+        messages=(Message(role="system", content=system), *history, Message(role="user", content=content)),
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         passages=tuple(kept),
-        version=question.profile.prompt_version,
+        version=version,
+        unused=tuple(unused) if numbered else (),
         omitted=len(passages) - len(kept),
         language=question.language,
         marks=question.profile.marks,
@@ -108,14 +143,21 @@ async def _documents(
     if ground is Ground.DOCUMENTS and not kept:
         ground = Ground.NOTHING_FOUND
     if ground is Ground.DOCUMENTS:
-        documents = "\n\n".join(
-            [f'<document index="{number}">\n{blocks[index]}\n</document>' for number, index in enumerate(kept, 1)]
-        )
-        instructions = f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
+        instructions = _with_documents([blocks[index] for index in kept])
     else:
         instructions = f"{RULES}\n\n{INSTRUCTIONS[ground]}"
-    content = f"{instructions}\n\n---\nUSER QUESTION:\n{question.text}\n---"
-    return content, [passages[index] for index in kept]
+    return _asked(question, instructions), [passages[index] for index in kept]
+
+
+def _with_documents(blocks: Sequence[str]) -> str:
+    documents = "\n\n".join(
+        [f'<document index="{number}">\n{block}\n</document>' for number, block in enumerate(blocks, 1)]
+    )
+    return f"{RULES}\n\n{FORMAT}\n\n{CITATIONS}\n\n<documents>\n{documents}\n</documents>"
+
+
+def _asked(question: Question, instructions: str) -> str:
+    return f"{instructions}\n\n---\nUSER QUESTION:\n{question.text}\n---"
 
 
 async def _numbered(
@@ -125,13 +167,49 @@ async def _numbered(
     # A long question leaves at least a quarter of the budget to the passages.
     room = max(budget_tokens - SYSTEM_TOKENS - ANSWER_TOKENS - asked_tokens, budget_tokens // 4)
     kept = await _assembled(passages, room)
+    return _with_numbers(question, kept), kept
+
+
+def _with_numbers(question: Question, passages: Sequence[Passage], note: str = "") -> str:
     context = "\n\n".join(
-        f"[{number}] {_escaped(passage.title)}\n{_escaped(passage.text)}" for number, passage in enumerate(kept, 1)
+        f"[{number}] {escaped(passage.title)}\n{escaped(passage.text)}" for number, passage in enumerate(passages, 1)
     )
     task = "Answer from the passages, and cite them as [n]."
     if question.answer_in in LANGUAGES:
         task += f" Write the answer in {LANGUAGES[question.answer_in]}."
-    return f"<passages>\n{context}\n</passages>\n\nQuestion: {question.text}\n\n{task}", kept
+    return f"<passages>\n{context}\n</passages>\n{note}\nQuestion: {question.text}\n\n{task}"
+
+
+async def _compact(
+    question: Question, system: str, history: Sequence[Message], passages: Sequence[Passage], compaction: Compaction
+) -> tuple[str, Sequence[Passage]]:
+    """The content with excerpts, and the whole passages that they are from."""
+
+    def content(shown: Sequence[Passage]) -> str:
+        if question.profile.prompt == "numbered":
+            return _with_numbers(question, shown, f"{LEFT_OUT}\n")
+        return _asked(question, f"{_with_documents(_blocks(shown))}\n\n{LEFT_OUT}")
+
+    empty = [msgspec.structs.replace(passage, text="") for passage in passages]
+    around = await estimated_tokens([content(()), *(content((one,)) for one in empty)])
+    fixed = around[0] + sum(await estimated_tokens([system, *(turn.content for turn in history)]))
+    # A long question or system prompt leaves at least a quarter of the budget to the passages.
+    room = max(compaction.tokens - fixed, compaction.tokens // 4)
+    chosen = await compaction.choose(question.text, passages, [tokens - around[0] for tokens in around[1:]], room)
+    shown = [msgspec.structs.replace(passage, text=text) for passage, text in chosen]
+    if not shown:  # titles alone can be longer than all there is room for
+        return await _documents(question, (), Ground.NOTHING_FOUND, 0)
+    return content(shown), [passage for passage, _ in chosen]
+
+
+async def _recent(history: Sequence[Message], room: int) -> tuple[Message, ...]:
+    """The last turns that fit."""
+    sizes = await estimated_tokens([turn.content for turn in history])
+    kept = len(history)
+    while kept and sizes[kept - 1] <= room:
+        kept -= 1
+        room -= sizes[kept]
+    return tuple(history[kept:])
 
 
 async def _assembled(passages: Sequence[Passage], room: int) -> list[Passage]:
@@ -165,7 +243,7 @@ def _blocks(passages: Sequence[Passage]) -> list[str]:
     fields = [(passage.source, passage.title, passage.text) for passage in passages]
     # One search in everything: most documents have nothing to escape.
     if _has_markup("".join(chain.from_iterable(fields))):
-        fields = [(_escaped(source), _escaped(title), _escaped(text)) for source, title, text in fields]
+        fields = [(escaped(source), escaped(title), escaped(text)) for source, title, text in fields]
     return [
         f"<source>{source}</source>\n<title>{title}</title>\n<relevance>{passage.score:.2f}</relevance>\n"
         f"<content>\n{text}\n</content>"
@@ -173,7 +251,7 @@ def _blocks(passages: Sequence[Passage]) -> list[str]:
     ]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     # Searching is fifteen times cheaper than replacing nothing.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if _has_markup(text) else text
 

@@ -64,7 +64,7 @@ class CachedAnswerer:
         if identity is None:
             return await self._inner.answer(question, context, emit)
         run = None if question.fresh else self._running.get(identity.key)
-        if run is not None and self._in_time(run, context):
+        if run is not None and self._joinable(run, question, context):
             self._telemetry.noted(AnswerShared())
         else:
             run = self._start(identity, question, context)
@@ -92,10 +92,15 @@ class CachedAnswerer:
             return None
         return Identity(f"rag:qa:{hashlib.blake2b(parts, digest_size=20).hexdigest()}:{version}", seen)
 
-    def _in_time(self, run: "SharedRun", context: Context) -> bool:
-        """Whether a running answer has enough time left for this question."""
+    def _joinable(self, run: "SharedRun", question: Question, context: Context) -> bool:
+        """Whether a running answer has enough time left for this question, and its errors may name the same address."""
         now = self._clock.monotonic()
-        return not run.task.cancelling() and run.leader.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
+        assert question.model is not None, "a question without a model has no identity"
+        return (
+            not run.task.cancelling()
+            and run.leader.deadline - now >= (context.deadline - now) * MIN_TIME_SHARE
+            and run.leader.may_know_address(question.model) == context.may_know_address(question.model)
+        )
 
     def _start(self, identity: Identity, question: Question, context: Context) -> "SharedRun":
         run = SharedRun(identity.seen, context, lambda run: self._run(run, identity, question, context))
@@ -216,10 +221,11 @@ def normalized(text: str) -> str:
 
 
 def _cacheable(answer: Answer, seen: str) -> bool:
-    """Complete, grounded, not refused, and found among the documents that the key names."""
+    """Complete, grounded, not refused, written by the model of the key, and found among the documents that it names."""
     return (
         bool(answer.text)
         and not answer.refused
+        and answer.fallback is None
         and answer.finish_reason in COMPLETE
         and answer.ground is Ground.DOCUMENTS
         and bool(answer.replies)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from anabranch.domain.contracts import Clock, Exchange, Generator, Source, Telemetry
-from anabranch.domain.errors import GenerationFailed, UpstreamError, UpstreamFailure
+from anabranch.domain.errors import GenerationFailed, ModelNotCalled, UpstreamError, UpstreamFailure
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, SourceReply, Status, Usage
 from anabranch.domain.signals import Hedged, Retried, TokensUsed
 from anabranch.network import redaction, syft_wire
@@ -155,7 +155,7 @@ class ResilientGenerator:
         for attempt in range(self._retries + 1):
             call = UpstreamCall(upstream, counted=attempt == 0)
             if not call:
-                raise GenerationFailed(f"The model {upstream.breaker.refusal}.")
+                raise ModelNotCalled(f"The model {upstream.breaker.refusal}.")
             with call:
                 try:
                     with self._telemetry.span("upstream", context, **upstream.labels) as span:

@@ -236,6 +236,7 @@ def finished(answer: Answer) -> Fragment:
         "refused": answer.refused,
         "finish_reason": answer.finish_reason,
         "latency_ms": answer.timings.total_ms,
+        **({} if answer.fallback is None else {"fallback": answer.fallback}),
     }
     return Fragment(status="success", payload=encode(payload), metrics={"retrieval_count": float(found)})
 

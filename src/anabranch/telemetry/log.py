@@ -27,6 +27,7 @@ from anabranch.domain.events import (
     Answered,
     AnswerEvent,
     Failed,
+    FellBack,
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
@@ -304,6 +305,16 @@ class LoggedEvents(SilentTelemetry):
                 )
             case GenerationStarted():
                 self._log.info("chat_generation_started", **ids, model=event.model)
+            case FellBack(fallback=fallback):
+                self._log.warning(
+                    "model_query_completed",
+                    **ids,
+                    model=fallback.failed,
+                    status="error",
+                    # After the colon the message may quote the model server.
+                    reason=fallback.message.partition(":")[0],
+                    fallback=event.model,
+                )
             case Answered():
                 self._answered(event.answer, context, ids)
             case Failed():

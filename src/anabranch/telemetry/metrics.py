@@ -16,11 +16,12 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Span, SystemClock
-from anabranch.domain.errors import AnabranchError, Cancelled, Overloaded, RateLimited
+from anabranch.domain.errors import AnabranchError, Cancelled, GenerationReason, Overloaded, RateLimited
 from anabranch.domain.events import (
     Answered,
     AnswerEvent,
     Failed,
+    FellBack,
     OutcomeStatus,
     RetrievalFinished,
     SourceReplied,
@@ -219,6 +220,11 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
         "anabranch_source_latency_ms": (PartTime, "One source's reply.", {"source": searched}),
         "llm_tokens_in": (Counter, "Prompt tokens, as models report them.", {"model": {"extractive", *models}}),
         "llm_tokens_out": (Counter, "Completion tokens, as models report them.", {"model": {"extractive", *models}}),
+        "anabranch_model_fallbacks": (
+            Counter,
+            "Answers that quote the documents because the model failed, by reason.",
+            {"model": models, "reason": get_args(GenerationReason)},
+        ),
         "anabranch_breaker_state": (MaxGauge, "0 closed, 1 half open, 2 open.", {"upstream": upstreams}),
         "anabranch_breaker_opened": (Counter, "How often the circuit of an upstream opened.", {"upstream": upstreams}),
         "anabranch_retries": (Counter, "Retried calls.", {"upstream": retried}),
@@ -312,6 +318,8 @@ class Metrics:
                 update["anabranch_source_latency_ms"][reply.path](reply.latency_ms)
             case RetrievalFinished():
                 update["rag_retrieval_latency_ms"][surface](event.time_ms)
+            case FellBack(fallback=fallback):
+                update["anabranch_model_fallbacks"][fallback.failed][fallback.reason](1)
             case Answered(answer=answer):
                 outcome = "cached" if answer.cached else "refused" if answer.refused else "answered"
                 update["anabranch_questions"][surface][outcome](1)

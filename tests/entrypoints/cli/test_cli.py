@@ -142,7 +142,7 @@ async def test_ask_json_prints_one_document(cli: Cli, space: Space) -> None:
 
 async def test_ask_json_of_a_failure(inside: Inside, space: Space) -> None:
     model = ("-m", f"{space.url}/status-500")
-    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", *model, "--json", **ONCE)
+    ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", *model, "--json", "--no-fallback", **ONCE)
     assert ran.code == 1
     assert json.loads(ran.out)["code"] == "generation_failed"
 
@@ -264,8 +264,9 @@ async def test_ask_exits_1_if_all_sources_fail(inside: Inside, space: Space) -> 
     assert (await inside("ask", QUESTION, "-s", f"{space.url}/status-500", "--retrieve")).code == 1
 
 
-async def test_ask_exits_1_if_the_model_fails(cli: Cli, space: Space) -> None:
-    ran = await cli("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500", **ONCE)
+async def test_ask_exits_1_if_the_model_fails_without_fallback(cli: Cli, space: Space) -> None:
+    asked = ("ask", QUESTION, "-s", f"{space.url}/docs", "-m", f"{space.url}/status-500", "--no-fallback")
+    ran = await cli(*asked, **ONCE)
     assert (ran.code, ran.out) == (1, "")
     assert "Model generation failed" in ran.err
     assert rows(ran.err)["docs"][3] == "success"

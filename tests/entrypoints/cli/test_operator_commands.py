@@ -164,12 +164,30 @@ def test_ask_offers_extractive_when_the_model_is_down(run: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        ran = run("ask", "When are refunds paid?", AGGREGATOR_MODEL_URL=url, AGGREGATOR_MODEL_RETRIES="0")
+        down = {"AGGREGATOR_MODEL_URL": url, "AGGREGATOR_MODEL_RETRIES": "0"}
+        ran = run("ask", "When are refunds paid?", **down, AGGREGATOR_MODEL_FALLBACK="off")
         assert ran.code == 1
         assert "Check AGGREGATOR_MODEL_URL." in ran.err
         assert "-m extractive answers with sentences of the documents" in ran.err
         quoted = run("ask", "When are refunds paid?", "-m", "extractive", AGGREGATOR_MODEL_URL=url)
     assert "Refunds are paid within 30 days" in quoted.out
+
+
+def test_ask_quotes_when_the_model_is_down_and_says_so_on_stderr(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        down = {"AGGREGATOR_MODEL_URL": f"http://{address}", "AGGREGATOR_MODEL_NAME": "smol"}
+        ran = run("ask", "When are refunds paid?", **down, AGGREGATOR_MODEL_RETRIES="0")
+        quoted = json.loads(run("ask", "When are refunds paid?", "--json", **down, AGGREGATOR_MODEL_RETRIES="0").out)
+    assert ran.code == 0
+    assert "Refunds are paid within 30 days" in ran.out
+    assert " ".join(ran.err.split()) == (
+        f"✗ smol failed: No connection could be made: {address}. Check AGGREGATOR_MODEL_URL. "
+        "The documents are quoted instead."
+    )
+    assert quoted["model"] == "extractive"
+    assert (quoted["fallback"]["from"], quoted["fallback"]["reason"]) == ("smol", "unavailable")
 
 
 # --- the index

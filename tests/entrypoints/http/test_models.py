@@ -12,8 +12,9 @@ import pytest
 
 from anabranch.domain.model import Message
 from anabranch.entrypoints.cli.resources import alone
-from anabranch.testing import Failure, Space
+from anabranch.testing import Document, Failure, Space
 from support.collection_server import Library, library, text
+from support.metrics_scrape import scrape
 
 pytestmark = pytest.mark.xdist_group("knowledge-api-1")
 
@@ -119,14 +120,96 @@ async def test_a_caller_over_the_limit_gets_429_rate_limited(filled: Path, model
         await shelf.ask("When does the ferry to Texel leave?", who="bob")
 
 
-async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(filled: Path, models_dir: Path, space: Space) -> None:
-    slug = Failure.STATUS_500.value
-    async with library(filled, models_dir, **asking(space, slug, query_rewriting=False, model_retries=0)) as shelf:
-        reply = await shelf.call("POST", "/v1/query", {"query": "When does the ferry leave?"})
+TEXEL = "When does the ferry to Texel leave?"
+
+
+def failing(space: Space, failure: Failure = Failure.STATUS_500, **more: Any) -> dict[str, Any]:
+    return asking(space, failure.value, model_retries=0, **more)
+
+
+async def test_a_model_that_fails_is_replaced_by_quotes_and_the_answer_says_so(
+    filled: Path, models_dir: Path, space: Space
+) -> None:
+    async with library(filled, models_dir, **failing(space)) as shelf:
+        answer = await shelf.ask(TEXEL, who="alice")
+        assert (answer["answer"], answer["finish_reason"]) == (f"{FACT} [1]", "stop")
+        assert answer["usage"] == {"input_tokens": 0, "output_tokens": 0, "model": "extractive"}
+        why = answer["fallback"]
+        assert (why["from"], why["reason"]) == ("status-500", "unavailable")
+        assert why["message"] == "It answered with an error (500): Internal server error"
+        events = await shelf.stream(TEXEL, who="alice")
+        assert [event.name for event in events] == ["fallback", "token", "sources", "done"]
+        assert events[0].data == {**why, "model": "extractive"}
+        assert events[-1].data["fallback"] == why
+        assert len(space.requests) == 2, "an answer that quotes instead of the model is not cached"
+        metrics = await scrape(shelf.server.session, shelf.server.url, headers=shelf.key("root"))
+        fallbacks = {"model": "status-500", "reason": "unavailable"}
+        assert metrics.value("anabranch_model_fallbacks_total", **fallbacks) == 2
+        entries = (await shelf.good("GET", "/v1/queries", who="alice"))["queries"]
+        logged = [(one["model"], one["outcome"], one["settings"]["fallback_from"]) for one in entries]
+        assert logged == [("extractive", "answered", "status-500")] * 2
+        assert {one["settings"]["fallback_reason"] for one in entries} == {"unavailable"}
+        detail = await shelf.good("GET", f"/v1/queries/{answer['query_id']}", who="alice")
+        assert detail["faithfulness"] == 1.0
+
+
+async def test_when_the_model_is_back_it_answers_the_question_that_was_quoted(
+    filled: Path, models_dir: Path, space: Space
+) -> None:
+    async with library(filled, models_dir, **failing(space)) as shelf:
+        assert (await shelf.ask(TEXEL))["usage"]["model"] == "extractive"
+        space.model(Failure.STATUS_500.value, reply="Every 30 minutes [1].")
+        back = await shelf.ask(TEXEL)
+        assert (back["answer"], "fallback" in back) == ("Every 30 minutes [1].", False)
+
+
+async def test_who_may_not_know_the_models_address_is_not_told_it(filled: Path, models_dir: Path, space: Space) -> None:
+    given = {"model_url": "http://127.0.0.1:9", "model_name": "smol", "model_retries": 0}
+    async with library(filled, models_dir, **given) as shelf:
+        for who, message in {
+            "alice": "No connection could be made.",
+            "root": "No connection could be made: 127.0.0.1:9. Check AGGREGATOR_MODEL_URL.",
+        }.items():
+            assert (await shelf.ask(TEXEL, who=who))["fallback"]["message"] == message
+        at_once = await asyncio.gather(*(shelf.ask(TEXEL, who=who) for who in ("root", "alice")))
+        assert ["127.0.0.1:9" in one["fallback"]["message"] for one in at_once] == [True, False]
+
+
+async def test_chat_and_rag_fall_back_only_if_they_are_asked_to(filled: Path, models_dir: Path, space: Space) -> None:
+    space.source("ferries", documents=[Document(title="Ferries", content=FACT)])
+    source, model = {"url": space.url, "slug": "ferries"}, {"url": space.url, "slug": Failure.STATUS_500.value}
+    chat = {"prompt": TEXEL, "data_sources": [source], "model": model, "similarity_threshold": 0}
+    async with library(filled, models_dir, **failing(space)) as shelf:
+        assert (await shelf.call("POST", "/api/v1/chat", chat)).status == 502
+        quoted = await shelf.good("POST", "/api/v1/chat", {**chat, "fallback": True})
+        assert quoted["response"] == f"{FACT} [ferries]"
+        assert quoted["metadata"]["fallback"]["from"] == Failure.STATUS_500.value
+        events = await shelf.server.stream(**chat, fallback=True)
+        names = [event.name for event in events]
+        assert names[-3:] == ["generation_start", "token", "done"]
+        assert events[-1].data["metadata"]["fallback"]["reason"] == "unavailable"
+        asked = {"query": TEXEL, "threshold": 0}
+        failed, answered = [
+            json.loads((await shelf.call("POST", "/rag/stream", body)).body.rpartition("data: ")[2])
+            for body in (asked, {**asked, "fallback": True})
+        ]
+        assert (failed["type"], answered["type"]) == ("error", "done")
+        done = answered["data"]
+        assert (done["model"], done["fallback"]["reason"]) == ("extractive", "unavailable")
+        assert done["fallback"]["message"] == "It answered with an error (500)"
+
+
+@pytest.mark.parametrize("more", [{"model_fallback": "off"}, {}], ids=["setting", "request"])
+async def test_a_model_that_fails_is_503_or_the_end_of_the_stream(
+    filled: Path, models_dir: Path, space: Space, more: dict[str, Any]
+) -> None:
+    wanted: dict[str, Any] = {} if more else {"settings": {"fallback": False}}
+    async with library(filled, models_dir, **failing(space, **more)) as shelf:
+        reply = await shelf.call("POST", "/v1/query", {"query": "When does the ferry leave?", **wanted})
         assert (reply.status, reply.code) == (503, "SERVICE_UNAVAILABLE")
         assert reply.headers["Retry-After"]
         assert reply.body["details"]["cause"] == "generation_failed"
-        events = await shelf.stream("When does the ferry leave?")
+        events = await shelf.stream("When does the ferry leave?", **wanted)
         assert [event.name for event in events] == ["error"]
         stable = ("error", "code", "message")
         assert [events[0].data[name] for name in stable] == [reply.body[name] for name in stable]

@@ -42,7 +42,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     assert set(answer) == {
         *("query_id", "answer", "sources", "conversation_id", "citations", "usage", "latency_ms", "refused"),
         *("rewritten_query", "finish_reason"),
-    }
+    }, "`fallback` is there only if a model has failed"
     assert answer["answer"] == "Refunds for printed books take 30 days. [1]"
     assert answer["usage"] == {"input_tokens": 0, "output_tokens": 0, "model": "extractive"}
     assert (answer["refused"], answer["rewritten_query"]) == (False, None)

@@ -129,6 +129,22 @@ async def test_ask_tool_names_the_model_that_writes(shelf: Library) -> None:
         )
 
 
+async def test_ask_tool_quotes_when_the_model_is_down_and_says_so(tmp_path: Path, models_dir: Path) -> None:
+    down = {"model_url": "http://127.0.0.1:9", "model_name": "smol", "model_retries": 0}
+    heard = Heard()
+    async with equipped(tmp_path / "data", models_dir, **down) as shelf, client(shelf, who="bob") as tools:
+        await tools.list_tools()  # so that what comes back is held against its schema
+        asked = {"question": "Within how many days are refunds paid?"}
+        result = await tools.call_tool("ask", asked, progress_callback=heard)
+    said = result.structured_content
+    assert (said["answer"], said["model"]) == ("Refunds are paid within 14 days of the return. [1]", "extractive")
+    assert said["fallback"] == {"from": "smol", "reason": "unavailable", "message": "No connection could be made."}
+    (block,) = result.content
+    assert block.type == "text"
+    assert "smol failed: No connection could be made. The answer quotes the documents instead." in block.text
+    assert [message for _, _, message in heard][-1] == "smol failed; quoting the documents"
+
+
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("aggregate", {}, "InvalidQuery", "query_text is missing"),
     ("aggregate", {"query_text": 7}, "InvalidQuery", "text of 1 to 10,000 characters"),

@@ -23,6 +23,7 @@ from anabranch.domain.events import (
     Answered,
     AnswerEvent,
     Failed,
+    FellBack,
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
@@ -103,6 +104,10 @@ class AskScreen:
                 self._replies[event.index] = event.reply
             case GenerationStarted():
                 self._generating = Spinner("dots", text=Text(f"{event.model} is writing", style="dim"))
+            case FellBack(fallback=why):
+                self._generating = None
+                failed = f"{printable(why.failed)} failed: {printable(why.message).removesuffix('.')}."
+                self._notes.print(Text.assemble(("✗", "red"), f" {failed} The documents are quoted instead."))
             case Token():
                 self.live.stop()
                 self._streamed = True
@@ -206,14 +211,15 @@ def _outcome(reply: SourceReply) -> Text:
 
 def _summary(answer: Answer) -> Text:
     times = answer.timings
+    writer = answer.model if answer.fallback is None else f"{answer.fallback.failed}, then {answer.model}"
     is_unfinished = not answer.refused and answer.finish_reason not in (None, "stop")
     text = joined(
         f"{times.total_ms} ms in all",
         f"{times.retrieval_ms} ms asking sources",
-        f"{times.generation_ms} ms {answer.model}" if answer.model else "",
+        f"{times.generation_ms} ms {printable(writer)}" if writer else "",
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
-        f"{answer.omitted} documents had no room" if answer.omitted else "",
+        f"{answer.omitted} documents left out of the prompt" if answer.omitted else "",
     )
     return Text(text, style="dim")
 
@@ -245,6 +251,12 @@ def _summary(answer: Answer) -> Text:
     help="A token for an owner's endpoints; OWNER=@FILE reads it from a file. Give a URL's owner as OWNER@URL/slug.",
 )
 @click.option("-k", "--top-k", type=click.IntRange(min=1), help="Documents per source.")
+@click.option(
+    "--fallback/--no-fallback",
+    default=None,
+    help="Whether to quote the documents if the model fails before its first token "
+    "[default: as AGGREGATOR_MODEL_FALLBACK says].",
+)
 @click.option("--retrieve", is_flag=True, help="Only retrieve passages; do not generate an answer.")
 @json_option
 @settings_option
@@ -254,6 +266,7 @@ def command(
     model: str | None,
     tokens: tuple[str, ...],
     top_k: int | None,
+    fallback: bool | None,
     retrieve: bool,
     as_json: bool,
     settings: Settings,
@@ -275,6 +288,7 @@ def command(
                 tokens=given,
                 top_k=top_k,
                 until=Until.MERGE if retrieve else Until.GENERATE,
+                fallback=fallback,
             ) as events,
         ):
             return await _print_answer(events, settings, as_json=as_json)

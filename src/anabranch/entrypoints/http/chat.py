@@ -25,6 +25,7 @@ from anabranch.domain.model import (
     Context,
     Endpoint,
     EvidenceUse,
+    Fallback,
     Message,
     Question,
     SourceReply,
@@ -34,6 +35,7 @@ from anabranch.domain.model import (
 )
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
+from anabranch.entrypoints.http.query import FallbackWanted
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.pipeline.run import Run
 
@@ -81,6 +83,7 @@ class ChatRequest(Value):
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
     evidence: EvidenceUse | None = None
+    fallback: FallbackWanted | None = None
 
 
 class DocumentSource(Value, gc=False):
@@ -103,6 +106,10 @@ class Metadata(Value, gc=False, omit_defaults=True):
     finish_reason: Annotated[str, Meta(description="Why the model stopped, if not at its end: `length`, …")] | None = (
         None
     )
+    fallback: (
+        Annotated[Fallback, Meta(description="The model that failed, and why; the answer quotes the documents instead")]
+        | None
+    ) = None
 
 
 class Done(Value):
@@ -246,6 +253,7 @@ class ChatSurface(AnswerSurface):
                 temperature=request.temperature,
                 system_prompt=request.custom_system_prompt or None,
                 evidence=request.evidence,
+                fallback=request.fallback,
             ),
         )
 
@@ -301,6 +309,8 @@ def frame(event: AnswerEvent) -> bytes:
             return event_frame(b"done", _done(answer))
         case Failed():
             return event_frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
+        case _:
+            return b""  # spec 1 has no event for a fallback; `done` says it
 
 
 def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
@@ -335,6 +345,7 @@ def _done(answer: Answer) -> Done:
             total_time_ms=answer.timings.total_ms,
             documents_omitted=answer.omitted,
             finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
+            fallback=answer.fallback,
         ),
         usage=answer.usage,
     )

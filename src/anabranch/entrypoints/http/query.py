@@ -16,13 +16,14 @@ from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import Options, SearchScope
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import Forbidden, InvalidQuestion
-from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalStarted, SourceReplied, Token
+from anabranch.domain.events import Answered, AnswerEvent, Failed, FellBack, RetrievalStarted, SourceReplied, Token
 from anabranch.domain.model import (
     Answer,
     ChunkType,
     Citation,
     Duplicate,
     EvidenceUse,
+    Fallback,
     Filters,
     Ground,
     Message,
@@ -49,6 +50,16 @@ CHUNK_TYPES: tuple[ChunkType, ...] = get_args(ChunkType)
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 # Checked by `_chunk_types`, whose message lists the types.
 ChunkTypeName = Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
+
+
+# Shared by all surfaces whose requests name it.
+FallbackWanted = Annotated[
+    bool,
+    Meta(
+        description="Whether the documents are quoted if the model fails before its first token; left out, the setting "
+        "AGGREGATOR_MODEL_FALLBACK decides"
+    ),
+]
 
 
 class DateRange(Value):
@@ -99,6 +110,7 @@ class QuerySettings(Value):
     response_format: Literal["text", "json"] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     evidence: EvidenceUse | None = None
+    fallback: FallbackWanted | None = None
 
 
 class QueryRequest(CollectionQuestion):
@@ -197,6 +209,12 @@ class QueryDone(Value):
     rewritten_query: str | None
     finish_reason: str | None
     support: Annotated[float, Meta(description="The probability that the passages answer, of a quoted answer")] | None
+    fallback: (
+        Annotated[
+            Fallback, Meta(description="The model that failed, and why; `usage.model` is the one that answered instead")
+        ]
+        | UnsetType
+    ) = UNSET
     answer_json: AnswerJson | UnsetType = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
 
@@ -212,6 +230,12 @@ class QueryToken(Value):
     text: str
 
 
+class QueryFallback(Fallback, kw_only=True):
+    """The model has failed, and `model` answers instead."""
+
+    model: str
+
+
 class QuerySources(Value):
     sources: list[SourceView]
 
@@ -219,9 +243,16 @@ class QuerySources(Value):
 STREAM = EventStream(
     "QueryEvent",
     "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
-    "`include_sources` is false), and at the end `done`; on any failure, one `error`. Each event has one `data:` line "
-    "of JSON, of the type under its name here. A comment line may come at any time.",
-    {"token": QueryToken, "sources": QuerySources, "done": QueryDone, "error": KnowledgeError},
+    "`include_sources` is false), and at the end `done`; on any failure, one `error`. If the model fails before its "
+    "first token and the documents are quoted instead, `fallback` comes first. Each event has one `data:` line of "
+    "JSON, of the type under its name here. A comment line may come at any time.",
+    {
+        "fallback": QueryFallback,
+        "token": QueryToken,
+        "sources": QuerySources,
+        "done": QueryDone,
+        "error": KnowledgeError,
+    },
 )
 
 
@@ -250,6 +281,8 @@ class QueryRenderer:
         match event:
             case Token():
                 return event_frame(b"token", QueryToken(text=event.text))
+            case FellBack(model=model, fallback=why):
+                return event_frame(b"fallback", QueryFallback(model=model, **msgspec.structs.asdict(why)))
             case RetrievalStarted(sources=endpoints):
                 self._single_source = len(endpoints) == 1
                 return b""
@@ -284,6 +317,7 @@ class QueryRenderer:
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
             support=None if answer.support is None else round(answer.support, 4),
+            fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
         )
@@ -329,6 +363,7 @@ class QuerySurface(AnswerSurface):
             rerank=settings.rerank is not False,
             fresh=wants_fresh(call),
             evidence=settings.evidence,
+            fallback=settings.fallback,
         )
         renderer = QueryRenderer(
             query_id=entry.query_id,

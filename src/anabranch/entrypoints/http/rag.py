@@ -12,7 +12,7 @@ from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import RAG, Answer, EvidenceUse, Ground, Message, Usage, Value
+from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, Ground, Message, Usage, Value
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
@@ -21,6 +21,7 @@ from anabranch.entrypoints.http.query import (
     MAX_QUERY,
     CitationView,
     CollectionQuestion,
+    FallbackWanted,
     SourceStatus,
     SourceView,
     citations,
@@ -81,6 +82,7 @@ class RagRequest(CollectionQuestion):
     rerank: bool = True
     evidence: EvidenceUse | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    fallback: FallbackWanted | None = None
 
 
 class RagDone(Value):
@@ -109,6 +111,12 @@ class RagDone(Value):
     ]
     retrieval_ms: int
     latency_ms: int
+    fallback: (
+        Annotated[
+            Fallback, Meta(description="The model that failed, and why; `model` is the one that answered instead")
+        ]
+        | UnsetType
+    ) = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
 
 
@@ -163,8 +171,7 @@ class RagRenderer:
         _, error_code = CODES.get(code, OTHERWISE)
         seconds = details.get("retry_after_s", "")
         values = {"reason": text, "correlation_id": self.correlation_id, **details, "seconds": seconds}
-        # The part of a text after a colon may come from the model server.
-        reason = text.removeprefix("Model generation failed: ").partition(": ")[0]
+        reason = _own_words(text.removeprefix("Model generation failed: "))
         return RagProblem(
             error_code=error_code,
             message=text if code == error_code == "validation_error" else message(error_code, self.language, **values),
@@ -193,6 +200,7 @@ class RagRenderer:
             guardrail_similarity=guarded,
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
+            fallback=_fallback(answer),
             source_status=statuses(answer) if self.with_status else UNSET,
         )
 
@@ -277,6 +285,7 @@ class RagSurface(AnswerSurface):
                 fresh=wants_fresh(call),
                 threshold=request.threshold,
                 diversity=request.mmr_lambda,
+                fallback=request.fallback,
                 language=language,
                 answer_in=language if request.language is not None else None,
             ),
@@ -309,6 +318,16 @@ def _check(request: RagRequest, language: str) -> None:
     if broken is not None:
         limit = MAX_TOP_K if broken == "top_k_range" else MAX_QUERY
         raise InvalidRagRequest(message(broken, language, limit=limit, languages=", ".join(LANGUAGES)))
+
+
+def _own_words(text: str) -> str:
+    """The part of a text after a colon may come from the model server."""
+    return text.partition(": ")[0]
+
+
+def _fallback(answer: Answer) -> Fallback | UnsetType:
+    why = answer.fallback
+    return UNSET if why is None else msgspec.structs.replace(why, message=_own_words(why.message))
 
 
 def _reason(answer: Answer) -> str | None:

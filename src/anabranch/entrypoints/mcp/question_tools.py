@@ -8,7 +8,7 @@ from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import SearchScope
 from anabranch.domain.errors import NotFound
-from anabranch.domain.events import GenerationStarted, SourceReplied
+from anabranch.domain.events import FellBack, GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Filters, Ground, Passage, SourceReply, Status
 from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
@@ -86,6 +86,8 @@ async def ask(
                     await progress(done, total, progress_text(_name(reply), reply))
                 case GenerationStarted():
                     await progress(done + 0.5, total, "writing")
+                case FellBack(fallback=why):
+                    await progress(done + 0.75, total, f"{why.failed} failed; quoting the documents")
                 case _:
                     pass
         return _answered(await run.value())
@@ -180,6 +182,7 @@ def _answered(answer: Answer) -> AskResponse:
         ),
         model=answer.model,
         time_ms=answer.timings.total_ms,
+        fallback=answer.fallback,
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.mcp import FEWEST, MAX_QUERY, MOST, AggregatedResponse, AggregationMetadata, ServerReport
-from anabranch.domain.model import ChunkType, Duplicate, Status, Value
+from anabranch.domain.model import ChunkType, Duplicate, Fallback, Status, Value
 from anabranch.entrypoints.http.query import Sentence
 
 MOST_PASSAGES = 50
@@ -157,7 +157,8 @@ class AskedSource(Value):
 
 
 class AskResponse(Value):
-    """`refused`: there was nothing to answer from, and `answer` says what is missing."""
+    """`refused`: there was nothing to answer from, and `answer` says what is missing. `fallback`: the model `from` has
+    failed, and `model` has answered instead."""
 
     answer: str
     refused: bool
@@ -166,6 +167,7 @@ class AskResponse(Value):
     sources: tuple[AskedSource, ...]
     model: str | None
     time_ms: int
+    fallback: Fallback | None = None
 
 
 class InvalidArgument(InvalidQuestion):
@@ -309,6 +311,9 @@ def found(response: SearchResponse) -> str:
 
 def answered(response: AskResponse) -> str:
     lines = [response.answer]
+    if (why := response.fallback) is not None:
+        message = one_line(why.message).removesuffix(".")
+        lines += ["", f"{why.failed} failed: {message}. The answer quotes the documents instead."]
     if response.citations:
         lines += ["", "Sources:"]
     for one in sorted(response.citations, key=lambda citation: citation.number):
