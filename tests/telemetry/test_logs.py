@@ -20,6 +20,7 @@ from anabranch.domain.model import Context, Ground
 from anabranch.domain.signals import (
     BreakerState,
     BreakerStateChanged,
+    EvidenceUnavailable,
     RateLimitChecked,
     RedisStateChanged,
     Rejected,
@@ -319,6 +320,13 @@ def test_breaker_changes_are_logged_without_urls() -> None:
         machinery.noted(BreakerStateChanged(upstream="https://user:pw@node.example/path?key=1", state=state))
     assert machinery.told == [("breaker_opened", "warning"), ("breaker_half_open", "info"), ("breaker_closed", "info")]
     assert machinery.stream.getvalue().count('"upstream":"node.example"') == 3
+
+
+def test_an_evidence_model_that_cannot_be_loaded_is_logged_with_the_reason() -> None:
+    machinery = Machinery()
+    machinery.noted(EvidenceUnavailable(reason="It is not installed. Run: anabranch models install"))
+    assert machinery.told == [("evidence_unavailable", "warning")]
+    assert "Run: anabranch models install" in machinery.stream.getvalue()
 
 
 def test_repeated_rejections_are_logged_once_a_second() -> None:

@@ -24,6 +24,7 @@ from anabranch.domain.signals import (
     AnswerShared,
     BreakerStateChanged,
     CacheLookup,
+    EvidenceJudged,
     Hedged,
     Load,
     McpServerStateChanged,
@@ -110,7 +111,7 @@ def test_metrics_of_the_alerts_exist_before_the_first_question(watch: Watch) -> 
         "anabranch_questions_waiting",
     ):
         assert fresh.value(name) == 0, name
-    assert fresh.values("rag_cache_hit_total", "cache").keys() == {"answer", "embedding"}
+    assert fresh.values("rag_cache_hit_total", "cache").keys() == {"answer", "embedding", "evidence"}
     assert fresh.values("rag_guardrail_triggered_total", "reason").keys() == {
         "no_sources",
         "all_failed",
@@ -207,6 +208,9 @@ def test_caches_limiters_breakers_retries_hedges_and_redis_are_counted() -> None
     watch.signals(
         CacheLookup(cache="answer", hit=True),
         CacheLookup(cache="embedding", hit=False),
+        CacheLookup(cache="evidence", hit=True),
+        EvidenceJudged(task="read", passages=8, latency_ms=240.5),
+        EvidenceJudged(task="check", passages=1, latency_ms=30),
         AnswerShared(),
         RateLimitChecked(surface="rag_stream", admitted=True),
         RateLimitChecked(surface="rag_stream", admitted=False),
@@ -218,8 +222,11 @@ def test_caches_limiters_breakers_retries_hedges_and_redis_are_counted() -> None
         RedisStateChanged(reachable=False),
     )
     after = watch.scraped
-    assert after.values("rag_cache_hit_total", "cache") == {"answer": 1, "embedding": 0}
-    assert after.values("rag_cache_miss_total", "cache") == {"answer": 0, "embedding": 1}
+    assert after.values("rag_cache_hit_total", "cache") == {"answer": 1, "embedding": 0, "evidence": 1}
+    assert after.values("rag_cache_miss_total", "cache") == {"answer": 0, "embedding": 1, "evidence": 0}
+    assert after.values("anabranch_evidence_passages_total", "task") == {"read": 8, "check": 1}
+    assert after.value("anabranch_evidence_latency_ms_sum", task="read") == 240.5
+    assert after.value("anabranch_evidence_latency_ms_count", task="check") == 1
     assert after.value("anabranch_questions_joined_total") == 1
     assert after.value("anabranch_limiter_total", surface="rag_stream", decision="admitted") == 1
     assert after.value("anabranch_limiter_total", surface="rag_stream", decision="refused") == 1

@@ -89,7 +89,7 @@ class Policies:
 
 
 def _answer_settings(settings: Settings) -> tuple[str, ...]:
-    """The settings in the key of the answer cache: another release, embedder or reranker invalidates it."""
+    """The settings in the key of the answer cache: another release or model invalidates it."""
     chosen = (
         version("anabranch"),
         settings.query_context_tokens,
@@ -99,5 +99,7 @@ def _answer_settings(settings: Settings) -> tuple[str, ...]:
         settings.reranker_path,
         settings.reranker_url,
         settings.reranker_model,
+        settings.evidence,
+        settings.evidence_passages,
     )
     return tuple(map(str, chosen))

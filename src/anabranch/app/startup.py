@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.app import knowledge_opener
 from anabranch.configuration.settings import Settings, secrets_of
 from anabranch.domain.contracts import Exchange
+from anabranch.models.factory import check_evidence
 from anabranch.network import redaction
 from anabranch.network.addresses import AddressGuard
 from anabranch.telemetry.log import Log
@@ -79,6 +80,7 @@ TO_EVERYBODY = (
 
 def check(settings: Settings, log: Log) -> None:
     knowledge_opener.check(settings)
+    check_evidence(settings)
     if not knowledge_opener.is_writable(settings):
         log.warning("data_folder_not_writable", folder=settings.data_dir, hint=NO_COLLECTIONS)
     if settings.redis_url is not None:

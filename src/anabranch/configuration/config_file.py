@@ -33,6 +33,8 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of second
 Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
+# Not quoted in YAML, on and off are true and false.
+Switch = Annotated[Literal["on", "off", "auto"], Meta(description="on, off or auto")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
 QueryTokens = Annotated[
     int,

@@ -32,6 +32,7 @@ from anabranch.configuration.config_file import (
     Share,
     Subagents,
     Surfaces,
+    Switch,
     Text,
     check_value,
     convert,
@@ -112,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parse_timeout: Seconds = 120.0
     query_context_tokens: QueryTokens = 4_000
     query_rewriting: Flag = False
+    evidence: Switch = "auto"
+    evidence_passages: Annotated[int, Meta(ge=1, le=25, description="a whole number from 1 to 25")] = 8
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
     embedding_url: Address | None = None
     embedding_model: Text | None = None
@@ -315,6 +318,8 @@ def _convert(name: str, value: object, where: str, *, secret: bool = False) -> A
             value = _split(value)
         elif kind is LogLevel:
             value = value.upper()
+    elif kind is Switch and isinstance(value, bool):
+        value = "on" if value else "off"
     return convert(value, kind, where, secret=secret or name in SECRET)
 
 
@@ -347,11 +352,17 @@ def _check(settings: Settings) -> None:
     for name, needed in NEEDS.items():
         if getattr(settings, name) not in (None, False) and getattr(settings, needed) is None:
             raise ConfigurationError(f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set.")
-    if settings.otlp_endpoint is not None:
-        require("otel", f"{PREFIX}OTLP_ENDPOINT")
-    if settings.reranker_path is not None:
-        require("local-models", f"{PREFIX}RERANKER_PATH")
+    _check_extras(settings)
     if settings.analytics_file and not Path(settings.analytics_file).expanduser().absolute().parent.is_dir():
         raise ConfigurationError(f"{PREFIX}ANALYTICS_FILE takes a file in a folder that exists.")
     if settings.reranker_path is not None and settings.reranker_url is not None:
         raise ConfigurationError(f"{PREFIX}RERANKER_PATH and {PREFIX}RERANKER_URL are both set; leave one of them out.")
+
+
+def _check_extras(settings: Settings) -> None:
+    if settings.otlp_endpoint is not None:
+        require("otel", f"{PREFIX}OTLP_ENDPOINT")
+    if settings.reranker_path is not None:
+        require("local-models", f"{PREFIX}RERANKER_PATH")
+    if settings.evidence == "on":
+        require("local-models", f"{PREFIX}EVIDENCE=on")

@@ -52,8 +52,13 @@ class Verdict(Value, gc=False):
 
 class Evidence(Protocol):
     """Judges pages. Each input is one page, or several that are read jointly; the results are in the order of the
-    inputs."""
+    inputs. Inputs are read in that order until the monotonic time `until`. None is the result of an input that was not
+    read: there was no time left, the call had too many inputs, or the model is not installed."""
 
-    async def read(self, question: str, inputs: Sequence[tuple[Page, ...]]) -> Sequence[Reading]: ...
+    async def read(
+        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Reading | None]: ...
 
-    async def check(self, claim: str, inputs: Sequence[tuple[Page, ...]]) -> Sequence[Verdict]: ...
+    async def check(
+        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Verdict | None]: ...

@@ -5,7 +5,8 @@ from typing import Literal
 from anabranch.domain.mcp import ServerState
 from anabranch.domain.model import Usage, Value
 
-CacheName = Literal["answer", "embedding"]
+CacheName = Literal["answer", "embedding", "evidence"]
+EvidenceTask = Literal["read", "check"]
 BreakerState = Literal["closed", "half_open", "open"]
 
 
@@ -14,6 +15,20 @@ class CacheLookup(Value, gc=False):
 
     cache: CacheName
     hit: bool
+
+
+class EvidenceJudged(Value, gc=False):
+    """The evidence model has read passages for a question, or checked a claim with them; cached results not counted."""
+
+    task: EvidenceTask
+    passages: int
+    latency_ms: float
+
+
+class EvidenceUnavailable(Value, gc=False):
+    """The evidence model cannot be loaded, and is not used; noted once for each reason."""
+
+    reason: str
 
 
 class AnswerShared(Value, gc=False):
@@ -139,6 +154,8 @@ class BreadcrumbsDropped(Value, gc=False):
 
 Signal = (
     CacheLookup
+    | EvidenceJudged
+    | EvidenceUnavailable
     | AnswerShared
     | RateLimitChecked
     | Rejected

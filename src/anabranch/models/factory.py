@@ -1,4 +1,4 @@
-"""Constructs the configured embedder and reranker; local models load when they are first used."""
+"""Constructs the configured embedder, reranker and evidence model; local models load when they are first used."""
 
 import asyncio
 import threading
@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Embedder, Outbound, Reranker
+from anabranch.domain.contracts import Clock, Embedder, Outbound, Reranker, Telemetry
+from anabranch.domain.errors import ConfigurationError
+from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding, Endpoint
+from anabranch.domain.signals import EvidenceUnavailable
 from anabranch.models.calibration import MINILM, calibration_for
 from anabranch.models.remote import ModelServer, OpenAIEmbeddings, api_url
 from anabranch.policies.breaker import Role
+from anabranch.policies.cache import CachedEvidence
 from anabranch.policies.resilience import Resilience
 
 if TYPE_CHECKING:
+    from anabranch.models.evidence import OnnxEvidence
     from anabranch.models.minilm import MiniLM
 
 
@@ -47,6 +52,25 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
     url = rerank_url(base, settings.reranker_form)
     server = _server("reranker", url, endpoint, settings, outbound, resilience)
     return RerankEndpoint(server, settings.reranker_form, settings.reranker_model or "")
+
+
+def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> Evidence | None:
+    """The evidence model with its cache, if the settings use it: `auto` does where no language model is configured."""
+    if settings.evidence == "off" or (settings.evidence == "auto" and settings.default_model is not None):
+        return None
+    folder, required = Path(settings.models_dir).expanduser(), settings.evidence == "on"
+    local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)
+    return CachedEvidence(local, clock, telemetry)
+
+
+def check_evidence(settings: Settings) -> None:
+    """Raise ConfigurationError if the evidence model is `on` and its word vectors are not installed."""
+    folder = Path(settings.models_dir).expanduser()
+    if settings.evidence == "on" and not (folder / LocalEmbedder.name).is_dir():
+        raise ConfigurationError(
+            f"AGGREGATOR_EVIDENCE=on needs the embedding model {LocalEmbedder.name}, which is not installed in "
+            f"{folder}. Run: anabranch models install"
+        )
 
 
 def _server(
@@ -91,4 +115,52 @@ class LocalEmbedder:
         with self._loading:
             if self._model is None:
                 self._model = MiniLM(self._folder, self._threads)
+            return self._model
+
+
+class LocalEvidence:
+    """The evidence model of this package, loaded with the first question. If it cannot be loaded, it reads nothing,
+    unless it is `required`; the next question tries again, because the embedding model may have been installed."""
+
+    def __init__(self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool) -> None:
+        self._folder = folder
+        self._threads = threads
+        self._telemetry = telemetry
+        self._required = required
+        self._noted = ""
+        self._loading = threading.Lock()
+        self._model: OnnxEvidence | None = None
+
+    async def read(
+        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        model = await self._available()
+        return [None] * len(inputs) if model is None else await model.read(question, inputs, until=until)
+
+    async def check(
+        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        model = await self._available()
+        return [None] * len(inputs) if model is None else await model.check(claim, inputs, until=until)
+
+    async def _available(self) -> "OnnxEvidence | None":
+        if self._model is not None:
+            return self._model
+        try:
+            return await asyncio.to_thread(self.loaded)
+        except ConfigurationError as error:
+            if self._required:
+                raise
+            if error.message != self._noted:
+                self._noted = error.message
+                self._telemetry.noted(EvidenceUnavailable(reason=error.message))
+            return None
+
+    def loaded(self) -> "OnnxEvidence":
+        require("local-models", "The evidence model (or set AGGREGATOR_EVIDENCE=off)")
+        from anabranch.models.evidence import OnnxEvidence  # noqa: PLC0415
+
+        with self._loading:
+            if self._model is None:
+                self._model = OnnxEvidence(self._folder, threads=self._threads)
             return self._model

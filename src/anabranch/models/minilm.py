@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ Ids = npt.NDArray[np.int32]
 
 
 def session(model: bytes | str, threads: int = 1) -> ort.InferenceSession:
-    """A session for a model, given as bytes or as a path."""
+    """A session for a model, given as a path, or as bytes, which it keeps."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -92,7 +93,7 @@ class ModelManifest(Value):
 
 class Files(Value):
     manifest: ModelManifest
-    model: bytes
+    model: Path
     tokenizer: bytes
 
 
@@ -101,17 +102,19 @@ def read(folder: Path) -> Files:
     place = folder / NAME
     try:
         manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=ModelManifest)
-        model, tokenizer = (place / MODEL).read_bytes(), (place / TOKENIZER).read_bytes()
+        tokenizer = (place / TOKENIZER).read_bytes()
+        with (place / MODEL).open("rb") as model:
+            digest = hashlib.file_digest(model, "sha256")
     except FileNotFoundError as error:
         raise ModelMissing(f"is not installed in {folder}") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelMissing(f"in {folder} cannot be read") from error
     if (manifest.name, manifest.graph, len(manifest.mean)) != (NAME, GRAPH, MiniLM.dimensions):
         raise ModelMissing(f"in {folder} was installed by another version of Anabranch")
-    for name, content in ((MODEL, model), (TOKENIZER, tokenizer)):
-        if hashlib.sha256(content).hexdigest() != manifest.sha256.get(name):
+    for name, found in ((MODEL, digest), (TOKENIZER, hashlib.sha256(tokenizer))):
+        if found.hexdigest() != manifest.sha256.get(name):
             raise ModelMissing(f"in {folder} is damaged: {name} is not what was installed")
-    return Files(manifest=manifest, model=model, tokenizer=tokenizer)
+    return Files(manifest=manifest, model=place / MODEL, tokenizer=tokenizer)
 
 
 class Vocabulary:
@@ -132,11 +135,11 @@ class Vocabulary:
             self._has_letters[number] = not (piece[0] == "[" and piece[-1] == "]") and any(map(str.isalnum, piece))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        return list(self._encoding(text).offsets)
+        return list(self.encoding(text).offsets)
 
     def ids(self, text: str, window: int) -> Ids:
         """The ids with start and end tokens, truncated to the window."""
-        return np.array([BEGIN, *self._encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
+        return np.array([BEGIN, *self.encoding(text[:MAX_CHARS]).ids[:window], END], np.int32)
 
     def meaningful(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """False for punctuation, special tokens and stop words. A piece is a stop word only if its word ends with
@@ -145,11 +148,22 @@ class Vocabulary:
         found[:-1] &= ~self._stops[ids[:-1]] | self._continues[ids[1:]]
         return found
 
-    def _encoding(self, text: str) -> Encoding:
+    def continues_word(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """True for the second and later pieces of a word."""
+        return self._continues[ids]
+
+    def encoding(self, text: str) -> Encoding:
+        """Without start and end tokens. A surrogate is replaced by one character, so offsets fit the text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             return self._tokenizer.encode(SURROGATES.sub("\ufffd", text), add_special_tokens=False)
+
+
+@lru_cache(maxsize=1)
+def vocabulary(tokenizer: bytes) -> Vocabulary:
+    """The models of a process share it: it takes 12 MB."""
+    return Vocabulary(tokenizer)
 
 
 class MiniLM:
@@ -164,10 +178,10 @@ class MiniLM:
     def __init__(self, folder: Path, threads: int = 1) -> None:
         """Load from the folder of `install`; raises ModelMissing."""
         files = read(folder)
-        self._vocabulary = Vocabulary(files.tokenizer)
+        self._vocabulary = vocabulary(files.tokenizer)
         self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
-        self._session = session(files.model)
+        self._session = session(str(files.model))
         self._threads = threads
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:

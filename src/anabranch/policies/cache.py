@@ -1,4 +1,4 @@
-"""Caches in memory and in Redis, and the cache of embeddings."""
+"""Caches in memory and in Redis, and the caches of embeddings and of evidence."""
 
 import asyncio
 import hashlib
@@ -6,15 +6,17 @@ import math
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
+from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding
-from anabranch.domain.signals import CacheLookup
+from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceTask
 from anabranch.redis.client import RedisGone
 
 if TYPE_CHECKING:
@@ -177,3 +179,74 @@ class CachedEmbedder:
         found = await lookup(self._cache, key, decode, self._fits)
         self._telemetry.noted(CacheLookup(cache="embedding", hit=found is not None))
         return found
+
+
+Pages = tuple[Page, ...]
+Judge = Callable[[Sequence[Pages]], Awaitable[Sequence[T | None]]]
+
+# Readings of a few thousand passages.
+EVIDENCE_BYTES = 8 * 1024 * 1024
+
+
+class CachedEvidence:
+    """An Evidence with a cache in this process: passages are often read twice for a question, to rank and to answer. A
+    result depends on the question and the pages only, and a caller must have all of them to find it, so callers share
+    the cache."""
+
+    def __init__(self, inner: Evidence, clock: Clock, telemetry: Telemetry, max_bytes: int = EVIDENCE_BYTES) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._telemetry = telemetry
+        self._cache = MemoryCache(max_bytes, clock)
+        self._readings = msgspec.msgpack.Decoder(Reading).decode
+        self._verdicts = msgspec.msgpack.Decoder(Verdict).decode
+
+    async def read(
+        self, question: str, inputs: Sequence[Pages], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        judge = partial(self._inner.read, question, until=until)
+        return await self._judged("read", question, inputs, self._readings, judge)
+
+    async def check(
+        self, claim: str, inputs: Sequence[Pages], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        judge = partial(self._inner.check, claim, until=until)
+        return await self._judged("check", claim, inputs, self._verdicts, judge)
+
+    async def _judged(
+        self, task: EvidenceTask, text: str, inputs: Sequence[Pages], decode: Callable[[bytes], T], judge: Judge[T]
+    ) -> Sequence[T | None]:
+        keys = [_evidence_key(task, text, pages) for pages in inputs]
+        found = [await lookup(self._cache, key, decode, lambda _: True) for key in keys]
+        for result in found:
+            self._telemetry.noted(CacheLookup(cache="evidence", hit=result is not None))
+        missing = [index for index, result in enumerate(found) if result is None]
+        if not missing:
+            return found
+        began = self._clock.monotonic()
+        fresh = await judge([inputs[index] for index in missing])
+        latency_ms = (self._clock.monotonic() - began) * 1000
+        passages = 0
+        for index, result in zip(missing, fresh, strict=True):
+            if result is not None:
+                found[index] = result
+                passages += len(inputs[index])
+                await self._cache.put(keys[index], encode(result), math.inf)
+        if passages:
+            self._telemetry.noted(EvidenceJudged(task=task, passages=passages, latency_ms=latency_ms))
+        return found
+
+
+def _evidence_key(task: EvidenceTask, text: str, pages: Pages) -> str:
+    """Includes lengths and counts, so that different inputs have different bytes."""
+    texts = [text]
+    for page in pages:
+        texts += (page.title, str(len(page.units)))
+        for unit in page.units:
+            texts += (unit.before, unit.text)
+    digest = hashlib.blake2b(digest_size=20, person=task.encode())
+    for one in texts:
+        encoded = one.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded))
+        digest.update(encoded)
+    return digest.hexdigest()

@@ -36,6 +36,7 @@ from anabranch.domain.model import Answer, Context, Question, Status
 from anabranch.domain.signals import (
     BreadcrumbsDropped,
     BreakerStateChanged,
+    EvidenceUnavailable,
     McpServerStateChanged,
     RateLimitChecked,
     RedisCommandRefused,
@@ -381,6 +382,8 @@ class LoggedEvents(SilentTelemetry):
                     equal=signal.equal,
                     differences=list(signal.differences),
                 )
+            case EvidenceUnavailable():
+                self._log.warning("evidence_unavailable", reason=sentence(signal.reason))
             case BreadcrumbsDropped():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
             case McpServerStateChanged():

@@ -36,6 +36,9 @@ from anabranch.domain.signals import (
     CacheLookup,
     CacheName,
     EventIgnored,
+    EvidenceJudged,
+    EvidenceTask,
+    EvidenceUnavailable,
     Hedged,
     Load,
     McpServerStateChanged,
@@ -161,6 +164,16 @@ METRICS: Mapping[str, Definition] = {
     "anabranch_redis_refused": (Counter, "Commands that Redis refused.", {}),
     "anabranch_stream_readers": (SumGauge, "Clients that read streams.", {}),
     "anabranch_breadcrumbs_lost": (Counter, "Lost breadcrumbs.", {}),
+    "anabranch_evidence_latency_ms": (
+        PartTime,
+        "The evidence model on the passages of a question or claim.",
+        {"task": get_args(EvidenceTask)},
+    ),
+    "anabranch_evidence_passages": (
+        Counter,
+        "Passages that the evidence model has read.",
+        {"task": get_args(EvidenceTask)},
+    ),
     "rag_retrieval_latency_ms": (QuestionTime, "All sources of a question.", {"surface": SURFACES}),
     "rag_guardrail_triggered": (Counter, "Refused answers, by reason.", {"reason": GUARDED}),
     "rag_stream_requests": (Counter, "Requests to /rag/stream.", {}),
@@ -270,6 +283,8 @@ class Metrics:
             StepEnded: self._stepped,
             SubagentEnded: self._subagent_ended,
             CacheLookup: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
+            EvidenceJudged: self._evidence_judged,
+            EvidenceUnavailable: lambda _: None,
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
@@ -325,6 +340,10 @@ class Metrics:
     def _spent(self, signal: TokensUsed) -> None:
         self._update["llm_tokens_in"][signal.model](signal.usage.prompt_tokens)
         self._update["llm_tokens_out"][signal.model](signal.usage.completion_tokens)
+
+    def _evidence_judged(self, signal: EvidenceJudged) -> None:
+        self._update["anabranch_evidence_latency_ms"][signal.task](signal.latency_ms)
+        self._update["anabranch_evidence_passages"][signal.task](signal.passages)
 
     def _rejected(self, signal: Rejected) -> None:
         self._update["anabranch_questions"][signal.surface]["rejected"](1)

@@ -7,15 +7,17 @@ import hashlib
 import heapq
 import itertools
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
 from anabranch.domain.contracts import Attribute, Generator, Source, Subagent
 from anabranch.domain.errors import GenerationFailed, InvalidQuestion
 from anabranch.domain.events import AnswerEvent, SafetyVerdict, SubagentStatus
+from anabranch.domain.evidence import AnswerSpan, Page, Reading, Verdict
 from anabranch.domain.model import (
     Calibration,
     Context,
@@ -34,6 +36,7 @@ from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w{1,6}|[^\w\s]")
+T = TypeVar("T")
 VERDICTS: dict[str, SafetyVerdict] = {"allow": "allow", "warn": "warn"}
 
 
@@ -185,6 +188,82 @@ class FakeEmbedder:
 @lru_cache(maxsize=65_536)
 def _signs(word: str, size_bytes: int) -> bytes:
     return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=size_bytes).digest()
+
+
+class FakeEvidence:
+    """Evidence without a model: what shares more of the question's words is more relevant. The answer is the longest
+    run of words in the best unit that the question does not have. A claim is contradicted by pages that have all its
+    words but not its numbers. At most `limit` inputs of a call are read."""
+
+    def __init__(self, *, limit: int = 64, now: Callable[[], float] = time.monotonic) -> None:
+        self.questions: list[str] = []
+        self.claims: list[str] = []
+        self._limit = limit
+        self._now = now
+
+    async def read(
+        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        self.questions.append(question)
+        return self._each(lambda pages: _reading(question, pages), inputs, until)
+
+    async def check(
+        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        self.claims.append(claim)
+        return self._each(lambda pages: _verdict(claim, pages), inputs, until)
+
+    def _each(
+        self, judge: Callable[[tuple[Page, ...]], T], inputs: Sequence[tuple[Page, ...]], until: float | None
+    ) -> list[T | None]:
+        read = self._limit if until is None or self._now() < until else 0
+        return [judge(pages) if number < read else None for number, pages in enumerate(inputs)]
+
+
+def _subject_words(text: str) -> set[str]:
+    """Numbers, and words of more than three letters: others say little about the subject."""
+    return {word for word in WORD.findall(text.lower()) if len(word) > 3 or word.isdigit()}
+
+
+def _shared(wanted: set[str], text: str) -> float:
+    """Log-odds from -4, no word is shared, to 4, all of them are."""
+    return 8.0 * len(wanted & _subject_words(text)) / max(1, len(wanted)) - 4.0
+
+
+def _text(page: Page) -> str:
+    return " ".join((page.title, *(f"{unit.before} {unit.text}" for unit in page.units)))
+
+
+def _reading(question: str, pages: tuple[Page, ...]) -> Reading:
+    wanted = _subject_words(question)
+    units = tuple(tuple(_shared(wanted, unit.text) for unit in page.units) for page in pages)
+    places = [(page, unit) for page, scores in enumerate(units) for unit in range(len(scores))]
+    best = max(places, key=lambda place: units[place[0]][place[1]], default=None)
+    return Reading(
+        relevance=_shared(wanted, " ".join(map(_text, pages))),
+        answerable=units[best[0]][best[1]] if best else -4.0,
+        units=units,
+        answer=_longest_run(question, pages, *best, units[best[0]][best[1]]) if best else None,
+    )
+
+
+def _longest_run(question: str, pages: tuple[Page, ...], page: int, unit: int, score: float) -> AnswerSpan | None:
+    asked = set(WORD.findall(question.lower()))
+    words = WORD.finditer(pages[page].units[unit].text)
+    runs = [list(run) for new, run in itertools.groupby(words, lambda word: word[0].lower() not in asked) if new]
+    if not runs:
+        return None
+    run = max(runs, key=len)
+    return AnswerSpan(page=page, unit=unit, start=run[0].start(), end=run[-1].end(), score=score)
+
+
+def _verdict(claim: str, pages: tuple[Page, ...]) -> Verdict:
+    claimed, found = _subject_words(claim), _subject_words(" ".join(map(_text, pages)))
+    share = len(claimed & found) / max(1, len(claimed))
+    missing = claimed - found
+    if missing and all(map(str.isdigit, missing)):
+        return Verdict(supported=0.0, unknown=1 - share, contradicted=share)
+    return Verdict(supported=share, unknown=1 - share, contradicted=0.0)
 
 
 class FakeSubagent:
