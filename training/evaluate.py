@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from anabranch.models.evidence_input import JOINT, SINGLE, InputIds, PageIds, laid_out
-from training.inputs import Batch, Floats, Reader, WordTable, batches, padded, plain_tokenizer
+from training.inputs import ALONE, Batch, Floats, Reader, WordTable, batches, padded, plain_tokenizer
 from training.text import normal, overlap
 
 LONGEST_ANSWER = 30
@@ -115,11 +115,10 @@ def onnx_model(base: Path, path: Path, threads: int) -> Model:
         reader = Reader(plain_tokenizer(bytes(held["tokenizer"])))
 
     def run(batch: Batch) -> tuple[Floats, Floats]:
-        feed = {"words": table.vectors(batch.ids), "types": batch.types, "mask": batch.mask}
-        passage, tokens = session.run(["passage", "tokens"], feed)
+        passage, tokens = session.run(["passage", "tokens"], table.feed(batch))
         return passage, tokens
 
-    return Model(run, reader, 2048)
+    return Model(run, reader, ALONE)
 
 
 # Measures.

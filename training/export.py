@@ -1,8 +1,8 @@
 """Writes trained weights as the 8-bit ONNX file that the product loads.
 
 Inputs: `words`, float [texts, tokens, 384], each token's row of the embedder's word table, which is therefore not in
-this file; `types`, 1 from the first token of the pages; `mask`, 1 for each token that is not padding; both int32
-[texts, tokens]. Outputs: `passage` [texts, 5] and `tokens` [texts, tokens, 3], log-odds and logits as
+this file; `types`, 1 from the first token of the pages, int32 [texts, tokens]. Texts that are read together have one
+length: there is no padding. Outputs: `passage` [texts, 5] and `tokens` [texts, tokens, 3], log-odds and logits as
 training/weights.py names them."""
 
 import argparse
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
 from anabranch.models import install
 from anabranch.models.evidence_input import SINGLE, InputIds, laid_out
 from anabranch.models.minilm import MODEL, NAME, TOKENIZER, session
 from anabranch.models.minilm_graph import Floats, Graph, QuantizedGraph, encoded, norms, numbers, of_texts, of_tokens
 from training import weights as files
-from training.inputs import Reader, WordTable, batches, padded, plain_tokenizer
+from training.inputs import Reader, WordTable, padded, plain_tokenizer
 from training.weights import PASSAGE, TOKENS
 
 HIDDEN = "hidden"
@@ -31,12 +31,12 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 def float_model(weights: files.Weights) -> bytes:
     """In full precision; also gives the norms, for calibration."""
-    graph = Graph(weights, files.layers(weights), HIDDEN)
+    graph = Graph(weights, files.layers(weights), HIDDEN, padding=False)
     return _evidence(graph, norms(graph.layers))
 
 
 def quantized_model(weights: files.Weights, reach: Mapping[str, Floats]) -> bytes:
-    return _evidence(QuantizedGraph(weights, files.layers(weights), reach, HIDDEN), ())
+    return _evidence(QuantizedGraph(weights, files.layers(weights), reach, HIDDEN, padding=False), ())
 
 
 def _evidence(graph: Graph, extra: tuple[str, ...]) -> bytes:
@@ -46,24 +46,18 @@ def _evidence(graph: Graph, extra: tuple[str, ...]) -> bytes:
     graph.node("Gather", [table, "types"], "types.found")
     graph.node("Add", ["words", "types.found"], "words.found")
     positions = weights["embeddings.position_embeddings.weight"] + segments[0]
-    encoded(graph, "words.found", _short(graph, "positions", positions))
+    encoded(graph, "types", "words.found", positions)
     _head(graph, "tokens", HIDDEN, "tokens")
     graph.node("Gather", [HIDDEN, graph.weight("zero", np.array(0))], "first", axis=1)
     _head(graph, "pool", "first", "pool.sum")
     graph.node("Tanh", ["pool.sum"], "pooled")
     _head(graph, "passage", "pooled", "passage")
     outputs = [of_texts("passage", len(PASSAGE)), of_tokens("tokens", len(TOKENS)), *map(of_tokens, extra)]
-    return graph.finished("evidence", [of_tokens("words"), numbers("types"), numbers("mask")], outputs)
-
-
-def _short(graph: Graph, name: str, value: Floats) -> str:
-    """A weight stored in 16 bits; ONNX Runtime widens it once, at load."""
-    graph.weight(f"{name}.16", value.astype(np.float16))
-    return graph.node("Cast", [f"{name}.16"], name, to=TensorProto.FLOAT)
+    return graph.finished("evidence", [of_tokens("words"), numbers("types")], outputs)
 
 
 def _head(graph: Graph, layer: str, operand: str, output: str) -> None:
-    weight = _short(graph, f"{output}.weight", graph.weights[f"{layer}.weight"].T)
+    weight = graph.short(f"{output}.weight", graph.weights[f"{layer}.weight"].T)
     graph.node("MatMul", [operand, weight], f"{output}.product")
     graph.node("Add", [f"{output}.product", graph.weight(f"{output}.bias", graph.weights[f"{layer}.bias"])], output)
 
@@ -95,11 +89,9 @@ def reach_of(model: bytes, inputs: Sequence[InputIds], table: WordTable) -> dict
     running = session(model)
     names = [each.name for each in running.get_outputs()][2:]
     reach = {name: np.zeros(table.words.shape[1], np.float32) for name in names}
-    for numbers_ in batches(inputs, 2048):
-        batch = padded([inputs[number] for number in numbers_])
-        found = running.run(names, {"words": table.vectors(batch.ids), "types": batch.types, "mask": batch.mask})
-        for name, values in zip(names, found, strict=True):
-            reach[name] = np.maximum(reach[name], np.abs(values[batch.mask > 0]).max(axis=0))
+    for each in inputs:
+        for name, values in zip(names, running.run(names, table.feed(padded([each]))), strict=True):
+            reach[name] = np.maximum(reach[name], np.abs(values[0]).max(axis=0))
     return reach
 
 
@@ -109,17 +101,10 @@ def reach_held(weights: files.Weights) -> dict[str, Floats]:
 
 
 def scores(model: bytes, inputs: Sequence[InputIds], table: WordTable) -> tuple[Floats, Floats]:
-    """What the model says of each input, and of each token that is not padding."""
+    """What the model says of each input, and of each token."""
     running = session(model)
-    passages: list[Floats] = []
-    tokens: list[Floats] = []
-    for numbers_ in batches(inputs, 2048):
-        batch = padded([inputs[number] for number in numbers_])
-        feed = {"words": table.vectors(batch.ids), "types": batch.types, "mask": batch.mask}
-        passage, token = running.run(["passage", "tokens"], feed)
-        passages.append(passage)
-        tokens.append(token[batch.mask > 0])
-    return np.concatenate(passages), np.concatenate(tokens)
+    found = [running.run(["passage", "tokens"], table.feed(padded([each]))) for each in inputs]
+    return np.concatenate([passage for passage, _ in found]), np.concatenate([tokens[0] for _, tokens in found])
 
 
 def agreement(whole: tuple[Floats, Floats], short: tuple[Floats, Floats]) -> list[str]:

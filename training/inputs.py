@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float32]
 
 # Two units of work that are read together have about the same length: the rest is padding.
 BATCH_TOKENS = 16_384
+# So few that each input is a batch of its own.
+ALONE = 1
 
 
 class Batch(NamedTuple):
@@ -32,6 +34,10 @@ class WordTable(NamedTuple):
 
     def vectors(self, ids: Ints) -> Floats:
         return self.words[ids] * self.scales[ids]
+
+    def feed(self, batch: Batch) -> dict[str, Floats | Ints]:
+        """The inputs of an exported model, which has no padding: the batch's inputs have one length."""
+        return {"words": self.vectors(batch.ids), "types": batch.types}
 
 
 class Reader:

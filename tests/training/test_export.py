@@ -1,19 +1,25 @@
 """The exported model: what its inputs and outputs are, and that 8 bits say what the weights say."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from anabranch.models import install
 from anabranch.models.evidence_input import InputIds
 from anabranch.models.minilm import NAME, TOKENIZER, session
+from anabranch.models.minilm_graph import norms
 from training import export, weights
 from training.inputs import Floats, Reader, WordTable, padded, plain_tokenizer
 from training.weights import PASSAGE, TOKENS, Weights
 
 WORDS, WIDTH, WIDE = 1100, 384, 1536
 LAYERS = 2
+# The nodes, inputs, outputs and names of weights of an embedder with minilm.GRAPH 1.
+EMBEDDER_GRAPH = "f7ebdad6dc0fcb2622d4d7546073ce2d868dd7efbc317bd89eca36a03244ad11"
 
 
 def some_weights(layers: int = LAYERS) -> Weights:
@@ -73,7 +79,6 @@ def test_the_exported_model_takes_words_and_says_something_of_passages_and_token
     assert {each.name: each.type for each in model.get_inputs()} == {
         "words": "tensor(float)",
         "types": "tensor(int32)",
-        "mask": "tensor(int32)",
     }
     assert {each.name: each.shape[-1] for each in model.get_outputs()} == {"passage": 5, "tokens": 3}
 
@@ -93,17 +98,28 @@ def test_the_same_weights_give_the_same_bytes() -> None:
 
 
 def test_an_input_is_judged_alike_alone_and_in_a_batch() -> None:
-    values, inputs, table = some_weights(), some_inputs(), some_words()
+    values, table = some_weights(), some_words()
+    inputs = [InputIds(each.ids[:9], 3, []) for each in some_inputs()]
     model = session(quantized(values, inputs, table))
 
     def passages(rows: list[InputIds]) -> Floats:
-        batch = padded(rows)
-        feed = {"words": table.vectors(batch.ids), "types": batch.types, "mask": batch.mask}
-        return np.asarray(model.run(["passage"], feed)[0], np.float32)
+        return np.asarray(model.run(["passage"], table.feed(padded(rows)))[0], np.float32)
 
     together = passages(inputs)
     alone = np.concatenate([passages([each]) for each in inputs])
     assert np.abs(together - alone).max() < 1e-5
+
+
+def test_the_embedder_that_shares_the_builder_keeps_its_graph() -> None:
+    """Another graph needs another number in minilm.GRAPH: then everyone has to install the embedder again."""
+    values = {**some_weights(6), "embeddings.word_embeddings.weight": np.ones((WORDS, WIDTH), np.float32)}
+    reach = dict.fromkeys(norms(6), np.ones(WIDTH, np.float32))
+    graph = onnx.load_from_string(install.quantized_model(values, reach)).graph
+    graph_hash = hashlib.sha256()
+    for part in (*graph.node, *graph.input, *graph.output):
+        graph_hash.update(part.SerializeToString(deterministic=True))
+    graph_hash.update(" ".join(each.name for each in graph.initializer).encode())
+    assert graph_hash.hexdigest() == EMBEDDER_GRAPH
 
 
 def test_the_text_for_calibration_becomes_questions_and_claims(models_dir: Path) -> None:

@@ -2,7 +2,7 @@
 answers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Passage
@@ -16,7 +16,7 @@ MOST, SHORT = 3, 400
 # A list is quoted whole up to this length.
 MAX_LIST = 1_200
 # A unit is quoted beside the best one from this probability on, and from this share of the best one's.
-LIKELY, BESIDE_BEST = 0.5, 0.6
+LIKELY, BESIDE_BEST = 0.2, 0.3
 # Units that are more similar than this say the same.
 SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
@@ -26,8 +26,13 @@ ASKS_LIST = re.compile(
     re.IGNORECASE,
 )
 POINTS_BACK = re.compile(
-    r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however)\b", re.IGNORECASE
+    r"[\"'“(]*(?:it|its|he|his|she|her|they|their|this|these|those|such|both|then|also|however|therefore|thus|hence|"
+    r"otherwise|instead|(?:for|in|because of|as) (?:this|these|that|such)\b)\b",
+    re.IGNORECASE,
 )
+
+# Kinds of units that make up a list.
+LISTED = ("item", "definition", "row")
 
 Span = tuple[int, int]
 
@@ -48,38 +53,40 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     ranked = sorted(judged.units, key=lambda unit: -unit.probability)
     if not ranked:
         return []
-    chosen = _chosen(passages, ranked)
     reader = Quoting(question, passages, judged.units)
-    found = [reader.quotation(unit) for unit in chosen]
-    return _named(found, passages)
-
-
-def _chosen(passages: Sequence[Passage], ranked: Sequence[JudgedUnit]) -> list[JudgedUnit]:
     best = ranked[0]
-    chosen = [best]
-    texts = [_text(passages, best)]
-    left = SHORT - len(texts[0])
+    chosen = [reader.quotation(best)]
     sources = {passages[best.placed.passage].source}
     likely = [unit for unit in ranked[1:] if unit.probability >= max(LIKELY, BESIDE_BEST * best.probability)]
     # The best of every other source comes before a second one of a source.
     likely.sort(key=lambda unit: passages[unit.placed.passage].source in sources)
     for unit in likely:
-        text = _text(passages, unit)
+        if len(chosen) == MOST:
+            break
         source = passages[unit.placed.passage].source
-        if len(chosen) == MOST or (len(text) > left and source in sources):
-            continue
-        if any(similarity(text, other, SAME) >= SAME for other in texts):
-            continue
-        chosen.append(unit)
-        texts.append(text)
-        left -= len(text)
-        sources.add(source)
-    return chosen
+        added = reader.quotation(unit)
+        fits = sum(map(_length, chosen)) + _length(added) <= SHORT
+        if (fits or source not in sources) and not _repeats(added, chosen, passages):
+            chosen.append(added)
+            sources.add(source)
+    return _named(chosen, passages)
 
 
-def _text(passages: Sequence[Passage], judged: JudgedUnit) -> str:
-    unit = judged.placed.unit
-    return passages[judged.placed.passage].text[unit.start : unit.end]
+def _length(quotation: Quotation) -> int:
+    return sum(end - start for start, end in quotation.spans)
+
+
+def _repeats(added: Quotation, chosen: Sequence[Quotation], passages: Sequence[Passage]) -> bool:
+    """Whether its last part is quoted already, or in almost the same words."""
+    start, end = added.spans[-1]
+    text = passages[added.passage].text[start:end]
+    for quotation in chosen:
+        if quotation.passage == added.passage and any(a < end and start < b for a, b in quotation.spans):
+            return True
+        own = passages[quotation.passage].text[slice(*quotation.spans[-1])]
+        if similarity(text, own, SAME) >= SAME:
+            return True
+    return False
 
 
 def _named(found: list[Quotation], passages: Sequence[Passage]) -> list[Quotation]:
@@ -101,35 +108,49 @@ class Quoting:
             self._units.setdefault(judged.placed.passage, []).append(judged.placed.unit)
 
     def quotation(self, judged: JudgedUnit) -> Quotation:
-        at, unit = judged.placed.passage, judged.placed.unit
-        siblings = self._items(at, unit)
-        if siblings:
-            lead = siblings[0].lead
-            spans = (*([lead] if lead else []), *((one.start, one.end) for one in siblings))
-            return Quotation(at, spans, self._heading(at, unit), block=True)
-        spans = ((unit.start, unit.end),)
-        if unit.lead is not None and (unit.kind == "row" or unit.kind == "item"):
+        at, order, unit = judged.placed.passage, judged.placed.order, judged.placed.unit
+        heading = self._heading(at, unit)
+        listed = self._list(at, order)
+        if len(listed) > 1:
+            lead = [unit.lead] if unit.lead is not None and unit.lead[1] <= listed[0][0] else []
+            return Quotation(at, (*lead, *listed), heading, block=True)
+        spans: tuple[Span, ...] = ((unit.start, unit.end),)
+        if unit.lead is not None:
             spans = (unit.lead, *spans)
-        elif before := self._antecedent(at, judged.placed.order):
+        elif before := self._antecedent(at, order):
             spans = (before, *spans)
-        return Quotation(at, spans, self._heading(at, unit), block=unit.kind in ("row", "code"))
+        return Quotation(at, spans, heading, block=unit.kind in ("row", "code"))
 
-    def _items(self, at: int, unit: Unit) -> list[Unit]:
-        """The items of the list that the unit leads to, or is part of if a list is asked for."""
-        lead = (unit.start, unit.end)
-        if unit.kind == "item" and self._asks_list:
-            items = [one for one in self._units[at] if one.kind == "item" and one.lead == unit.lead]
-            items = list(_adjacent(items, unit, self._units[at]))
-        else:
-            items = [one for one in self._units[at] if one.lead == lead]
-        kept: list[Unit] = []
-        size = 0
-        for item in items:
-            size += item.end - item.start
-            if size > MAX_LIST:
+    def _list(self, at: int, order: int) -> list[Span]:
+        """The unit and the list that it introduces, or the list that it is in if one is asked for."""
+        units, unit = self._units[at], self._units[at][order]
+        first = order
+        if not self._introduces(at, order):
+            if not self._asks_list or unit.kind not in LISTED:
+                return []
+            while first and self._beside(units[first - 1], unit):
+                first -= 1
+        last = first + 1
+        while last < len(units) and self._beside(units[last], units[first + 1] if first == order else unit):
+            last += 1
+        spans: list[Span] = []
+        for one in units[first:last]:
+            if spans and one.end - units[first].start > MAX_LIST:
                 break
-            kept.append(item)
-        return kept
+            spans.append((one.start, one.end))
+        return spans
+
+    def _introduces(self, at: int, order: int) -> bool:
+        units = self._units[at]
+        text = self._passages[at].text
+        unit = units[order]
+        if order + 1 == len(units) or units[order + 1].kind not in LISTED or unit.kind == "code":
+            return False
+        return text[unit.end - 1] == ":" or units[order + 1].lead == (unit.start, unit.end)
+
+    def _beside(self, one: Unit, other: Unit) -> bool:
+        """Whether two units are of the same list."""
+        return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
 
     def _antecedent(self, at: int, order: int) -> Span | None:
         """The unit before one that begins with "It" or "This"."""
@@ -152,16 +173,3 @@ class Quoting:
         own = self._wording.within(passage.text[unit.start : unit.end])
         missing = self._wording.within(heading) & ~own
         return heading if heading and share(missing, self._wording.words) >= IN_HEADING else ""
-
-
-def _adjacent(items: Sequence[Unit], unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
-    """Those items that are in one run with the unit: two lists of a passage may both have no lead."""
-    places = [units.index(item) for item in items]
-    middle = places.index(units.index(unit))
-    first = middle
-    while first and places[first - 1] == places[first] - 1:
-        first -= 1
-    for place, item in zip(places[first:], items[first:], strict=True):
-        if place - places[first] != items.index(item) - first:
-            break
-        yield item

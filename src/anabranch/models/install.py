@@ -72,7 +72,7 @@ def _embedder(graph: Graph, extra: tuple[str, ...]) -> bytes:
     weights = graph.weights
     # All of a text is of segment 0, whose vector is added to the positions here.
     positions = weights["embeddings.position_embeddings.weight"] + weights["embeddings.token_type_embeddings.weight"][0]
-    hidden = encoded(graph, "words.found", graph.weight("positions", positions))
+    hidden = encoded(graph, "ids", "words.found", positions)
     # The sum over a text's tokens, scaled to unit length, is their mean scaled to unit length.
     graph.node("Cast", ["mask"], "mask.float", to=TensorProto.FLOAT)
     graph.node("Unsqueeze", ["mask.float", "axis1"], "mask.row")

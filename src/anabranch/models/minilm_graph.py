@@ -30,18 +30,26 @@ def norms(layers: int) -> tuple[str, ...]:
 
 
 class Graph:
-    """Collects nodes and their weights, of an encoder with this many layers. The last hidden state is named `last`."""
+    """Collects nodes and their weights, of an encoder with this many layers. The last hidden state is named `last`.
+    `padding` says whether texts of different lengths are read together: then the graph has an input `mask`, int32
+    [texts, tokens]. It is also the form of embedders that are installed, whose bytes must not change; the other form
+    has the nodes that ONNX Runtime computes fastest, and positions in 16 bits."""
 
-    def __init__(self, weights: Weights, layers: int, last: str = "tokens") -> None:
+    def __init__(self, weights: Weights, layers: int, last: str = "tokens", *, padding: bool = True) -> None:
         self.weights = weights
         self.layers = layers
         self.last = last
+        self.padding = padding
         self.nodes: list[onnx.NodeProto] = []
         self.held: list[onnx.TensorProto] = []
 
     def weight(self, name: str, value: npt.NDArray[np.generic]) -> str:
         self.held.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
         return name
+
+    def short(self, name: str, value: Floats) -> str:
+        """A weight stored in 16 bits; ONNX Runtime widens it once, at load."""
+        return self.node("Cast", [self.weight(f"{name}.16", value.astype(np.float16))], name, to=TensorProto.FLOAT)
 
     def node(self, kind: str, inputs: list[str], output: str, *, domain: str = "", **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, domain=domain, **attributes))
@@ -53,16 +61,18 @@ class Graph:
         return self.node("MatMul", [operand, weight], name), self.weights[f"{layer}.bias"]
 
     def norm(self, name: str, value: str, skip: str, layer: str, bias: Floats | None = None) -> str:
-        inputs = [
-            value,
-            skip,
+        scaling = [
             self.weight(f"{name}.gamma", self.weights[f"{layer}.weight"]),
             self.weight(f"{name}.beta", self.weights[f"{layer}.bias"]),
         ]
-        if bias is not None:
-            inputs.append(self.weight(f"{name}.bias", bias))
+        biases = [] if bias is None else [self.weight(f"{name}.bias", bias)]
         output = self.last if name == f"layer{self.layers - 1}.output" else name
-        return self.node("SkipLayerNormalization", inputs, output, domain=FUSED, epsilon=EPSILON)
+        if self.padding:
+            inputs = [value, skip, *scaling, *biases]
+            return self.node("SkipLayerNormalization", inputs, output, domain=FUSED, epsilon=EPSILON)
+        for number, term in enumerate((*biases, skip)):
+            value = self.node("Add", [value, term], f"{name}.sum{number}")
+        return self.node("LayerNormalization", [value, *scaling], output, epsilon=EPSILON)
 
     def finished(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
@@ -80,8 +90,16 @@ class QuantizedGraph(Graph):
     """Products in 8 bits: each row of the left side and each column of the right side has its own scale. `reach` says
     how far from zero each channel of the norms goes in ordinary text."""
 
-    def __init__(self, weights: Weights, layers: int, reach: Mapping[str, Floats], last: str = "tokens") -> None:
-        super().__init__(weights, layers, last)
+    def __init__(
+        self,
+        weights: Weights,
+        layers: int,
+        reach: Mapping[str, Floats],
+        last: str = "tokens",
+        *,
+        padding: bool = True,
+    ) -> None:
+        super().__init__(weights, layers, last, padding=padding)
         self._smooth = {name: smoothing(reach[name]) for name in norms(layers)}
         self._rows: dict[str, tuple[str, str, str]] = {}
         self.weight("one", np.array(1, np.float32))
@@ -104,8 +122,9 @@ class QuantizedGraph(Graph):
             "one",
             self.weight(f"{name}.scales", scales),
             zero,
-            self.weight(f"{name}.zeros", np.zeros(len(scales), np.int8)),
         ]
+        if self.padding:
+            inputs.append(self.weight(f"{name}.zeros", np.zeros(len(scales), np.int8)))
         whole = self.node("MatMulIntegerToFloat", inputs, f"{name}.whole", domain=FUSED)
         return self.node("Mul", [whole, row_scales], name), bias
 
@@ -141,14 +160,15 @@ def column_scales(weight: Floats) -> Floats:
     return np.asarray(np.maximum(np.abs(weight).max(axis=1) / 127, together.max(axis=1) / PAIR_LIMIT), np.float32)
 
 
-def encoded(graph: Graph, words: str, positions: str) -> str:
-    """The last hidden state of word vectors [texts, tokens, DIMENSIONS] and a table of positions, each by
-    the name of a value in the graph. The graph has an input `mask`, int32 [texts, tokens]."""
+def encoded(graph: Graph, tokens: str, words: str, positions: Floats) -> str:
+    """The last hidden state of word vectors [texts, tokens, DIMENSIONS] and a table of positions. `tokens` is an input
+    of the graph, [texts, tokens], which says how many there are."""
     for number in range(3):
         graph.weight(f"axis{number}", np.array([number]))
-    graph.node("Shape", ["mask"], "shape")
+    graph.node("Shape", [tokens], "shape")
     graph.node("Slice", ["shape", "axis1", "axis2"], "length")
-    graph.node("Slice", [positions, "axis0", "length"], "positions.found")
+    table = graph.weight("positions", positions) if graph.padding else graph.short("positions", positions)
+    graph.node("Slice", [table, "axis0", "length"], "positions.found")
     graph.node("Unsqueeze", ["positions.found", "axis0"], "positions.each")
     hidden = graph.norm("embedded", words, "positions.each", "embeddings.LayerNorm")
     for number in range(graph.layers):
@@ -164,7 +184,7 @@ def _layer(graph: Graph, number: int, hidden: str) -> str:
     inputs = [
         *(part for part, _ in parts),
         graph.weight(f"{name}.biases", np.concatenate([bias for _, bias in parts])),
-        "mask",
+        *(["mask"] if graph.padding else []),
     ]
     attended = graph.node("MultiHeadAttention", inputs, f"{name}.attended", domain=FUSED, num_heads=HEADS)
     attended, bias = graph.product(f"{name}.dense", attended, f"{layer}.attention.output.dense")
