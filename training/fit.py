@@ -1,14 +1,13 @@
 """Fits the weights that combine the evidence model with rules, on questions that the model was not trained on.
 
-    python -m training.fit --observed FILE --out src/anabranch/evidence/weights.json
+    python -m training.fit --observed FILE...
 
-`FILE` is written by `python -m benchmarks.evidence observe`. Two logistic regressions with a ridge penalty: is a unit
-evidence, and do the passages answer. Every data set has the same weight. The table shows what folds that were left out
-of the fit give.
+The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a unit
+evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same weight.
+The table shows what folds that were left out of the fit give; the last lines are for src/anabranch/evidence/weights.py.
 """
 
 import argparse
-import json
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.evidence.features import SUPPORT_FEATURES, UNIT_FEATURES
+from anabranch.evidence import weights
+from anabranch.evidence.features import Observed
+from anabranch.evidence.judge import judgement
+from anabranch.evidence.pages import PlacedUnit
+from anabranch.evidence.quotations import beside, best_unit
+from benchmarks.evidence.cases import Case, overlaps
 
+Seen = tuple[Case, Observed]
 Floats = npt.NDArray[np.float64]
 
 RIDGE = 1.0
@@ -80,10 +85,6 @@ def auc(values: Floats, labels: Floats) -> float:
     return float((order[positive].sum() - count * (count + 1) / 2) / max(1, count * (len(labels) - count)))
 
 
-def named(names: Sequence[str], weights: Floats) -> dict[str, float]:
-    return {name: round(float(weight), 4) for name, weight in zip((*names, "bias"), weights, strict=True)}
-
-
 def report(name: str, rows: Rows, say: Callable[[str], None]) -> None:
     found = left_out(rows)
     for one in ("", *np.unique(rows.sets)):
@@ -99,20 +100,68 @@ def report(name: str, rows: Rows, say: Callable[[str], None]) -> None:
         )
 
 
+class Builder:
+    """Collects rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Sequence[float], float, int, str]] = []
+
+    def add(self, values: Sequence[float], label: bool, group: int, dataset: str) -> None:
+        self._rows.append((tuple(values), float(label), group, dataset))
+
+    def rows(self) -> Rows:
+        values, labels, groups, sets = zip(*self._rows, strict=True)
+        return Rows(np.array(values, float), np.array(labels), np.array(groups), np.array(sets))
+
+
+def answers(case: Case) -> bool:
+    """Whether the passages answer: of topics it is not known which words do."""
+    return case.answerable and (case.kind == "topic" or any(case.gold))
+
+
+def is_gold(case: Case, placed: PlacedUnit) -> bool:
+    return overlaps([(placed.unit.start, placed.unit.end)], case.gold[placed.passage])
+
+
+def fit_units(seen: Sequence[Seen]) -> Rows:
+    built = Builder()
+    for number, (case, found) in enumerate(seen):
+        if case.answerable and any(case.gold):
+            for placed, features in zip(found.placed, found.units, strict=True):
+                built.add(features, is_gold(case, placed), number, case.dataset)
+    return built.rows()
+
+
+def fit_support(seen: Sequence[Seen]) -> Rows:
+    built = Builder()
+    for number, (case, found) in enumerate(seen):
+        best = max(map(weights.probability_of_unit, found.units), default=0.0)
+        built.add((*found.support, weights.log_odds(best)), answers(case), number, case.dataset)
+    return built.rows()
+
+
+def fit_next(seen: Sequence[Seen]) -> Rows:
+    built = Builder()
+    for number, (case, found) in enumerate(seen):
+        if case.answerable and any(case.gold):
+            judged = judgement(found, len(case.passages))
+            for unit, features in beside(best_unit(judged), case.passages, judged):
+                built.add(features, is_gold(case, unit.placed), number, case.dataset)
+    return built.rows()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--observed", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--observed", type=Path, nargs="+", required=True)
     told = parser.parse_args()
-    units, support = pickle.loads(told.observed.read_bytes())  # noqa: S301  written by ourselves
-    written = {}
-    for name, rows, names in (("unit", units, UNIT_FEATURES), ("support", support, SUPPORT_FEATURES)):
-        report(name, rows, print)
-        written[name] = named(names, fitted(rows))
-        for feature, weight in written[name].items():
-            print(f"    {feature:24} {weight:8.3f}")  # noqa: T201
-    if told.out:
-        told.out.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    seen: list[Seen] = [row for file in told.observed for row in pickle.loads(file.read_bytes())]  # noqa: S301
+    for name, made in (("UNIT", fit_units), ("SUPPORT", fit_support), ("NEXT", fit_next)):
+        rows = made(seen)
+        report(name.lower(), rows, print)
+        found = tuple(round(float(weight), 3) for weight in fitted(rows))
+        # The next ones use the units' weights.
+        setattr(weights, name, found)
+        print(f"{name} = {found}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def is_held(passages: list[Row], at: int) -> bool:
-    """By the name of the article, so that all of its passages are on one side; where no article is named, by passage."""
+    """By the name of the article, so that its passages are on one side; where none is named, by passage."""
     group = passages[at]["g"]
     if ":" not in group and not group.startswith("covid"):
         group = f"{group}:{at}"
@@ -46,11 +46,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the file of the study, data.json.xz")
     parser.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
-    data = json.loads(lzma.open(told.data).read())
+    data = json.loads(lzma.decompress(told.data.read_bytes()))
     train, held = split(data["P"], data["Q"])
     written = json.dumps({**data, "Q": train, "held": held}, ensure_ascii=False, separators=(",", ":"))
     told.out.write_bytes(lzma.compress(written.encode(), preset=9))
-    print(f"{len(train)} questions to train on, {len(held)} held out")  # noqa: T201
+    print(f"{len(train)} questions to train on, {len(held)} held out")
 
 
 if __name__ == "__main__":

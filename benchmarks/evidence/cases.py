@@ -124,7 +124,7 @@ def hotpot(folder: Path) -> list[Paragraphs]:
 
 def five(file: Path, name: str) -> list[Paragraphs]:
     """The five-passage tasks: the passages that answer and the nearest others."""
-    data: dict[str, Any] = json.loads(lzma.open(file).read())
+    data: dict[str, Any] = json.loads(lzma.decompress(file.read_bytes()))
     found: list[Paragraphs] = []
     for row in data[name]:
         gold = list(row["gold"])
@@ -137,7 +137,7 @@ def five(file: Path, name: str) -> list[Paragraphs]:
 
 def held(file: Path, most: int) -> list[Paragraphs]:
     """Questions that were held out of training, with up to four of their near passages; `most` of each set."""
-    data: dict[str, Any] = json.loads(lzma.open(file).read())
+    data: dict[str, Any] = json.loads(lzma.decompress(file.read_bytes()))
     passages = data["P"]
     count: dict[str, int] = {}
     found: list[Paragraphs] = []
@@ -200,9 +200,7 @@ async def documentation(dataset: str, asked: Documentation, settings: Settings, 
     found: list[Case] = []
     async with Anabranch.open(settings=settings) as anabranch:
         for row in data["questions"]:
-            answer = await anabranch.ask(
-                row["question"], sources=[collection], top_k=10, until=Until.MERGE
-            )
+            answer = await anabranch.ask(row["question"], sources=[collection], top_k=10, until=Until.MERGE)
             passages = answer.passages[:PASSAGES]
             wanted = [asked.text(row["package"], one["document"])[one["start"] : one["end"]] for one in row["evidence"]]
             gold = tuple(tuple(_spans(passage.text, wanted)) for passage in passages)
@@ -223,11 +221,19 @@ def _spans(text: str, wanted: Sequence[str]) -> Iterator[Span]:
 
 def _overlap(text: str, evidence: str) -> Iterator[Span]:
     """Lines of the evidence that the passage has; short ones are no sign."""
-    for line in evidence.splitlines():
-        line = line.strip()
+    for line in map(str.strip, evidence.splitlines()):
         at = text.find(line) if len(line) > 30 else -1
         if at >= 0:
             yield at, at + len(line)
+
+
+def overlaps(quoted: Sequence[Span], gold: Sequence[Span]) -> bool:
+    """Whether a quoted span and a right one share more than half of the shorter."""
+    return any(
+        min(end, high) - max(start, low) > 0.5 * min(end - start, high - low)
+        for start, end in quoted
+        for low, high in gold
+    )
 
 
 def interval(right: float, count: int) -> tuple[float, float]:

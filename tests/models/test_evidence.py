@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
+from anabranch.domain.evidence import Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceUnavailable
 from anabranch.models.evidence import (
     FILE,
@@ -85,7 +85,7 @@ class TestShippedEvidence(EvidenceContract):
 # --- what it reads
 
 
-async def answer(evidence: Evidence, question: str, *pages: Page) -> str:
+async def answer(evidence: Evidence, question: str, *pages: EvidencePage) -> str:
     [reading] = await evidence.read(question, [pages])
     assert reading is not None
     assert reading.answer is not None
@@ -246,13 +246,13 @@ class Counted:
         self.inputs = 0
 
     async def read(
-        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]:
         self.inputs += len(inputs)
         return await self.inner.read(question, inputs, until=until)
 
     async def check(
-        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Verdict | None]:
         self.inputs += len(inputs)
         return await self.inner.check(claim, inputs, until=until)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import SystemClock
-from anabranch.domain.evidence import Evidence, Page, Reading
+from anabranch.domain.evidence import Evidence, EvidencePage, Reading
 from anabranch.domain.model import (
     ASK,
     QUERY,
@@ -85,10 +85,10 @@ class RecordingEvidence(FakeEvidence):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages: list[Page] = []
+        self.pages: list[EvidencePage] = []
 
     async def read(
-        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]:
         self.pages += [page for (page,) in inputs]
         return await super().read(question, inputs, until=until)

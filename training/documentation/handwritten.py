@@ -2,8 +2,9 @@
 
     python -m training.documentation.handwritten --questions FILE... --sources DIR --out PATH
 
-Each line of a file is a JSON object: `package`, `file` (in the package's folder), `question`, `evidence` (texts of the file),
-`answer` (the shortest words of the first evidence, or empty) and `near` (a question that the section does not answer, or empty).
+Each line of a file is a JSON object: `package`, `file` (in the package's folder), `question`, `evidence` (texts of the
+file), `answer` (the shortest words of the first evidence, or empty) and `near` (a question that the section does not
+answer, or empty).
 """
 
 import argparse

@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from anabranch.domain.contracts import Embedder
-from anabranch.domain.evidence import Page
+from anabranch.domain.evidence import EvidencePage
 from anabranch.knowledge.chunking import chunk
 from anabranch.knowledge.model import Chunking
 from anabranch.knowledge.parse.builder import ParseLimits
@@ -39,7 +39,7 @@ class Passage:
     start: int
     text: str
     units: Sequence[Unit]
-    page: Page
+    page: EvidencePage
     group: str
     package: str
     # The text in lower case, words only: to see whether it has an answer.

@@ -21,6 +21,7 @@ from anabranch.sources.space import SpaceSource
 
 if TYPE_CHECKING:
     from anabranch.app.mcp_servers import McpServers
+    from anabranch.evidence.judge import Judge
     from anabranch.knowledge.knowledge import Knowledge
 
 # The model that needs no service: it quotes sentences of the documents.
@@ -155,8 +156,10 @@ class EndpointDirectory:
         knowledge: "Callable[[], Awaitable[Knowledge | None]]",
         resilience: Resilience,
         servers: Callable[[Endpoint], Source],
+        judge: "Callable[[], Judge] | None" = None,
     ) -> None:
         self._servers = servers
+        self._judge = judge
         self._outbound = outbound
         self._knowledge = knowledge
         self._resilience = resilience
@@ -183,6 +186,6 @@ class EndpointDirectory:
             case "extractive" | "collection" | "mcp":
                 from anabranch.models.extractive import Extractive  # noqa: PLC0415
 
-                return Extractive()
+                return Extractive(self._judge() if self._judge is not None else None)
             case _:
                 assert_never(endpoint.kind)

@@ -215,7 +215,7 @@ class Questions:
             sources=chosen,
             model=writer,
             history=tuple(history),
-            top_k=_or(top_k, self._settings.default_top_k),
+            top_k=_or(top_k, self._top_k(writer)),
             similarity_threshold=_threshold(chosen),
             until=until,
             refuse=True,
@@ -257,6 +257,11 @@ class Questions:
             evidence=_or(options.evidence, self._evidence(model)),
             fallback=self._fallback(profile, model, options.fallback),
         )
+
+    def _top_k(self, model: Endpoint) -> int:
+        """Quotes are chosen from more passages than a language model gets."""
+        quoted = min(TOP_K, self._settings.max_top_k) if self._evidence(model) == "rank" else 0
+        return max(self._settings.default_top_k, quoted)
 
     def _evidence(self, model: Endpoint) -> EvidenceUse:
         """Whether passages are ordered by evidence where the request does not say."""

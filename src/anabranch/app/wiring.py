@@ -26,11 +26,17 @@ from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.prompt import Compaction
 
 if TYPE_CHECKING:
+    from anabranch.evidence.judge import Judge
     from anabranch.network.hub_tokens import HubTokens
 
 
 def build_pipeline(
-    settings: Settings, directory: Directory, clock: Clock, telemetry: Telemetry, evidence: Evidence | None = None
+    settings: Settings,
+    directory: Directory,
+    clock: Clock,
+    telemetry: Telemetry,
+    evidence: Evidence | None = None,
+    judge: "Callable[[], Judge] | None" = None,
 ) -> Pipeline:
     return Pipeline(
         directory=directory,
@@ -43,7 +49,14 @@ def build_pipeline(
             query_context_tokens=settings.query_context_tokens,
         ),
         compaction=_compaction(settings, evidence),
+        judge=judge,
     )
+
+
+def _judge(settings: Settings, evidence: Evidence) -> "Judge":
+    from anabranch.evidence.judge import Judge  # noqa: PLC0415  most commands do not answer
+
+    return Judge(evidence, settings.evidence_passages)
 
 
 def _compaction(settings: Settings, evidence: Evidence | None) -> Compaction | None:
@@ -101,9 +114,10 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
-        directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source)
         evidence = evidence_for(settings, clock, telemetry)
-        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence)
+        judge = cache(partial(_judge, settings, evidence)) if evidence is not None else None
+        directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source, judge)
+        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0

@@ -14,7 +14,7 @@ class ReadableUnit(Value, gc=False):
     before: str = ""
 
 
-class Page(Value):
+class EvidencePage(Value):
     """A passage as the model reads it."""
 
     title: str
@@ -56,9 +56,9 @@ class Evidence(Protocol):
     read: there was no time left, the call had too many inputs, or the model is not installed."""
 
     async def read(
-        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]: ...
 
     async def check(
-        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Verdict | None]: ...

@@ -3,32 +3,35 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from anabranch.domain.evidence import Evidence, Page, Reading
+from anabranch.domain.evidence import Evidence, Reading
 from anabranch.domain.model import Passage
-from anabranch.evidence.features import Members, Observed, features
-from anabranch.evidence.language import is_english
+from anabranch.evidence.features import JointReading, Observed, QuestionWords, joined, observed
 from anabranch.evidence.pages import Pages, PlacedUnit, paged
-from anabranch.evidence.weights import SUPPORT, UNIT, logistic
+from anabranch.evidence.weights import probability_of_support, probability_of_unit
+from anabranch.text.language import is_english
 
 # A joint reading has the best units of the best pages.
 JOINT_PAGES, JOINT_UNITS = 8, 3
+# Passages are read a few at a time. Once the log-odds of one are above SURE, no more are read, nor jointly: neither
+# changed the figures, and both together are half of the cost.
+AT_A_TIME, SURE = 2, 2.0
 
 
 class JudgedUnit(NamedTuple):
-    """`answer` is the span of the passage with the shortest words that answer, if the unit has it."""
-
     placed: PlacedUnit
     probability: float
-    answer: tuple[int, int] | None = None
+    # The question's words in it.
+    words: int
 
 
 class Judgement(NamedTuple):
-    """`support` is the probability that the passages answer the question; `passages` the probability of each passage
-    that it does; `units` the units in reading order."""
+    """`support` is the probability that the passages answer the question; `passages` that of each passage that it has
+    evidence; `units` are in reading order. Passages that were not read have no units."""
 
     support: float
     passages: tuple[float, ...]
     units: tuple[JudgedUnit, ...]
+    words: QuestionWords
 
 
 class Judge:
@@ -38,51 +41,55 @@ class Judge:
         self._evidence = evidence
         self.limit = limit
 
-    async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
-        """None if the question or most of the passages are not English, or if not all of it could be read by
-        `until`."""
+    async def judge(
+        self, question: str, passages: Sequence[Passage], *, least: int = 0, until: float | None = None
+    ) -> Judgement | None:
+        """Reads at least `least` passages. None if the question or most of the passages are not English, or if the
+        model is not there or had no time."""
         passages = passages[: self.limit]
         if not is_english(question) or sum(is_english(one.text) for one in passages) * 2 <= len(passages):
             return None
-        observed = await observe(self._evidence, question, passages, until)
-        return combined(observed) if observed is not None else None
+        found = await self.observe(question, passages, least=least, until=until)
+        return judgement(found, len(passages)) if found is not None else None
+
+    async def observe(
+        self, question: str, passages: Sequence[Passage], *, least: int = 0, until: float | None = None
+    ) -> Observed | None:
+        pages = paged(passages)
+        readings = await self._read(question, pages, least, until)
+        if not readings:
+            return None
+        joint = None
+        if len(readings) > 1 and max(reading.answerable for reading in readings) < SURE:
+            together, places = joined(pages, readings, JOINT_PAGES, JOINT_UNITS)
+            (reading,) = await self._evidence.read(question, [together], until=until)
+            joint = JointReading(reading, places) if reading is not None else None
+        return observed(question, passages, pages, readings, joint)
+
+    async def _read(self, question: str, pages: Pages, least: int, until: float | None) -> list[Reading]:
+        """The readings of the first pages, until one surely answers, or there is no time."""
+        found: list[Reading] = []
+        while len(found) < len(pages.pages):
+            begin = len(found)
+            passage = pages.passage_of(begin)
+            end = pages.end_of(max(passage + AT_A_TIME, least))
+            for reading in await self._evidence.read(
+                question, [(page,) for page in pages.pages[begin:end]], until=until
+            ):
+                if reading is None:
+                    return found
+                found.append(reading)
+            if max(reading.answerable for reading in found) >= SURE:
+                break
+        return found
 
 
-async def observe(
-    evidence: Evidence, question: str, passages: Sequence[Passage], until: float | None = None
-) -> Observed | None:
-    """None if the model has not read all pages."""
-    found = paged(passages)
-    single = await evidence.read(question, [(page,) for page in found.pages], until=until)
-    readings = [reading for reading in single if reading is not None]
-    if len(readings) < len(single):
-        return None
-    joint, members = _joint(found, readings)
-    (together,) = await evidence.read(question, [joint], until=until) if joint else (None,)
-    return features(question, passages, found, readings, together, members)
-
-
-def _joint(found: Pages, readings: Sequence[Reading]) -> tuple[tuple[Page, ...], Members]:
-    """The best units of the best pages, in reading order; and where each unit of a page is in it."""
-    best = sorted(range(len(readings)), key=lambda page: -readings[page].relevance)[:JOINT_PAGES]
-    pages: list[Page] = []
-    members: Members = {}
-    for page in best:
-        scores = readings[page].units[0] if readings[page].units else ()
-        kept = sorted(sorted(range(len(scores)), key=lambda unit: -scores[unit])[:JOINT_UNITS])
-        if kept:
-            members.update({(page, unit): (len(pages), place) for place, unit in enumerate(kept)})
-            whole = found.pages[page]
-            pages.append(Page(title=whole.title, units=tuple(whole.units[unit] for unit in kept)))
-    return tuple(pages), members
-
-
-def combined(observed: Observed) -> Judgement:
+def judgement(found: Observed, passages: int) -> Judgement:
     units = tuple(
-        JudgedUnit(placed, logistic(UNIT, values), answer)
-        for placed, values, answer in zip(observed.placed, observed.units, observed.answers, strict=True)
+        JudgedUnit(placed, probability_of_unit(features), words)
+        for placed, features, words in zip(found.placed, found.units, found.words.units, strict=True)
     )
-    best = [0.0] * observed.passages
+    best = [0.0] * passages
     for unit in units:
         best[unit.placed.passage] = max(best[unit.placed.passage], unit.probability)
-    return Judgement(logistic(SUPPORT, observed.support), tuple(best), units)
+    return Judgement(probability_of_support(found.support, max(best, default=0.0)), tuple(best), units, found.words)

@@ -1,9 +1,10 @@
 """Passages as the evidence model reads them: units of evidence on pages that fit its input."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from anabranch.domain.evidence import Page
+from anabranch.domain.evidence import EvidencePage
 from anabranch.domain.model import Passage
 from anabranch.text.pages import page
 from anabranch.text.units import Unit, units
@@ -25,24 +26,36 @@ class PlacedUnit(NamedTuple):
 
 
 class Pages(NamedTuple):
-    pages: list[Page]
+    """`passages` has the number of each page's passage."""
+
+    pages: list[EvidencePage]
+    passages: list[int]
     units: list[PlacedUnit]
+
+    def passage_of(self, page: int) -> int:
+        return self.passages[page]
+
+    def end_of(self, passage: int) -> int:
+        """The number of the first page after those of the passages before this one."""
+        return bisect_left(self.passages, passage)
 
 
 def paged(passages: Sequence[Passage]) -> Pages:
     """The pages of all passages; most passages fit one."""
-    pages: list[Page] = []
+    pages: list[EvidencePage] = []
+    of_passage: list[int] = []
     placed: list[PlacedUnit] = []
     for index, passage in enumerate(passages):
         text = passage.text[:MAX_PASSAGE]
         found = units(text)[:MAX_UNITS]
         headers = passage.place.headers if passage.place is not None else ()
         for begin, end in _windows(found):
+            of_passage.append(index)
             pages.append(page(passage.title, headers, text, found[begin:end]))
             placed += [
                 PlacedUnit(index, order, found[order], len(pages) - 1, order - begin) for order in range(begin, end)
             ]
-    return Pages(pages, placed)
+    return Pages(pages, of_passage, placed)
 
 
 def _windows(found: Sequence[Unit]) -> Iterator[tuple[int, int]]:

@@ -2,27 +2,31 @@
 answers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Passage
 from anabranch.evidence.judge import JudgedUnit, Judgement
+from anabranch.evidence.weights import NextFeatures, log_odds, probability_of_next
 from anabranch.text.near_duplicates import similarity
-from anabranch.text.support import Wording, share
+from anabranch.text.support import Wording, bare, share
 from anabranch.text.units import Unit
 
 # Quotations of an answer, and the characters after which no further one is added.
 MOST, SHORT = 3, 400
 # A list is quoted whole up to this length.
 MAX_LIST = 1_200
-# A unit is quoted beside the best one from this probability on, and from this share of the best one's.
-LIKELY, BESIDE_BEST = 0.2, 0.3
+# A unit is quoted beside the best one from this probability on.
+LIKELY = 0.15
 # Units that are more similar than this say the same.
 SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
 IN_HEADING = 0.2
+# "Which formats …", "what are the …", "list all …": a plural noun within a few words of the question word.
 ASKS_LIST = re.compile(
-    r"\b(?:which|what|list|name|enumerate)\b(?:\s+\S+){0,4}?\s+(?:are|\w{3,}s)\b|\b(?:list|all|types of|kinds of)\b",
+    r"\b(?:which|what|name|list)\b(?:\s+(?!is\b|does\b|was\b|has\b)[\w'-]+){0,3}?\s+"
+    r"(?!is\b|does\b|was\b|has\b|this\b|its\b)(?:are|\w{2,}[^s\W]s)\b"
+    r"|\b(?:list|all|types of|kinds of)\b",
     re.IGNORECASE,
 )
 POINTS_BACK = re.compile(
@@ -50,17 +54,20 @@ class Quotation(NamedTuple):
 
 def quotations(question: str, passages: Sequence[Passage], judged: Judgement) -> list[Quotation]:
     """The best first. Empty without units."""
-    ranked = sorted(judged.units, key=lambda unit: -unit.probability)
-    if not ranked:
+    if not judged.units:
         return []
+    best = best_unit(judged)
     reader = Quoting(question, passages, judged.units)
-    best = ranked[0]
     chosen = [reader.quotation(best)]
     sources = {passages[best.placed.passage].source}
-    likely = [unit for unit in ranked[1:] if unit.probability >= max(LIKELY, BESIDE_BEST * best.probability)]
+    likely = [
+        (likelihood, unit)
+        for unit, features in beside(best, passages, judged)
+        if (likelihood := probability_of_next(features)) >= LIKELY
+    ]
     # The best of every other source comes before a second one of a source.
-    likely.sort(key=lambda unit: passages[unit.placed.passage].source in sources)
-    for unit in likely:
+    likely.sort(key=lambda one: (passages[one[1].placed.passage].source in sources, -one[0]))
+    for _, unit in likely:
         if len(chosen) == MOST:
             break
         source = passages[unit.placed.passage].source
@@ -70,6 +77,38 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
             chosen.append(added)
             sources.add(source)
     return _named(chosen, passages)
+
+
+def best_unit(judged: Judgement) -> JudgedUnit:
+    return max(judged.units, key=lambda unit: unit.probability)
+
+
+def beside(
+    best: JudgedUnit, passages: Sequence[Passage], judged: Judgement
+) -> Iterator[tuple[JudgedUnit, NextFeatures]]:
+    """The other units, with what is known of them given the best one: a question may need two documents, of which the
+    first names the second."""
+    words = judged.words
+    said = _text(passages, best).lower()
+    titles = [bare(passage.title).strip().lower() for passage in passages]
+    missing = 1 - words.weight(best.words)
+    for unit in judged.units:
+        if unit is not best:
+            at = unit.placed.passage
+            same = at == best.placed.passage
+            found = NextFeatures(
+                unit=log_odds(unit.probability),
+                added=words.weight(unit.words & ~best.words),
+                named=float(not same and len(titles[at]) > 2 and titles[at] in said),
+                same_passage=float(same),
+                missing=missing,
+            )
+            yield unit, found
+
+
+def _text(passages: Sequence[Passage], judged: JudgedUnit) -> str:
+    unit = judged.placed.unit
+    return passages[judged.placed.passage].text[unit.start : unit.end]
 
 
 def _length(quotation: Quotation) -> int:

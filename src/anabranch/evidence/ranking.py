@@ -18,7 +18,8 @@ async def ranked_by_evidence(
     """The best candidates of every source by the probability that they answer, then the others as they were. Nothing
     changes if the judge has no opinion."""
     chosen = [passages[index] for index in candidates(passages, judge.limit)]
-    judged = await judge.judge(question, chosen, until=time.monotonic() + min(left_s, MAX_S))
+    sources = len({passage.source for passage in chosen})
+    judged = await judge.judge(question, chosen, least=sources, until=time.monotonic() + min(left_s, MAX_S))
     if judged is None:
         return tuple(passages)
     scored = [
@@ -31,10 +32,10 @@ async def ranked_by_evidence(
 
 
 def candidates(passages: Sequence[Passage], limit: int) -> list[int]:
-    """The best of every source, then the second best of every source, and so on; in the order of the passages."""
+    """The best of every source, then the second best of every source, and so on."""
     places: dict[str, int] = {}
     rounds: list[tuple[int, int]] = []
     for index, passage in enumerate(passages):
         rounds.append((places.get(passage.source, 0), index))
         places[passage.source] = rounds[-1][0] + 1
-    return sorted(index for _, index in sorted(rounds)[:limit])
+    return [index for _, index in sorted(rounds)[:limit]]

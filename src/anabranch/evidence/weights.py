@@ -1,23 +1,46 @@
-"""The fitted weights of units and of support."""
+"""The fitted weights: docs/evidence-model.md says on which questions, and what folds that were left out give."""
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from anabranch.evidence.features import SUPPORT_FEATURES, UNIT_FEATURES
+from anabranch.evidence.features import SupportFeatures, UnitFeatures
 
-BIAS = "bias"
-_F = (
-    json.load(open(os.environ.get("W", "/tmp/ev/weights.json")))
-    if os.path.exists(os.environ.get("W", "/tmp/ev/weights.json"))
-    else {"unit": {"bias": 0}, "support": {"bias": 0}}
-)
-UNIT: Mapping[str, float] = _F["unit"]
-SUPPORT: Mapping[str, float] = _F["support"]
+# In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
+UNIT = (0.168, 0.308, 0.061, 1.102, 1.552, 0.416, 0.302, 1.552, 0.952, -2.118)
+SUPPORT = (0.502, 0.063, 0.244, -0.15, -0.151, 0.147, 8.023, -0.048, -4.232)
+NEXT = (0.908, 2.56, 1.712, 0.589, 1.217, -1.589)
 
 
-def logistic(weights: Mapping[str, float], values: Sequence[float]) -> float:
-    names = UNIT_FEATURES if weights is UNIT else SUPPORT_FEATURES
-    total = weights[BIAS] + sum(weights.get(name, 0.0) * value for name, value in zip(names, values, strict=True))
-    return 1 / (1 + math.exp(-total))
+def probability_of_unit(features: UnitFeatures) -> float:
+    return _logistic(UNIT, features)
+
+
+def probability_of_support(features: SupportFeatures, best_unit: float) -> float:
+    return _logistic(SUPPORT, (*features, log_odds(best_unit)))
+
+
+class NextFeatures(NamedTuple):
+    """Of a unit beside the best one: its log-odds, the weight of the question's words that it adds, whether the best
+    one names its document, whether both are in one passage, and the weight of the words that the best one lacks."""
+
+    unit: float
+    added: float
+    named: float
+    same_passage: float
+    missing: float
+
+
+def probability_of_next(features: NextFeatures) -> float:
+    return _logistic(NEXT, features)
+
+
+def log_odds(probability: float) -> float:
+    inside = min(0.9999, max(0.0001, probability))
+    return math.log(inside / (1 - inside))
+
+
+def _logistic(weights: Sequence[float], values: Sequence[float]) -> float:
+    *slopes, bias = weights
+    total = bias + sum(weight * value for weight, value in zip(slopes, values, strict=True))
+    return 1 / (1 + math.exp(-min(50.0, max(-50.0, total))))

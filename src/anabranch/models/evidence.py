@@ -16,7 +16,7 @@ from tokenizers import Encoding
 
 from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.evidence import AnswerSpan, Page, Reading, Verdict
+from anabranch.domain.evidence import AnswerSpan, EvidencePage, Reading, Verdict
 from anabranch.models import minilm
 from anabranch.models.evidence_input import (
     JOINT,
@@ -30,8 +30,8 @@ from anabranch.models.evidence_input import (
 )
 
 FILE = Path(__file__).with_name("evidence.onnx")
-# Of FILE. Empty while the package has none.
-SHA256 = ""
+# Of FILE.
+SHA256 = "01ad836e4a0fb968ab09aeb70db614110013398e07faa2e4d1fbbc56cf417acb"
 
 # The limits of a call: inputs beyond them are not read, and of a long input only the beginning is.
 MAX_INPUTS = 64
@@ -44,7 +44,7 @@ RELEVANCE, ANSWERABLE, CLAIM = 0, 1, slice(2, 5)
 START, END, UNIT = range(3)
 
 T = TypeVar("T")
-Pages = tuple[Page, ...]
+Pages = tuple[EvidencePage, ...]
 Floats = npt.NDArray[np.float32]
 Encode = Callable[[str], Encoding]
 

@@ -10,7 +10,7 @@ from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Clock, Embedder, Outbound, Reranker, Telemetry
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
+from anabranch.domain.evidence import Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding, Endpoint
 from anabranch.domain.signals import EvidenceUnavailable
 from anabranch.models.calibration import MINILM, calibration_for
@@ -55,10 +55,9 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
 
 
 def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> Evidence | None:
-    """The evidence model with its cache, if the settings use it: `auto` does where no language model is configured, or
-    where it gets compact prompts."""
-    needed = settings.default_model is None or settings.context == "compact"
-    if settings.evidence == "off" or (settings.evidence == "auto" and not needed):
+    """The evidence model with its cache, unless it is off. With `auto` it is used where an answer is quoted, and for
+    compact prompts; nothing is loaded before."""
+    if settings.evidence == "off":
         return None
     folder, required = Path(settings.models_dir).expanduser(), settings.evidence == "on"
     local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)
@@ -134,13 +133,13 @@ class LocalEvidence:
         self._model: OnnxEvidence | None = None
 
     async def read(
-        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]:
         model = await self._available()
         return [None] * len(inputs) if model is None else await model.read(question, inputs, until=until)
 
     async def check(
-        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Verdict | None]:
         model = await self._available()
         return [None] * len(inputs) if model is None else await model.check(claim, inputs, until=until)

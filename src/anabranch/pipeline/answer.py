@@ -278,7 +278,7 @@ class Pipeline:
         telemetry: Telemetry,
         limits: Limits,
         compaction: Compaction | None = None,
-        judge: "Judge | None" = None,
+        judge: "Callable[[], Judge] | None" = None,
     ) -> None:
         self._compaction = compaction
         self._directory = directory
@@ -367,7 +367,7 @@ class Pipeline:
 
         with self._telemetry.span("evidence", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
-            return await ranked_by_evidence(self._judge, question.text, passages, left_s)
+            return await ranked_by_evidence(self._judge(), question.text, passages, left_s)
 
     async def _composed(
         self, question: Question, model: Endpoint, passages: tuple[Passage, ...], basis: Ground, context: Context

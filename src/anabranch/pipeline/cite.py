@@ -29,7 +29,7 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
     by_source: dict[str, list[int]] = {}
     for index, passage in enumerate(passages):
         by_source.setdefault(passage.source, []).append(index)
-    evidence = Evidence(passages)
+    supporting = SupportingWords(passages)
     found: list[Citation] = []
     last = 0
     for mark in MARK.finditer(text):
@@ -40,7 +40,7 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
         since = text[max(last, mark.start() - MAX_CLAIM) : mark.start()].strip().lower()
         last = mark.end()
         for candidates in named:
-            support = evidence.supporting(claim, candidates, since)
+            support = supporting.find(claim, candidates, since)
             found.append(
                 Citation(
                     start=mark.start(),
@@ -92,7 +92,7 @@ def _claim(text: str, mark_start: int) -> str:
     return before[begin + 1 :].strip().lower()
 
 
-class Evidence:
+class SupportingWords:
     """Finds the words that support claims. The characters that it reads are bounded, against hostile answers; past the
     bound it cites whole passages."""
 
@@ -101,7 +101,7 @@ class Evidence:
         self._lowered: dict[int, str] = {}
         self._left = MAX_READ
 
-    def supporting(self, claim: str, candidates: Sequence[int], since: str = "") -> SupportingSpan:
+    def find(self, claim: str, candidates: Sequence[int], since: str = "") -> SupportingSpan:
         """All text since the last mark, or the claim, if a passage has it verbatim; else the sentence that shares most
         words with the claim."""
         first, texts = candidates[0], list(map(self._low, candidates))

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from anabranch.domain.evidence import Evidence, Page, ReadableUnit
+from anabranch.domain.evidence import Evidence, EvidencePage, ReadableUnit
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, escaped, estimate
 from anabranch.text.language import is_english
@@ -180,7 +180,7 @@ def _above(unit: Unit) -> list[Span]:
     return [span for span in (unit.heading, unit.lead) if span is not None]
 
 
-def _page(passage: Passage, text: str, found: Sequence[Unit]) -> Page:
+def _page(passage: Passage, text: str, found: Sequence[Unit]) -> EvidencePage:
     """A passage as the evidence model reads it: a heading or a table's header where it changes."""
     readable_units = []
     last: list[Span] = []
@@ -190,7 +190,7 @@ def _page(passage: Passage, text: str, found: Sequence[Unit]) -> Page:
         readable_units.append(ReadableUnit(text=text[unit.start : unit.end], before=before))
         last = above
     title = " > ".join(filter(None, (passage.title[:MAX_TITLE], _headers(passage))))
-    return Page(title=title, units=tuple(readable_units))
+    return EvidencePage(title=title, units=tuple(readable_units))
 
 
 def _sample(texts: Sequence[str]) -> str:

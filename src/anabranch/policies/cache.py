@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
-from anabranch.domain.evidence import Evidence, Page, Reading, Verdict
+from anabranch.domain.evidence import Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceTask
 from anabranch.redis.client import RedisGone
@@ -181,7 +181,7 @@ class CachedEmbedder:
         return found
 
 
-Pages = tuple[Page, ...]
+Pages = tuple[EvidencePage, ...]
 Judge = Callable[[Sequence[Pages]], Awaitable[Sequence[T | None]]]
 
 # Readings of a few thousand passages.

@@ -17,7 +17,7 @@ import msgspec
 from anabranch.domain.contracts import Attribute, Generator, Source, Subagent
 from anabranch.domain.errors import GenerationFailed, InvalidQuestion
 from anabranch.domain.events import AnswerEvent, SafetyVerdict, SubagentStatus
-from anabranch.domain.evidence import AnswerSpan, Page, Reading, Verdict
+from anabranch.domain.evidence import AnswerSpan, EvidencePage, Reading, Verdict
 from anabranch.domain.model import (
     Calibration,
     Context,
@@ -202,19 +202,22 @@ class FakeEvidence:
         self._now = now
 
     async def read(
-        self, question: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]:
         self.questions.append(question)
         return self._each(lambda pages: _reading(question, pages), inputs, until)
 
     async def check(
-        self, claim: str, inputs: Sequence[tuple[Page, ...]], *, until: float | None = None
+        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Verdict | None]:
         self.claims.append(claim)
         return self._each(lambda pages: _verdict(claim, pages), inputs, until)
 
     def _each(
-        self, judge: Callable[[tuple[Page, ...]], T], inputs: Sequence[tuple[Page, ...]], until: float | None
+        self,
+        judge: Callable[[tuple[EvidencePage, ...]], T],
+        inputs: Sequence[tuple[EvidencePage, ...]],
+        until: float | None,
     ) -> list[T | None]:
         read = self._limit if until is None or self._now() < until else 0
         return [judge(pages) if number < read else None for number, pages in enumerate(inputs)]
@@ -230,11 +233,11 @@ def _shared(wanted: set[str], text: str) -> float:
     return 8.0 * len(wanted & _subject_words(text)) / max(1, len(wanted)) - 4.0
 
 
-def _text(page: Page) -> str:
+def _text(page: EvidencePage) -> str:
     return " ".join((page.title, *(f"{unit.before} {unit.text}" for unit in page.units)))
 
 
-def _reading(question: str, pages: tuple[Page, ...]) -> Reading:
+def _reading(question: str, pages: tuple[EvidencePage, ...]) -> Reading:
     wanted = _subject_words(question)
     units = tuple(tuple(_shared(wanted, unit.text) for unit in page.units) for page in pages)
     places = [(page, unit) for page, scores in enumerate(units) for unit in range(len(scores))]
@@ -247,7 +250,9 @@ def _reading(question: str, pages: tuple[Page, ...]) -> Reading:
     )
 
 
-def _longest_run(question: str, pages: tuple[Page, ...], page: int, unit: int, score: float) -> AnswerSpan | None:
+def _longest_run(
+    question: str, pages: tuple[EvidencePage, ...], page: int, unit: int, score: float
+) -> AnswerSpan | None:
     asked = set(WORD.findall(question.lower()))
     words = WORD.finditer(pages[page].units[unit].text)
     runs = [list(run) for new, run in itertools.groupby(words, lambda word: word[0].lower() not in asked) if new]
@@ -257,7 +262,7 @@ def _longest_run(question: str, pages: tuple[Page, ...], page: int, unit: int, s
     return AnswerSpan(page=page, unit=unit, start=run[0].start(), end=run[-1].end(), score=score)
 
 
-def _verdict(claim: str, pages: tuple[Page, ...]) -> Verdict:
+def _verdict(claim: str, pages: tuple[EvidencePage, ...]) -> Verdict:
     claimed, found = _subject_words(claim), _subject_words(" ".join(map(_text, pages)))
     share = len(claimed & found) / max(1, len(claimed))
     missing = claimed - found

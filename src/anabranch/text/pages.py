@@ -3,7 +3,7 @@ before them. Training and answering share it, so that the model is asked about w
 
 from collections.abc import Sequence
 
-from anabranch.domain.evidence import Page, ReadableUnit
+from anabranch.domain.evidence import EvidencePage, ReadableUnit
 from anabranch.text.sentences import Span
 from anabranch.text.units import Unit, units
 
@@ -16,7 +16,7 @@ def titled(title: str, headers: Sequence[str]) -> str:
     return " > ".join((title, *(header for header in headers[-INNERMOST:] if header != title)))
 
 
-def page(title: str, headers: Sequence[str], text: str, found: Sequence[Unit] | None = None) -> Page:
+def page(title: str, headers: Sequence[str], text: str, found: Sequence[Unit] | None = None) -> EvidencePage:
     """The page of a passage; `found` are its units, if they are known."""
     read = []
     heading: str | None = headers[-1] if headers else None
@@ -28,7 +28,7 @@ def page(title: str, headers: Sequence[str], text: str, found: Sequence[Unit] | 
             before.append(_header_row(text[slice(*unit.lead)]))
         read.append(ReadableUnit(text=text[unit.start : unit.end], before="\n".join(before)))
         heading, lead = above, unit.lead
-    return Page(title=titled(title, headers), units=tuple(read))
+    return EvidencePage(title=titled(title, headers), units=tuple(read))
 
 
 def _header_row(lines: str) -> str:

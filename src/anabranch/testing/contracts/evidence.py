@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from anabranch.domain.evidence import Evidence, Page, ReadableUnit, Reading, Verdict
+from anabranch.domain.evidence import Evidence, EvidencePage, ReadableUnit, Reading, Verdict
 
 QUESTION = "Which university was founded in Uppsala?"
 # Zero-width characters, surrogates, no spaces, only marks, special tokens, control characters, many scripts.
@@ -22,15 +22,15 @@ HOSTILE = (
 )
 
 
-def page(title: str, *units: str, before: str = "") -> Page:
-    return Page(title=title, units=tuple(ReadableUnit(text=unit, before=before) for unit in units))
+def page(title: str, *units: str, before: str = "") -> EvidencePage:
+    return EvidencePage(title=title, units=tuple(ReadableUnit(text=unit, before=before) for unit in units))
 
 
 NEAR = page("Uppsala", "The university was founded in Uppsala.", "It is the oldest one in Sweden.")
 FAR = page("Cod", "Dried fish keeps for years.", "Salt is not needed.")
 
 
-def fits(reading: Reading | None, pages: tuple[Page, ...]) -> bool:
+def fits(reading: Reading | None, pages: tuple[EvidencePage, ...]) -> bool:
     """Whether all values of a reading belong to something in the pages."""
     if reading is None:
         return True
