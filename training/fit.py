@@ -2,9 +2,10 @@
 
     python -m training.fit --observed FILE...
 
-The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a unit
-evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same weight.
-The table shows what folds that were left out of the fit give; the last lines are for src/anabranch/evidence/weights.py.
+The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a
+unit evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same
+weight. The table shows what folds that were left out of the fit give; the other lines are for
+src/anabranch/evidence/weights.py.
 """
 
 import argparse
