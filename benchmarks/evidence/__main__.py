@@ -24,7 +24,7 @@ from anabranch.evidence.features import Observed
 from anabranch.evidence.judge import Judge, judgement
 from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
-from anabranch.models.extractive import SUPPORTED, Written, quotes
+from anabranch.models.extractive import LIKELY_SUPPORTED, SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
@@ -101,7 +101,7 @@ def by_both(case: Case, found: Observed | None) -> Outcome:
     if found is None:
         return Outcome(case, None)
     judged = judgement(found, len(case.passages))
-    if judged.support < SUPPORTED:
+    if judged.support < LIKELY_SUPPORTED:
         return Outcome(case, None)
     return Outcome(case, quotations(case.question, case.passages, judged))
 

@@ -165,7 +165,8 @@ class Quoting:
         units, unit = self._units[at], self._units[at][order]
         first = order
         if not self._introduces(at, order):
-            if not self._asks_list or unit.kind not in LISTED:
+            # A row stands for itself: a question that a row answers does not ask for the table.
+            if not self._asks_list or unit.kind not in LISTED or unit.kind == "row":
                 return []
             while first and self._beside(units[first - 1], unit):
                 first -= 1

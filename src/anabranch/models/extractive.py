@@ -22,7 +22,9 @@ from anabranch.text.support import (
 )
 
 ABSTAINED = "abstained"
-SUPPORTED = 0.5
+# The support from which on rules answer, and the probability from which on the judge does: at 0.4 it refuses half as
+# many answerable questions as at 0.5.
+SUPPORTED, LIKELY_SUPPORTED = 0.5, 0.4
 
 MAX_PICKED = 3
 MAX_SENTENCES = 4
@@ -81,7 +83,7 @@ class Extractive:
                 Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)
             ]
             return found, support(prompt.question, prompt.passages)
-        if judged.support < SUPPORTED:
+        if judged.support < LIKELY_SUPPORTED:
             return [], judged.support
         return quotations(prompt.question, prompt.passages, judged), judged.support
 
