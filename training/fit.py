@@ -145,7 +145,7 @@ def fit_next(seen: Sequence[Seen]) -> Rows:
     built = Builder()
     for number, (case, found) in enumerate(seen):
         if case.answerable and any(case.gold):
-            judged = judgement(found, len(case.passages))
+            judged = judgement(found, range(len(case.passages)), len(case.passages))
             for unit, features in beside(best_unit(judged), case.passages, judged):
                 built.add(features, is_gold(case, unit.placed), number, case.dataset)
     return built.rows()

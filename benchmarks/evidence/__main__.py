@@ -21,10 +21,11 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.evidence import EvidencePage, Reading, Verdict
 from anabranch.domain.model import Prompt
 from anabranch.evidence.features import Observed
+from anabranch.evidence.judge import SUPPORTED as LIKELY
 from anabranch.evidence.judge import Judge, judgement
 from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
-from anabranch.models.extractive import LIKELY_SUPPORTED, SUPPORTED, Written, quotes
+from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
@@ -100,8 +101,8 @@ def by_model(case: Case, found: Observed | None) -> Outcome:
 def by_both(case: Case, found: Observed | None) -> Outcome:
     if found is None:
         return Outcome(case, None)
-    judged = judgement(found, len(case.passages))
-    if judged.support < LIKELY_SUPPORTED:
+    judged = judgement(found, range(len(case.passages)), len(case.passages))
+    if judged.support < LIKELY:
         return Outcome(case, None)
     return Outcome(case, quotations(case.question, case.passages, judged))
 
