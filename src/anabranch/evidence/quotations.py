@@ -163,14 +163,16 @@ class Quoting:
     def _list(self, at: int, order: int) -> list[Span]:
         """The unit and the list that it introduces, or the list that it is in if one is asked for."""
         units, unit = self._units[at], self._units[at][order]
-        first = order
-        if not self._introduces(at, order):
-            if not self._asks_list or unit.kind not in LISTED:
-                return []
+        first, listed = order, unit
+        if self._introduces(at, order):
+            listed = units[order + 1]
+        elif not self._asks_list or unit.kind not in LISTED:
+            return []
+        else:
             while first and self._beside(units[first - 1], unit):
                 first -= 1
         last = first + 1
-        while last < len(units) and self._beside(units[last], units[first + 1] if first == order else unit):
+        while last < len(units) and self._beside(units[last], listed):
             last += 1
         spans: list[Span] = []
         for one in units[first:last]:
