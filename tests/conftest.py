@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import hypothesis
@@ -25,6 +25,9 @@ from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Space
 from support.examples import examples
+
+if TYPE_CHECKING:
+    from anabranch.models.evidence import OnnxEvidence
 
 LOCAL = ("127.0.0.0/8",)
 
@@ -196,6 +199,14 @@ def models_dir() -> Path:
     with locked(folder):
         install(folder, progress=lambda _: None)
     return folder
+
+
+@pytest.fixture(scope="session")
+def shipped_evidence(models_dir: Path) -> "OnnxEvidence":
+    """The evidence model of the package."""
+    from anabranch.models.evidence import OnnxEvidence  # noqa: PLC0415  only tests that need the model load it
+
+    return OnnxEvidence(models_dir, threads=2)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from anabranch.domain.model import Passage
 from anabranch.evidence.judge import JudgedUnit, Judgement
 from anabranch.evidence.weights import NextFeatures, log_odds, probability_of_next
-from anabranch.text.near_duplicates import similarity
+from anabranch.text.near_duplicates import decisive_words, similarity
 from anabranch.text.support import Wording, bare, share
 from anabranch.text.units import Unit
 
@@ -119,14 +119,14 @@ def _length(quotation: Quotation) -> int:
 
 
 def _repeats(added: Quotation, chosen: Sequence[Quotation], passages: Sequence[Passage]) -> bool:
-    """Whether its last part is quoted already, or in almost the same words."""
+    """Whether its last part is quoted already, or in almost the same words and with the same numbers."""
     start, end = added.spans[-1]
     text = passages[added.passage].text[start:end]
     for quotation in chosen:
         if quotation.passage == added.passage and any(a < end and start < b for a, b in quotation.spans):
             return True
         own = passages[quotation.passage].text[slice(*quotation.spans[-1])]
-        if similarity(text, own, SAME) >= SAME:
+        if similarity(text, own, SAME) >= SAME and decisive_words(text) == decisive_words(own):
             return True
     return False
 
@@ -169,7 +169,8 @@ class Quoting:
         return unit.start, space if space > 0 else unit.start + MAX_UNIT
 
     def _list(self, at: int, order: int) -> list[Span]:
-        """The unit and the list that it introduces, or the list that it is in if one is asked for."""
+        """The unit and the list that it introduces, or the list that it is in if one is asked for and it is not after
+        the part of the list that is quoted."""
         units, unit = self._units[at], self._units[at][order]
         first, like = order, unit
         if self._introduces(at, order):
@@ -187,7 +188,7 @@ class Quoting:
             if spans and one.end - units[first].start > MAX_LIST:
                 break
             spans.append((one.start, one.end))
-        return spans
+        return spans if (unit.start, unit.end) in spans else []
 
     def _introduces(self, at: int, order: int) -> bool:
         units = self._units[at]
