@@ -22,9 +22,10 @@ async def ranked_by_evidence(
     judged = await judge.judge(question, chosen, least=sources, until=time.monotonic() + min(left_s, MAX_S))
     if judged is None:
         return tuple(passages)
+    read = {unit.placed.passage for unit in judged.units}
     scored = [
-        msgspec.structs.replace(passage, evidence=round(probability, 4))
-        for passage, probability in zip(chosen, judged.passages, strict=True)
+        msgspec.structs.replace(passage, evidence=round(probability, 4)) if number in read else passage
+        for number, (passage, probability) in enumerate(zip(chosen, judged.passages, strict=True))
     ]
     scored.sort(key=lambda passage: -(passage.evidence or 0.0))
     known = set(map(id, chosen))
