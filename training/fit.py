@@ -2,9 +2,10 @@
 
     python -m training.fit --observed FILE...
 
-The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a unit
-evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same weight.
-The table shows what folds that were left out of the fit give; the last lines are for src/anabranch/evidence/weights.py.
+The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a
+unit evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same
+weight. The table shows what folds that were left out of the fit give; the other lines are for
+src/anabranch/evidence/weights.py.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def fit_next(seen: Sequence[Seen]) -> Rows:
     built = Builder()
     for number, (case, found) in enumerate(seen):
         if case.answerable and any(case.gold):
-            judged = judgement(found, len(case.passages))
+            judged = judgement(found, range(len(case.passages)), len(case.passages))
             for unit, features in beside(best_unit(judged), case.passages, judged):
                 built.add(features, is_gold(case, unit.placed), number, case.dataset)
     return built.rows()

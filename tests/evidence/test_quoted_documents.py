@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from anabranch.evidence.judge import SUPPORTED
 from support.collection_server import Library, library, text
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("quoted-documents")]
@@ -61,7 +62,7 @@ async def checked(shop: Library, question: str, *collections: str) -> Any:
     """The answer, after every citation has been compared with the stored document."""
     answer = await shop.ask(question, collections=list(collections))
     assert not answer["refused"], answer["answer"]
-    assert 0.5 <= answer["support"] <= 1
+    assert SUPPORTED <= answer["support"] <= 1
     assert answer["citations"]
     spoken = "".join(answer["answer"].split())
     for citation in answer["citations"]:
@@ -124,6 +125,6 @@ async def test_a_german_document_is_quoted_by_the_rules(shop: Library) -> None:
 async def test_a_refusal_says_what_was_searched_and_what_is_nearest(shop: Library) -> None:
     answer = await shop.ask("Who won the football world cup in 1998?", collections=["handbook"])
     assert (answer["refused"], answer["citations"]) == (True, [])
-    assert 0 <= answer["support"] < 0.5
+    assert 0 <= answer["support"] < SUPPORTED
     assert "handbook" in answer["answer"]
     assert "“Handbook" in answer["answer"]

@@ -158,7 +158,7 @@ async def test_the_evidence_model_reads_titles_headings_and_units() -> None:
     await prompt("x", passage(OPTIONS, "Manual", place=place), evidence=evidence)
     (page,) = evidence.pages
     assert page.title == "Manual > Guide > Setup"
-    assert [unit.before for unit in page.units][:3] == ["Options", "| option | default | meaning |\n|---|---|---|", ""]
+    assert [unit.before for unit in page.units][:3] == ["Options", "| option | default | meaning |", ""]
 
 
 async def test_what_the_evidence_model_has_not_read_comes_last() -> None:

@@ -8,6 +8,7 @@ from anabranch.domain.evidence import EvidencePage, Reading
 from anabranch.domain.model import Passage
 from anabranch.evidence.pages import Pages, PlacedUnit
 from anabranch.text.support import MAX_TITLE, Wording, bare, nearness, share, word_weights
+from anabranch.text.units import Unit
 
 # Log-odds are clipped: beyond this they say nothing more.
 CLIP = 8.0
@@ -44,8 +45,10 @@ class SupportFeatures(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What was observed about the units of passages; `words` has the question's words in each unit."""
+    """What was observed about the units of passages that were read; `whole` are all units of each passage, `words` the
+    question's words in each unit."""
 
+    whole: Sequence[Sequence[Unit]]
     placed: Sequence[PlacedUnit]
     units: Sequence[UnitFeatures]
     support: SupportFeatures
@@ -72,7 +75,8 @@ class QuestionWords:
     """Which words of the question each unit has, itself or in its headings and title, and what they weigh."""
 
     def __init__(self, question: str, passages: Sequence[Passage], units: Sequence[PlacedUnit]) -> None:
-        self.wording = Wording(question)
+        # Capital letters must not change an answer.
+        self.wording = Wording(question.lower())
         self.passages = [self.wording.within(bare(passage.title)) for passage in passages]
         above = [
             self.wording.within(" | ".join(passage.place.headers)[:MAX_TITLE]) if passage.place is not None else 0
@@ -130,7 +134,7 @@ def observed(
                 item=float(one.unit.kind == "item"),
             )
         )
-    return Observed(placed, units, _support(readings, joint, units, near), words)
+    return Observed(pages.whole, placed, units, _support(readings, joint, units, near), words)
 
 
 def _support(

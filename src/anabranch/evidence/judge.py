@@ -1,6 +1,6 @@
 """Judges units and passages: the evidence model's readings and rules, combined by fitted weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.evidence import Evidence, Reading
@@ -9,12 +9,18 @@ from anabranch.evidence.features import JointReading, Observed, QuestionWords, j
 from anabranch.evidence.pages import Pages, PlacedUnit, paged
 from anabranch.evidence.weights import probability_of_support, probability_of_unit
 from anabranch.text.language import is_english
+from anabranch.text.support import WORD
+from anabranch.text.units import Unit
 
 # A joint reading has the best units of the best pages.
 JOINT_PAGES, JOINT_UNITS = 8, 3
 # Passages are read a few at a time. Once the log-odds of one are above SURE, no more are read, nor jointly: neither
 # changed the figures, and both together are half of the cost.
 AT_A_TIME, SURE = 2, 2.0
+
+
+# The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
+SUPPORTED = 0.4
 
 
 class JudgedUnit(NamedTuple):
@@ -26,11 +32,12 @@ class JudgedUnit(NamedTuple):
 
 class Judgement(NamedTuple):
     """`support` is the probability that the passages answer the question; `passages` that of each passage that it has
-    evidence; `units` are in reading order. Passages that were not read have no units."""
+    evidence, None if it was not read; `units` are those that were read, `whole` all units of each passage."""
 
     support: float
-    passages: tuple[float, ...]
+    passages: tuple[float | None, ...]
     units: tuple[JudgedUnit, ...]
+    whole: Mapping[int, Sequence[Unit]]
     words: QuestionWords
 
 
@@ -39,24 +46,27 @@ class Judge:
 
     def __init__(self, evidence: Evidence, limit: int) -> None:
         self._evidence = evidence
-        self.limit = limit
+        self._limit = limit
 
-    async def judge(
-        self, question: str, passages: Sequence[Passage], *, least: int = 0, until: float | None = None
-    ) -> Judgement | None:
-        """Reads at least `least` passages. None if the question or most of the passages are not English, or if the
-        model is not there or had no time."""
-        passages = passages[: self.limit]
-        if not is_english(question) or sum(is_english(one.text) for one in passages) * 2 <= len(passages):
+    async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
+        """None where rules have to do: the question has no words, it or most of the passages are not English, the model
+        is not there or had no time, or it would refuse although some passages are not English."""
+        order = candidates(passages, self._limit)
+        chosen = [passages[index] for index in order]
+        foreign = sum(not is_english(passage.text) for passage in chosen)
+        if not WORD.search(question) or not is_english(question) or foreign * 2 >= len(chosen):
             return None
-        found = await self.observe(question, passages, least=least, until=until)
-        return judgement(found, len(passages)) if found is not None else None
+        found = await self.observe(question, chosen, until)
+        if found is None:
+            return None
+        judged = judgement(found, order, len(passages))
+        return None if foreign and judged.support < SUPPORTED else judged
 
-    async def observe(
-        self, question: str, passages: Sequence[Passage], *, least: int = 0, until: float | None = None
-    ) -> Observed | None:
-        pages = paged(passages)
-        readings = await self._read(question, pages, least, until)
+    async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:
+        """None if nothing was read. The best passage of every source comes before a second one of a source."""
+        pages = paged(question, passages)
+        sources = len({passage.source for passage in passages})
+        readings = await self._read(question, pages, sources, until)
         if not readings:
             return None
         joint = None
@@ -71,11 +81,9 @@ class Judge:
         found: list[Reading] = []
         while len(found) < len(pages.pages):
             begin = len(found)
-            passage = pages.passage_of(begin)
-            end = pages.end_of(max(passage + AT_A_TIME, least))
-            for reading in await self._evidence.read(
-                question, [(page,) for page in pages.pages[begin:end]], until=until
-            ):
+            end = pages.end_of(max(pages.passage_of(begin) + AT_A_TIME, least))
+            inputs = [(page,) for page in pages.pages[begin:end]]
+            for reading in await self._evidence.read(question, inputs, until=until):
                 if reading is None:
                     return found
                 found.append(reading)
@@ -84,12 +92,29 @@ class Judge:
         return found
 
 
-def judgement(found: Observed, passages: int) -> Judgement:
+def candidates(passages: Sequence[Passage], limit: int) -> list[int]:
+    """The best of every source, then the second best of every source, and so on."""
+    places: dict[str, int] = {}
+    rounds: list[tuple[int, int]] = []
+    for index, passage in enumerate(passages):
+        rounds.append((places.get(passage.source, 0), index))
+        places[passage.source] = rounds[-1][0] + 1
+    return [index for _, index in sorted(rounds)[:limit]]
+
+
+def judgement(found: Observed, order: Sequence[int], passages: int) -> Judgement:
+    """`order` has the number of each passage that was observed among all `passages`."""
     units = tuple(
-        JudgedUnit(placed, probability_of_unit(features), words)
+        JudgedUnit(placed._replace(passage=order[placed.passage]), probability_of_unit(features), words)
         for placed, features, words in zip(found.placed, found.units, found.words.units, strict=True)
     )
-    best = [0.0] * passages
+    best: list[float | None] = [None] * passages
     for unit in units:
-        best[unit.placed.passage] = max(best[unit.placed.passage], unit.probability)
-    return Judgement(probability_of_support(found.support, max(best, default=0.0)), tuple(best), units, found.words)
+        best[unit.placed.passage] = max(best[unit.placed.passage] or 0.0, unit.probability)
+    return Judgement(
+        support=probability_of_support(found.support, max((unit.probability for unit in units), default=0.0)),
+        passages=tuple(best),
+        units=units,
+        whole={order[index]: whole for index, whole in enumerate(found.whole)},
+        words=found.words,
+    )

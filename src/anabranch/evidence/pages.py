@@ -7,12 +7,15 @@ from typing import NamedTuple
 from anabranch.domain.evidence import EvidencePage
 from anabranch.domain.model import Passage
 from anabranch.text.pages import page
+from anabranch.text.support import Wording
 from anabranch.text.units import Unit, units
 
 # Characters of a page: with the title and a question they fit the model's input.
 MAX_PAGE = 1_200
 MAX_PASSAGE = 8_000
 MAX_UNITS = 200
+# Of a long passage, so many pages are read: those with most of the question's words.
+MAX_PAGES = 3
 
 
 class PlacedUnit(NamedTuple):
@@ -26,11 +29,13 @@ class PlacedUnit(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """`passages` has the number of each page's passage."""
+    """`passages` has the number of each page's passage, `units` the units on pages, `whole` all units of each
+    passage."""
 
     pages: list[EvidencePage]
     passages: list[int]
     units: list[PlacedUnit]
+    whole: list[list[Unit]]
 
     def passage_of(self, page: int) -> int:
         return self.passages[page]
@@ -40,22 +45,34 @@ class Pages(NamedTuple):
         return bisect_left(self.passages, passage)
 
 
-def paged(passages: Sequence[Passage]) -> Pages:
+def paged(question: str, passages: Sequence[Passage]) -> Pages:
     """The pages of all passages; most passages fit one."""
-    pages: list[EvidencePage] = []
-    of_passage: list[int] = []
-    placed: list[PlacedUnit] = []
+    found = Pages([], [], [], [])
     for index, passage in enumerate(passages):
         text = passage.text[:MAX_PASSAGE]
-        found = units(text)[:MAX_UNITS]
+        whole = units(text)[:MAX_UNITS]
+        found.whole.append(whole)
         headers = passage.place.headers if passage.place is not None else ()
-        for begin, end in _windows(found):
-            of_passage.append(index)
-            pages.append(page(passage.title, headers, text, found[begin:end]))
-            placed += [
-                PlacedUnit(index, order, found[order], len(pages) - 1, order - begin) for order in range(begin, end)
-            ]
-    return Pages(pages, of_passage, placed)
+        for begin, end in _chosen(question, text, whole):
+            found.passages.append(index)
+            found.pages.append(page(passage.title, headers, text, whole[begin:end]))
+            found.units.extend(
+                PlacedUnit(index, order, whole[order], len(found.pages) - 1, order - begin)
+                for order in range(begin, end)
+            )
+    return found
+
+
+def _chosen(question: str, text: str, whole: Sequence[Unit]) -> list[tuple[int, int]]:
+    windows = list(_windows(whole))
+    if len(windows) <= MAX_PAGES:
+        return windows
+    wording = Wording(question)
+
+    def words(window: tuple[int, int]) -> int:
+        return wording.within(text[whole[window[0]].start : whole[window[1] - 1].end]).bit_count()
+
+    return sorted(sorted(windows, key=words, reverse=True)[:MAX_PAGES])
 
 
 def _windows(found: Sequence[Unit]) -> Iterator[tuple[int, int]]:

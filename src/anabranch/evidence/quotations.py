@@ -2,7 +2,7 @@
 answers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Passage
@@ -16,17 +16,20 @@ from anabranch.text.units import Unit
 MOST, SHORT = 3, 400
 # A list is quoted whole up to this length.
 MAX_LIST = 1_200
+MAX_UNIT = 1_000
 # A unit is quoted beside the best one from this probability on.
 LIKELY = 0.15
 # Units that are more similar than this say the same.
 SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
 IN_HEADING = 0.2
-# "Which formats …", "what are the …", "list all …": a plural noun within a few words of the question word.
+_PLURAL = r"(?!(?:does|is|was|has|this|its)\b)\w{2,}[^s\W]s"
+_AFTER_NOUN = r"(?:are|were|do|did|can|could|may|might|must|should|will|would|have|exist|there|in|of|for|to|from|with)"
+# "Which formats …", "which file formats can …", "what are the …", "list all …". Not "which setting controls …".
 ASKS_LIST = re.compile(
-    r"\b(?:which|what|name|list)\b(?:\s+(?!is\b|does\b|was\b|has\b)[\w'-]+){0,3}?\s+"
-    r"(?!is\b|does\b|was\b|has\b|this\b|its\b)(?:are|\w{2,}[^s\W]s)\b"
-    r"|\b(?:list|all|types of|kinds of)\b",
+    rf"\b(?:which|what)\s+{_PLURAL}\b(?!\s*\()"
+    rf"|\b(?:which|what)\s+[\w'-]+\s+(?:[\w'-]+\s+)?{_PLURAL}\s*(?:\?|$|{_AFTER_NOUN}\b)"
+    r"|\b(?:what are|list|name the|types of|kinds of|all the)\b",
     re.IGNORECASE,
 )
 POINTS_BACK = re.compile(
@@ -57,7 +60,7 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     if not judged.units:
         return []
     best = best_unit(judged)
-    reader = Quoting(question, passages, judged.units)
+    reader = Quoting(question, passages, judged.whole)
     chosen = [reader.quotation(best)]
     sources = {passages[best.placed.passage].source}
     likely = [
@@ -138,13 +141,11 @@ def _named(found: list[Quotation], passages: Sequence[Passage]) -> list[Quotatio
 class Quoting:
     """Turns units into quotations: with their lead, the whole list if it is asked for, and what they refer to."""
 
-    def __init__(self, question: str, passages: Sequence[Passage], units: Sequence[JudgedUnit]) -> None:
-        self._wording = Wording(question)
+    def __init__(self, question: str, passages: Sequence[Passage], units: Mapping[int, Sequence[Unit]]) -> None:
+        self._wording = Wording(question.lower())
         self._asks_list = ASKS_LIST.search(question) is not None
         self._passages = passages
-        self._units: dict[int, list[Unit]] = {}
-        for judged in units:
-            self._units.setdefault(judged.placed.passage, []).append(judged.placed.unit)
+        self._units = units
 
     def quotation(self, judged: JudgedUnit) -> Quotation:
         at, order, unit = judged.placed.passage, judged.placed.order, judged.placed.unit
@@ -153,27 +154,34 @@ class Quoting:
         if len(listed) > 1:
             lead = [unit.lead] if unit.lead is not None and unit.lead[1] <= listed[0][0] else []
             return Quotation(at, (*lead, *listed), heading, block=True)
-        spans: tuple[Span, ...] = ((unit.start, unit.end),)
+        spans: tuple[Span, ...] = (self._cut(at, unit),)
         if unit.lead is not None:
             spans = (unit.lead, *spans)
         elif before := self._antecedent(at, order):
             spans = (before, *spans)
         return Quotation(at, spans, heading, block=unit.kind in ("row", "code"))
 
+    def _cut(self, at: int, unit: Unit) -> Span:
+        """The unit; an overlong one up to a word."""
+        if unit.end - unit.start <= MAX_UNIT or unit.kind == "code":
+            return unit.start, unit.end
+        space = self._passages[at].text.rfind(" ", unit.start + MAX_UNIT // 2, unit.start + MAX_UNIT)
+        return unit.start, space if space > 0 else unit.start + MAX_UNIT
+
     def _list(self, at: int, order: int) -> list[Span]:
         """The unit and the list that it introduces, or the list that it is in if one is asked for and it is not after
         the part of the list that is quoted."""
         units, unit = self._units[at], self._units[at][order]
-        first, listed = order, unit
+        first, like = order, unit
         if self._introduces(at, order):
-            listed = units[order + 1]
-        elif not self._asks_list or unit.kind not in LISTED:
+            like = units[order + 1]
+        elif not self._asks_list or unit.kind not in LISTED or unit.kind == "row":
+            # A row stands for itself: a question that a row answers does not ask for the table.
             return []
-        else:
-            while first and self._beside(units[first - 1], unit):
-                first -= 1
-        last = first + 1
-        while last < len(units) and self._beside(units[last], listed):
+        while first and like is unit and self._beside(units[first - 1], like):
+            first -= 1
+        last = order + 1
+        while last < len(units) and self._beside(units[last], like):
             last += 1
         spans: list[Span] = []
         for one in units[first:last]:
@@ -199,9 +207,11 @@ class Quoting:
         units = self._units[at]
         unit = units[order]
         text = self._passages[at].text
-        if order == 0 or not POINTS_BACK.match(text, unit.start, unit.end):
+        if order == 0 or unit.kind == "code" or not POINTS_BACK.match(text, unit.start, unit.end):
             return None
         before = units[order - 1]
+        if before.kind not in ("sentence", "definition"):
+            return None
         fits = before.end - before.start + unit.end - unit.start <= SHORT
         return (before.start, before.end) if fits and before.heading == unit.heading else None
 

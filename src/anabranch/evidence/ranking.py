@@ -15,27 +15,15 @@ MAX_S = 2.0
 async def ranked_by_evidence(
     judge: Judge, question: str, passages: Sequence[Passage], left_s: float
 ) -> tuple[Passage, ...]:
-    """The best candidates of every source by the probability that they answer, then the others as they were. Nothing
-    changes if the judge has no opinion."""
-    chosen = [passages[index] for index in candidates(passages, judge.limit)]
-    sources = len({passage.source for passage in chosen})
-    judged = await judge.judge(question, chosen, least=sources, until=time.monotonic() + min(left_s, MAX_S))
+    """Those that were read by the probability that they answer, then the others as they were. Nothing changes if the
+    judge has no opinion."""
+    judged = await judge.judge(question, passages, until=time.monotonic() + min(left_s, MAX_S))
     if judged is None:
         return tuple(passages)
     scored = [
-        msgspec.structs.replace(passage, evidence=round(probability, 4))
-        for passage, probability in zip(chosen, judged.passages, strict=True)
+        passage if probability is None else msgspec.structs.replace(passage, evidence=round(probability, 4))
+        for passage, probability in zip(passages, judged.passages, strict=True)
     ]
-    scored.sort(key=lambda passage: -(passage.evidence or 0.0))
-    known = set(map(id, chosen))
-    return (*scored, *(passage for passage in passages if id(passage) not in known))
-
-
-def candidates(passages: Sequence[Passage], limit: int) -> list[int]:
-    """The best of every source, then the second best of every source, and so on."""
-    places: dict[str, int] = {}
-    rounds: list[tuple[int, int]] = []
-    for index, passage in enumerate(passages):
-        rounds.append((places.get(passage.source, 0), index))
-        places[passage.source] = rounds[-1][0] + 1
-    return [index for _, index in sorted(rounds)[:limit]]
+    return tuple(
+        sorted(scored, key=lambda passage: -1.0 if passage.evidence is None else passage.evidence, reverse=True)
+    )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from anabranch.evidence.features import SupportFeatures, UnitFeatures
 
 # In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
-UNIT = (0.168, 0.308, 0.061, 1.102, 1.552, 0.416, 0.302, 1.552, 0.952, -2.118)
-SUPPORT = (0.502, 0.063, 0.244, -0.15, -0.151, 0.147, 8.023, -0.048, -4.232)
-NEXT = (0.908, 2.56, 1.712, 0.589, 1.217, -1.589)
+UNIT = (0.168, 0.308, 0.06, 1.21, 1.579, 0.428, 0.308, 1.549, 0.931, -2.142)
+SUPPORT = (0.501, 0.058, 0.245, -0.149, -0.153, 0.129, 7.937, -0.011, -4.16)
+NEXT = (0.913, 2.75, 1.659, 0.585, 1.276, -1.65)
 
 
 def probability_of_unit(features: UnitFeatures) -> float:

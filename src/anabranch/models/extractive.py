@@ -1,11 +1,13 @@
 """The extractive generator: quotes the sentences that answer the question, each with its citation mark."""
 
 import re
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from itertools import islice, zip_longest
 
 from anabranch.domain.model import Context, Delta, Passage, Prompt, QuotedSpan, Usage, Value
-from anabranch.evidence.judge import Judge
+from anabranch.evidence.judge import SUPPORTED as LIKELY
+from anabranch.evidence.judge import Judge, Judgement
 from anabranch.evidence.quotations import POINTS_BACK, Quotation, quotations
 from anabranch.text.messages import message
 from anabranch.text.sentences import sentences
@@ -24,6 +26,7 @@ from anabranch.text.support import (
 ABSTAINED = "abstained"
 SUPPORTED = 0.5
 
+MAX_JUDGING_S = 2.0
 MAX_PICKED = 3
 MAX_SENTENCES = 4
 MAX_CHARACTERS = 600
@@ -56,8 +59,8 @@ class Extractive:
     def __init__(self, judge: Judge | None = None) -> None:
         self._judge = judge
 
-    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:  # noqa: ARG002
-        chosen, supported = await self._chosen(prompt)
+    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
+        chosen, supported = await self._chosen(prompt, context)
         if not chosen:
             text = abstention(prompt)
             yield Delta(text=text, usage=Usage(), finish_reason=ABSTAINED, support=supported)
@@ -74,16 +77,21 @@ class Extractive:
                 support=supported if at == 0 else None,
             )
 
-    async def _chosen(self, prompt: Prompt) -> tuple[list[Quotation], float]:
-        judged = await self._judge.judge(prompt.question, prompt.passages) if self._judge is not None else None
-        if judged is None:
-            found = [
-                Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)
-            ]
-            return found, support(prompt.question, prompt.passages)
-        if judged.support < SUPPORTED:
-            return [], judged.support
-        return quotations(prompt.question, prompt.passages, judged), judged.support
+    async def _chosen(self, prompt: Prompt, context: Context) -> tuple[list[Quotation], float]:
+        """What is quoted, and the probability that it answers."""
+        judged = await self._judged(prompt, context)
+        if judged is not None:
+            found = quotations(prompt.question, prompt.passages, judged) if judged.support >= LIKELY else []
+            return found, judged.support
+        found = [Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)]
+        return found, support(prompt.question, prompt.passages) if found else 0.0
+
+    async def _judged(self, prompt: Prompt, context: Context) -> Judgement | None:
+        if self._judge is None:
+            return None
+        now = time.monotonic()
+        until = now + min(MAX_JUDGING_S, (context.deadline - now) / 2)
+        return await self._judge.judge(prompt.question, prompt.passages, until)
 
 
 def abstention(prompt: Prompt) -> str:
@@ -91,7 +99,8 @@ def abstention(prompt: Prompt) -> str:
     refusal = message("refusal_abstained", prompt.language)
     if not prompt.passages:
         return refusal
-    nearest = max(prompt.passages, key=lambda passage: passage.score)
+    first = prompt.passages[0]
+    nearest = first if first.evidence is not None else max(prompt.passages, key=lambda passage: passage.score)
     headers = nearest.place.headers if nearest.place is not None else ()
     names = dict.fromkeys(name for name in (nearest.title, *headers[-1:]) if name)
     searched = list(dict.fromkeys(passage.source for passage in prompt.passages))
@@ -120,9 +129,13 @@ class Written:
             words = SPACES.sub(
                 " ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts)
             )
-        said = ": ".join(part for part in (quotation.source, SPACES.sub(" ", quotation.heading)) if part)
+        heading = self._marked(SPACES.sub(" ", quotation.heading[:MAX_TITLE]), passages).rstrip(" :")
+        said = ": ".join(part for part in (quotation.source, heading) if part)
+        said += "" if not said or QUESTION.search(said) else ":"
         gap = "\n" if quotation.block else " "
-        self.text = (f"{said}:{gap}" if said else "") + self._marked(words, passages) + gap + self.mark
+        # Brackets in code and tables are not references.
+        words = words if quotation.block else self._marked(words, passages)
+        self.text = (f"{said}{gap}" if said else "") + words + gap + self.mark
 
     def _marked(self, words: str, passages: Sequence[Passage]) -> str:
         mark = f" {self.mark}"

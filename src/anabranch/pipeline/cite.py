@@ -57,8 +57,11 @@ def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
 
 
 def cited(delta: Delta, offset: int, passages: Sequence[Passage]) -> Iterator[Citation]:
-    """The citations of a part that says itself what it quotes, at each of its marks; it begins at `offset`."""
-    at = delta.text.find(delta.mark)
+    """The citations of a part that says itself what it quotes; it begins at `offset`. The mark at its end counts, and
+    within a line also the others, which stand for references of the document."""
+    last = delta.text.rfind(delta.mark)
+    inline = delta.text[:last].endswith(" ")
+    at = delta.text.find(delta.mark) if inline else last
     while at >= 0:
         for quote in delta.quotes:
             yield Citation(

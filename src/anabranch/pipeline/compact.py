@@ -5,12 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from anabranch.domain.evidence import Evidence, EvidencePage, ReadableUnit
+from anabranch.domain.evidence import Evidence
 from anabranch.domain.model import Passage
 from anabranch.pipeline.prompt import Excerpt, escaped, estimate
 from anabranch.text.language import is_english
+from anabranch.text.pages import page
 from anabranch.text.sentences import Span
-from anabranch.text.support import Wording, bare, readable
+from anabranch.text.support import Wording, bare, each_bit, readable
 from anabranch.text.units import Unit, units
 
 OMISSION = "…"
@@ -56,7 +57,10 @@ class Compactor:
         split = [units(text) or _whole(text) for text in texts]
         scores = word_scores(question, passages, texts, split)
         if self._evidence is not None and is_english(question) and is_english(_sample(texts[: self._most])):
-            pages = [(_page(*one),) for one in zip(passages[: self._most], texts, split, strict=False)]
+            pages = [
+                (page(one.title, one.place.headers if one.place is not None else (), text, found),)
+                for one, text, found in zip(passages[: self._most], texts, split, strict=False)
+            ]
             readings = await self._evidence.read(question, pages)
             scores = evidence_scores([None if one is None else one.units[:1] for one in readings], scores)
         return excerpts(passages, split, scores, overheads, room)
@@ -71,13 +75,13 @@ def word_scores(
         [wording.within(text[unit.start : unit.end]) for unit in found]
         for text, found in zip(texts, split, strict=True)
     ]
-    spread = Counter(bit for found in within for bits in found for bit in _each(bits))
+    spread = Counter(bit for found in within for bits in found for bit in each_bit(bits))
     count = sum(map(len, within))
-    weights = {bit: math.log(1 + (count + 1) / (spread[bit] + 0.5)) for bit in _each(wording.everything)}
+    weights = {bit: math.log(1 + (count + 1) / (spread[bit] + 0.5)) for bit in each_bit(wording.everything)}
     whole = sum(weights.values()) or 1.0
 
     def weight(bits: int) -> float:
-        return sum(weights[bit] for bit in _each(bits)) / whole
+        return sum(weights[bit] for bit in each_bit(bits)) / whole
 
     scores = []
     for rank, (passage, text, found, words) in enumerate(zip(passages, texts, split, within, strict=False)):
@@ -180,19 +184,6 @@ def _above(unit: Unit) -> list[Span]:
     return [span for span in (unit.heading, unit.lead) if span is not None]
 
 
-def _page(passage: Passage, text: str, found: Sequence[Unit]) -> EvidencePage:
-    """A passage as the evidence model reads it: a heading or a table's header where it changes."""
-    readable_units = []
-    last: list[Span] = []
-    for unit in found:
-        above = _above(unit)
-        before = "\n".join(text[slice(*span)] for span in above if span not in last)
-        readable_units.append(ReadableUnit(text=text[unit.start : unit.end], before=before))
-        last = above
-    title = " > ".join(filter(None, (passage.title[:MAX_TITLE], _headers(passage))))
-    return EvidencePage(title=title, units=tuple(readable_units))
-
-
 def _sample(texts: Sequence[str]) -> str:
     return " ".join(text[:SAMPLE] for text in texts)
 
@@ -205,10 +196,3 @@ def _whole(text: str) -> list[Unit]:
     """A text without units as one unit."""
     start = len(text) - len(text.lstrip())
     return [Unit("sentence", start, len(text.rstrip()), None, None, None)] if text.strip() else []
-
-
-def _each(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest
-        bits ^= lowest

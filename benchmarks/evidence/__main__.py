@@ -1,0 +1,219 @@
+"""Measures answers without a language model: by rules, by the evidence model alone, and by both.
+
+    python -m benchmarks.evidence observe --set NAME --out FILE     what the model and the rules see, for training.fit
+    python -m benchmarks.evidence report --set NAME...              the table
+
+Sets: hotpot, squad, bioasq, cranfield, medline (need --data and --evals), held (--study), development and test
+(--sources, and --data-dir with a collection `docs` of the documents).
+"""
+
+import argparse
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from anabranch.configuration.settings import Settings
+from anabranch.domain.evidence import EvidencePage, Reading, Verdict
+from anabranch.domain.model import Prompt
+from anabranch.evidence.features import Observed
+from anabranch.evidence.judge import SUPPORTED as LIKELY
+from anabranch.evidence.judge import Judge, judgement
+from anabranch.evidence.quotations import Quotation, quotations
+from anabranch.models.evidence import OnnxEvidence
+from anabranch.models.extractive import SUPPORTED, Written, quotes
+from anabranch.models.minilm import MiniLM
+from anabranch.text.support import support
+from benchmarks.evidence import cases as sets
+from benchmarks.evidence.cases import Case, holds, interval, overlaps
+
+QUESTIONS = Path(__file__).parent.parent / "questions"
+PASSAGES = 8
+# Characters of an answer without its marks and headings.
+SHORT = 400
+HELD_OF_EACH = 120
+
+
+class Outcome(NamedTuple):
+    """An answer: None if it was refused."""
+
+    case: Case
+    quoted: list[Quotation] | None
+
+
+class Remembering:
+    """An Evidence that reads each input once, whatever the question's capital letters: the model does not see them."""
+
+    def __init__(self, inner: OnnxEvidence) -> None:
+        self._inner = inner
+        self._known: dict[tuple[str, tuple[EvidencePage, ...]], Reading | None] = {}
+
+    async def read(
+        self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        low = question.lower()
+        new = [pages for pages in inputs if (low, pages) not in self._known]
+        for pages, reading in zip(new, await self._inner.read(low, new, until=until), strict=True):
+            self._known[low, pages] = reading
+        return [self._known[low, pages] for pages in inputs]
+
+    async def check(
+        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        return await self._inner.check(claim, inputs, until=until)
+
+
+def loaded(name: str, told: argparse.Namespace) -> list[Case]:
+    if name in ("development", "test"):
+        asked = sets.Documentation(QUESTIONS / f"{name}.json", told.sources)
+        return asyncio.run(sets.documentation(name, asked, Settings(data_dir=str(told.data_dir)), "docs"))
+    model = MiniLM(told.models, threads=2)
+    if name == "hotpot":
+        return list(sets.cases(name, sets.hotpot(told.data / "hotpotqa-100"), model))
+    if name in ("cranfield", "medline"):
+        other = "medline" if name == "cranfield" else "cranfield"
+        return list(sets.topics(told.data / name, told.data / other, model, name))
+    if name == "held":
+        return list(sets.cases(name, sets.held(told.study, HELD_OF_EACH), model))
+    return list(sets.cases(name, sets.five(told.evals, {"squad": "sq5", "bioasq": "bio5"}[name]), model))
+
+
+def by_rules(case: Case) -> Outcome:
+    if not case.passages or support(case.question, case.passages) < SUPPORTED:
+        return Outcome(case, None)
+    return Outcome(case, [Quotation(q.passage, ((q.start, q.end),)) for q in quotes(case.question, case.passages)])
+
+
+def by_model(case: Case, found: Observed | None) -> Outcome:
+    """The model alone: the units above even odds, of a passage that answers."""
+    if found is None or found.support.answerable < 0:
+        return Outcome(case, None)
+    order = sorted(range(len(found.units)), key=lambda at: -found.units[at].alone)
+    chosen = [at for at in order[:3] if at == order[0] or found.units[at].alone > 0]
+    spans = [(found.placed[at].passage, (found.placed[at].unit.start, found.placed[at].unit.end)) for at in chosen]
+    return Outcome(case, [Quotation(passage, (span,)) for passage, span in spans])
+
+
+def by_both(case: Case, found: Observed | None) -> Outcome:
+    if found is None:
+        return Outcome(case, None)
+    judged = judgement(found, range(len(case.passages)), len(case.passages))
+    if judged.support < LIKELY:
+        return Outcome(case, None)
+    return Outcome(case, quotations(case.question, case.passages, judged))
+
+
+def said(outcome: Outcome) -> str:
+    case = outcome.case
+    prompt = Prompt(
+        question=case.question, messages=(), max_tokens=1, temperature=0, passages=case.passages, version="benchmark"
+    )
+    return "\n".join(Written(quotation, prompt).text for quotation in outcome.quoted or ())
+
+
+def quoted_length(outcome: Outcome) -> int:
+    return sum(end - start for one in outcome.quoted or () for start, end in one.spans)
+
+
+def measures(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, int]]:
+    """Each share with the number of questions that it is of."""
+    asked = [one for one in outcomes if one.case.answerable]
+    known = [one for one in asked if one.case.answers]
+    right = [holds(said(one), one.case.answers) for one in known]
+    short = [good and quoted_length(one) <= SHORT for good, one in zip(right, known, strict=True)]
+    answered = [one for one in asked if one.quoted and any(one.case.gold)]
+    precisions = [np.mean([_is_right(one, quotation) for quotation in one.quoted or ()]) for one in answered]
+    found = [one for one in asked if any(one.case.gold)]
+    return {
+        "right": _share(right),
+        "right within 400": _share(short),
+        "precision": _share([float(value) for value in precisions]),
+        "F1": _share([_f1(one) for one in found]),
+        "refused answerable": _share([one.quoted is None for one in asked]),
+        "refused unanswerable": _share([one.quoted is None for one in outcomes if not one.case.answerable]),
+    }
+
+
+def _is_right(outcome: Outcome, quotation: Quotation) -> bool:
+    return overlaps(quotation.spans, outcome.case.gold[quotation.passage])
+
+
+def _f1(outcome: Outcome) -> float:
+    """Of the quoted spans against all that are right to quote."""
+    quoted = outcome.quoted or []
+    right = sum(_is_right(outcome, quotation) for quotation in quoted)
+    gold = [(passage, span) for passage, spans in enumerate(outcome.case.gold) for span in spans]
+    covered = sum(
+        any(quotation.passage == passage and overlaps(quotation.spans, [span]) for quotation in quoted)
+        for passage, span in gold
+    )
+    if not right or not covered:
+        return 0.0
+    precision, recall = right / len(quoted), covered / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _share(values: Sequence[float]) -> tuple[float, int]:
+    return (float(np.mean(values)) if values else float("nan"), len(values))
+
+
+async def observed(cases: Sequence[Case], told: argparse.Namespace) -> list[list[Observed | None]]:
+    """For each case as it is and in lower case."""
+    judge = Judge(Remembering(OnnxEvidence(told.models, threads=2)), PASSAGES)
+    found = []
+    for case in cases:
+        both = (case.question, case.question.lower())
+        found.append([await judge.observe(question, case.passages) if case.passages else None for question in both])
+    return found
+
+
+def report(console: Console, name: str, told: argparse.Namespace) -> None:
+    cases = loaded(name, told)
+    seen = asyncio.run(observed(cases, told))
+    ways: dict[str, Callable[[Case, Observed | None], Outcome]] = {
+        "rules": lambda case, _: by_rules(case),
+        "model": by_model,
+        "both": by_both,
+    }
+    for way, answer in ways.items():
+        for lower in (0, 1):
+            outcomes = [
+                answer(sets.lowered(case) if lower else case, pair[lower])
+                for case, pair in zip(cases, seen, strict=True)
+            ]
+            cells = []
+            for measure, (value, count) in measures(outcomes).items():
+                low, high = interval(value, count) if count else (0.0, 1.0)
+                if count:
+                    cells.append(f"{measure} {value:.1%} ({low:.0%}–{high:.0%})")  # noqa: RUF001
+            console.print(f"{name:12} {way:6} {'lower case' if lower else 'as asked':10} " + "  ".join(cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("observe", "report"))
+    parser.add_argument("--set", nargs="+", required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data", type=Path, help="folder of hotpotqa-100, cranfield and medline")
+    parser.add_argument("--evals", type=Path, help="the five-passage tasks, evals.json.xz")
+    parser.add_argument("--study", type=Path, help="what training.split wrote")
+    parser.add_argument("--sources", type=Path, help="folder of the unpacked packages of benchmarks/questions")
+    parser.add_argument("--data-dir", type=Path, help="data folder with the collection of their documents")
+    parser.add_argument("--models", type=Path, default=Path.home() / ".cache/anabranch/models")
+    told = parser.parse_args()
+    for name in told.set:
+        if told.task == "report":
+            report(Console(highlight=False, width=400), name, told)
+            continue
+        cases = loaded(name, told)
+        seen = asyncio.run(observed(cases, told))
+        rows = [(case, pair[0]) for case, pair in zip(cases, seen, strict=True) if pair[0] is not None]
+        told.out.write_bytes(pickle.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
