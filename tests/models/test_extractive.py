@@ -456,6 +456,16 @@ async def test_a_question_without_words_is_left_to_the_rules(shipped_evidence: O
     assert said.text == await answer(question, *passages)
 
 
+async def test_passages_of_one_megabyte_do_not_hold_up_a_judged_answer(shipped_evidence: OnnxEvidence) -> None:
+    """The model reads for at most half of the time that is left."""
+    text = "".join(f"Murray Cod number {number} grows to {number} kg in the river. " for number in range(18_000))
+    passages = [near(text_of(text, "T" * 10_000), 0.3)] * 25
+    began = time.monotonic()
+    said = await quoted(shipped_evidence, "Who painted the Zander?", *passages, limit=25, deadline_s=1.0)
+    assert time.monotonic() - began < 5.0
+    assert said.refused
+
+
 JUDGED = st.lists(
     st.builds(
         lambda text, title, dense, source: msgspec.structs.replace(near(text_of(text, title), dense), source=source),
