@@ -186,6 +186,13 @@ async def test_a_long_list_is_quoted_up_to_a_length() -> None:
 
 
 async def test_an_item_far_down_a_long_list_is_quoted_without_the_others() -> None:
+    items = "".join(f"- Station {number}, open since the year {1900 + number}\n" for number in range(80))
+    text = f"There are many of them:\n\n{items}"
+    said = await quoted(FakeEvidence(), "Which stations are open since the year 1955?", passage(text, "Stations"))
+    assert said.quotations[0] == ["There are many of them:", "Station 55, open since the year 1955"]
+
+
+async def test_a_row_far_down_a_long_table_is_quoted_without_the_others() -> None:
     rows = "".join(f"| Station {number} | open since the year {1900 + number} |\n" for number in range(80))
     text = f"| Station | Open |\n|---|---|\n{rows}"
     said = await quoted(FakeEvidence(), "Which stations are open since the year 1955?", passage(text, "Stations"))
