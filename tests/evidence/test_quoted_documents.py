@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from anabranch.evidence.judge import SUPPORTED
 from support.collection_server import Library, library, text
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("quoted-documents")]
@@ -51,7 +52,12 @@ async def shop(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> As
             await opened.collection(name)
         await opened.ingest("handbook", text(HANDBOOK, title="Handbook", filename="handbook.md"))
         await opened.ingest("hotels", text(HOTELS, title="hotels.csv", filename="hotels.csv"))
-        await opened.ingest("ann", text("Goods can be returned within 30 days of delivery.", title="Returns at Ann's"))
+        ann = [
+            text("Goods can be returned within 30 days of delivery.", title="Returns at Ann's"),
+            text("Within 30 days of delivery, goods can be returned to any branch.", title="Branches of Ann's"),
+            text("Ann paints globes. She has three cats.", title="Ann"),
+        ]
+        await opened.ingest("ann", *ann)
         await opened.ingest("bob", text("You can return goods within 14 days.", title="Returns at Bob's"))
         await opened.ingest("german", text(GERMAN, title="Erstattung"))
         yield opened
@@ -61,7 +67,7 @@ async def checked(shop: Library, question: str, *collections: str) -> Any:
     """The answer, after every citation has been compared with the stored document."""
     answer = await shop.ask(question, collections=list(collections))
     assert not answer["refused"], answer["answer"]
-    assert 0.5 <= answer["support"] <= 1
+    assert SUPPORTED <= answer["support"] <= 1
     assert answer["citations"]
     spoken = "".join(answer["answer"].split())
     for citation in answer["citations"]:
@@ -124,6 +130,19 @@ async def test_a_german_document_is_quoted_by_the_rules(shop: Library) -> None:
 async def test_a_refusal_says_what_was_searched_and_what_is_nearest(shop: Library) -> None:
     answer = await shop.ask("Who won the football world cup in 1998?", collections=["handbook"])
     assert (answer["refused"], answer["citations"]) == (True, [])
-    assert 0 <= answer["support"] < 0.5
+    assert 0 <= answer["support"] < SUPPORTED
     assert "handbook" in answer["answer"]
     assert "“Handbook" in answer["answer"]
+
+
+async def test_passages_of_all_collections_are_in_the_order_of_their_evidence(shop: Library) -> None:
+    question = "Within how many days can goods be returned?"
+    answer = await checked(shop, question, "ann", "bob", "handbook")
+    found = [source["evidence"] for source in answer["sources"]]
+    read = [value for value in found if value is not None]
+    assert len(read) >= 3, "one of every collection"
+    assert read == sorted(read, reverse=True)
+    assert found == read + [None] * (len(found) - len(read))
+    assert all(0 <= value <= 1 for value in read)
+    unranked = await shop.ask(question, collections=["ann", "bob", "handbook"], settings={"evidence": "off"})
+    assert all(source["evidence"] is None for source in unranked["sources"])

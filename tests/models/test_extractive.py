@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.contracts import Generator
 from anabranch.domain.model import Context, Delta, Passage, Place, Prompt, Scores
-from anabranch.evidence.judge import Judge
+from anabranch.evidence.judge import SUPPORTED, Judge
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import ABSTAINED, LEAD_IN, Extractive, quotes
 from anabranch.models.factory import LocalEvidence
@@ -364,7 +364,7 @@ async def test_a_judged_refusal_names_what_was_searched_and_the_nearest_thing(
     nearest = message("refusal_nearest", language, searched=searched, nearest="Murray River > Length")
     assert said.text == f"{message('refusal_abstained', language)} {nearest}"
     assert said.refused
-    assert 0 <= said.support < 0.5
+    assert 0 <= said.support < SUPPORTED
     assert said.quotations == []
 
 
@@ -386,7 +386,7 @@ async def test_support_is_a_probability_that_decides(shipped_evidence: OnnxEvide
     ):
         said = await quoted(shipped_evidence, question, near(RIVER, 0.5), near(COD, 0.45))
         assert 0 <= said.support <= 1
-        assert (said.support >= 0.5, said.refused) == (answers, not answers), question
+        assert (said.support >= SUPPORTED, said.refused) == (answers, not answers), question
 
 
 GERMAN = text_of("Die Erstattung dauert zwei Wochen. Der Versand wird nicht erstattet.", "Erstattung")
@@ -419,9 +419,6 @@ async def test_german_and_chinese_are_answered_by_the_rules_and_not_refused_by_t
     assert said.support == by_rules.support
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the model refuses if most of the passages are English, though the answer is not"
-)
 async def test_a_german_document_among_english_ones_is_not_refused_by_the_model(
     shipped_evidence: OnnxEvidence,
 ) -> None:
@@ -437,7 +434,6 @@ async def test_without_the_model_files_the_rules_answer(tmp_path: Path) -> None:
         assert (await quoted(missing, question, *passages)).text == await answer(question, *passages)
 
 
-@pytest.mark.xfail(strict=True, reason="a judged answer does not look at the time that is left")
 async def test_without_time_the_rules_answer() -> None:
     passages = (near(RIVER, 0.6), near(COD, 0.3))
     late = RecordingEvidence()
@@ -445,18 +441,28 @@ async def test_without_time_the_rules_answer() -> None:
     assert said.text == await answer("Who described the Murray Cod?", *passages)
 
 
-@pytest.mark.xfail(strict=True, reason="the support of the rules is given though nothing can be quoted")
 @pytest.mark.parametrize("text", ["```\n" * 50, "| | |\n" * 50, "\u200b" * 50])
 async def test_a_refusal_is_never_supported(text: str) -> None:
     said = await quoted(FakeEvidence(), "How large is it?", near(text_of(text), 0.9))
     assert said.refused
-    assert said.support < 0.5
+    assert said.support < SUPPORTED
 
 
-@pytest.mark.xfail(strict=True, reason="the model quotes something for a question without words")
 @pytest.mark.parametrize("question", ["", "?!", " "])
-async def test_a_question_without_words_is_refused(shipped_evidence: OnnxEvidence, question: str) -> None:
-    said = await quoted(shipped_evidence, question, near(text_of("You can return goods within 30 days."), 0.6))
+async def test_a_question_without_words_is_left_to_the_rules(shipped_evidence: OnnxEvidence, question: str) -> None:
+    passages = [near(text_of("You can return goods within 30 days."), 0.1)]
+    said = await quoted(shipped_evidence, question, *passages)
+    assert said.refused
+    assert said.text == await answer(question, *passages)
+
+
+async def test_passages_of_one_megabyte_do_not_hold_up_a_judged_answer(shipped_evidence: OnnxEvidence) -> None:
+    """The model reads for at most half of the time that is left."""
+    text = "".join(f"Murray Cod number {number} grows to {number} kg in the river. " for number in range(18_000))
+    passages = [near(text_of(text, "T" * 10_000), 0.3)] * 25
+    began = time.monotonic()
+    said = await quoted(shipped_evidence, "Who painted the Zander?", *passages, limit=25, deadline_s=1.0)
+    assert time.monotonic() - began < 5.0
     assert said.refused
 
 

@@ -129,11 +129,13 @@ class Written:
             words = SPACES.sub(
                 " ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts)
             )
-        said = ": ".join(part for part in (quotation.source, SPACES.sub(" ", quotation.heading)) if part)
+        heading = self._marked(SPACES.sub(" ", quotation.heading[:MAX_TITLE]), passages).rstrip(" :")
+        said = ": ".join(part for part in (quotation.source, heading) if part)
+        said += "" if not said or QUESTION.search(said) else ":"
         gap = "\n" if quotation.block else " "
         # Brackets in code and tables are not references.
         words = words if quotation.block else self._marked(words, passages)
-        self.text = (f"{said}:{gap}" if said else "") + words + gap + self.mark
+        self.text = (f"{said}{gap}" if said else "") + words + gap + self.mark
 
     def _marked(self, words: str, passages: Sequence[Passage]) -> str:
         mark = f" {self.mark}"
