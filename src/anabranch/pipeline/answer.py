@@ -222,7 +222,7 @@ async def generate(
             async for delta in deltas:
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
-                support = delta.support if delta.support is not None else support
+                support = round(delta.support, 4) if delta.support is not None else support
                 if delta.quotes:
                     citations += cited(delta, sum(map(len, text)), prompt.passages)
                 if delta.text:

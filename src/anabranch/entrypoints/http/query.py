@@ -189,6 +189,11 @@ class AnswerJson(Value):
     sentences: tuple[Sentence, ...]
 
 
+Support = Annotated[
+    float, Meta(description="The probability that the passages answer the question, of an answer that quotes them")
+]
+
+
 class QueryUsage(Value):
     """0 if the model did not report it."""
 
@@ -208,7 +213,7 @@ class QueryDone(Value):
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
-    support: Annotated[float, Meta(description="The probability that the passages answer, of a quoted answer")] | None
+    support: Support | None
     fallback: (
         Annotated[
             Fallback, Meta(description="The model that failed, and why; `usage.model` is the one that answered instead")
@@ -316,7 +321,7 @@ class QueryRenderer:
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
-            support=None if answer.support is None else round(answer.support, 4),
+            support=answer.support,
             fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
