@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from anabranch import Anabranch, Until
+from anabranch.app.questions import Options, SearchScope
 from anabranch.app.startup import check
 from anabranch.configuration.settings import Settings, load
 from anabranch.domain.errors import ConfigurationError
@@ -14,7 +16,9 @@ from anabranch.models.factory import evidence_for
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import ManualClock, Recorder
 from anabranch.testing.contracts.evidence import NEAR, QUESTION
-from support.environment import loaded
+from support.embedding_server import model_server
+from support.environment import loaded, opened
+from support.settings_collections import embedding, ready, text
 
 pytestmark = pytest.mark.usefixtures("isolated_home")
 
@@ -27,24 +31,47 @@ def configured(settings: Settings) -> Evidence | None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "used"),
+    ("variables", "ranked"),
     [
-        ({}, True),
-        (MODEL, False),
-        ({"EVIDENCE": "auto", **MODEL}, False),
-        ({"EVIDENCE": "on", **MODEL}, True),
-        ({"EVIDENCE": "off"}, False),
-        ({"EVIDENCE": "off", **MODEL}, False),
+        ({}, {"ask", "query", "rag"}),
+        (MODEL, set()),
+        ({"EVIDENCE": "on", **MODEL}, {"ask", "query", "rag"}),
+        ({"EVIDENCE": "off"}, set()),
     ],
+    ids=["answers are quoted", "a language model writes", "on", "off"],
 )
-def test_evidence_decides_whether_the_evidence_model_is_used(variables: dict[str, str], used: bool) -> None:
-    assert (configured(loaded(**variables)) is not None) == used
+async def test_evidence_decides_where_passages_are_ordered_by_evidence(
+    variables: dict[str, str], ranked: set[str]
+) -> None:
+    async with opened(**variables) as anabranch:
+        questions, scope, none = anabranch.questions, SearchScope(), Options()
+        asked = {
+            "ask": await questions.library("x", [], None, (), None, None, Until.GENERATE),
+            "query": questions.query("x", scope, (), none),
+            "rag": questions.rag("x", scope, (), none),
+            "chat": questions.chat("x", (), anabranch.model, (), none),
+        }
+        assert {name for name, question in asked.items() if question.evidence == "rank"} == ranked
+        for wanted in ("rank", "off"):
+            assert questions.query("x", scope, (), Options(evidence=wanted)).evidence == wanted
+            assert questions.chat("x", (), anabranch.model, (), Options(evidence=wanted)).evidence == wanted
 
 
-def test_a_model_in_the_file_counts_as_a_language_model(tmp_path: Path) -> None:
+def test_a_language_model_in_the_file_orders_passages_by_score(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("models: {writer: {url: 'http://127.0.0.1:9', slug: writer, kind: openai}}\n")
-    assert configured(load({}, file)) is None
+
+    async def order() -> str:
+        async with Anabranch.open(settings=load({}, file)) as anabranch:
+            return anabranch.questions.query("x", SearchScope(), (), Options()).evidence
+
+    assert asyncio.run(order()) == "off"
+
+
+@pytest.mark.parametrize("given", ["auto", "on", "off"])
+def test_only_off_has_no_evidence_model(given: str) -> None:
+    """It also judges quoted answers beside a language model."""
+    assert (configured(loaded(EVIDENCE=given, **MODEL)) is None) == (given == "off")
 
 
 @pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ("'on'", "on"), ("auto", "auto")])
@@ -58,6 +85,18 @@ def test_evidence_passages_is_from_1_to_25() -> None:
     assert [loaded(EVIDENCE_PASSAGES=given).evidence_passages for given in ("1", "25")] == [1, 25]
     with pytest.raises(ConfigurationError, match="takes a whole number from 1 to 25, not '26'"):
         loaded(EVIDENCE_PASSAGES="26")
+
+
+@pytest.mark.parametrize("given", [2, 4])
+async def test_evidence_passages_is_how_many_are_judged(models_dir: Path, given: int) -> None:
+    """Nothing answers the question, so none of them ends the reading."""
+    shelf = [text(f"The number {number} is on a sign at the river.") for number in range(9)]
+    async with model_server() as server:
+        settings = loaded(EVIDENCE_PASSAGES=str(given), MODELS_DIR=str(models_dir), **embedding(server))
+        async with ready(settings, *shelf) as (anabranch, _):
+            answer = await anabranch.ask("Who painted the sign at the river?", sources=["notes"], top_k=9)
+    judged = [passage.evidence is not None for passage in answer.passages]
+    assert judged == [True] * given + [False] * (9 - given)
 
 
 @pytest.mark.parametrize("embeddings", [{}, EMBEDDINGS], ids=["local embeddings", "remote embeddings"])

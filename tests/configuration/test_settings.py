@@ -176,8 +176,8 @@ EFFECTS = {
     "compact_tokens": "configuration/test_knowledge_settings.py::test_context_compact_shows_excerpts_within_compact_tokens",  # noqa: E501
     "model_fallback": "configuration/test_knowledge_settings.py::test_model_fallback_decides_where_quotes_replace_a_failed_model",  # noqa: E501
     "query_rewriting": "configuration/test_knowledge_settings.py::test_query_rewriting_asks_the_model_to_rephrase",
-    "evidence": "configuration/test_evidence_settings.py::test_evidence_decides_whether_the_evidence_model_is_used",
-    "evidence_passages": "configuration/test_evidence_settings.py::test_evidence_passages_is_from_1_to_25",
+    "evidence": "configuration/test_evidence_settings.py::test_evidence_decides_where_passages_are_ordered_by_evidence",
+    "evidence_passages": "configuration/test_evidence_settings.py::test_evidence_passages_is_how_many_are_judged",
     "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
     "embedding_model": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",

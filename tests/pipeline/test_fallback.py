@@ -194,3 +194,12 @@ async def test_quotes_that_do_not_answer_are_a_refusal_that_says_which_model_fai
     answer, _ = await answered(FailingGenerator(GenerationFailed("Down.", FailureKind.DOWN)), question)
     assert (answer.refused, answer.finish_reason, answer.model) == (True, "abstained", "extractive")
     assert answer.fallback is not None
+
+
+async def test_a_refusal_cites_nothing_even_if_the_title_that_it_names_looks_like_a_mark() -> None:
+    question = msgspec.structs.replace(QUESTION, text="Who painted the Mona Lisa in Florence?", model=QUOTES)
+    titled = msgspec.structs.replace(FACT, title="Refunds [1]")
+    run, _ = started(FakeGenerator([]), question, TOTAL_S, titled)
+    answer = await run.value()
+    assert (answer.refused, answer.citations) == (True, ())
+    assert "Refunds [1]" in answer.text

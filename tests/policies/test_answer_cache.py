@@ -163,6 +163,7 @@ async def test_the_answer_cache_key_is_as_documented(desk: Desk) -> None:
         {"top_k": 6},
         {"threshold": 0.5},
         {"diversity": 0.7},
+        {"evidence": "rank"},
         {"language": "de"},
         {"answer_in": "de"},
         {"system_prompt": "Be brief."},

@@ -28,7 +28,8 @@ Run = Callable[..., Ran]
 def environment(data: Path, **variables: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(MEDDLING)}
     models = {name: value for name, value in os.environ.items() if name == "AGGREGATOR_MODELS_DIR"}
-    return {**inherited, **models, "AGGREGATOR_DATA_DIR": str(data), **variables}
+    # Rules choose what is quoted: the evidence model would be loaded by every command that asks.
+    return {**inherited, **models, "AGGREGATOR_DATA_DIR": str(data), "AGGREGATOR_EVIDENCE": "off", **variables}
 
 
 def process(data: Path, *arguments: str, **variables: str) -> Ran:

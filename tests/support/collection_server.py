@@ -107,7 +107,9 @@ async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator
         secrets["root"] = _secret(database, user="root", operator=True)
     finally:
         database.close()
-    settings = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "models_dir": str(models_dir), **given}
+    # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
+    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off"}
+    settings = {**quiet, "models_dir": str(models_dir), **given}
     async with running(Settings(data_dir=str(folder), **settings)) as server:
         yield Library(server, folder, secrets)
 

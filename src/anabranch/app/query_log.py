@@ -159,7 +159,7 @@ class Logged:
         asked = self._asked(question, context)
         return msgspec.structs.replace(
             asked,
-            settings={**asked.settings, **_fallback(answer)},
+            settings={**asked.settings, **_fallback(answer), **_support(answer)},
             answer=answer.text if keeps_text else "",
             refused=answer.refused,
             outcome="refused" if answer.refused else "answered",
@@ -198,6 +198,7 @@ def settings_of(question: Question) -> dict[str, Any]:
         "diversity": question.diversity,
         "threshold": question.threshold,
         "language": question.language,
+        "evidence": question.evidence,
     }
 
 
@@ -206,6 +207,10 @@ def _fallback(answer: Answer) -> dict[str, str]:
     if answer.fallback is None:
         return {}
     return {"fallback_from": answer.fallback.failed, "fallback_reason": answer.fallback.reason}
+
+
+def _support(answer: Answer) -> dict[str, float]:
+    return {} if answer.support is None else {"support": answer.support}
 
 
 def _quotes(answer: Answer) -> tuple[queries.QuotedChunk, ...]:

@@ -411,8 +411,9 @@ class Fallback(Value, gc=False):
 
 class Answer(Value):
     """The whole answer; `passages` are those in the prompt, best first, `unused` those that numbered passages left no
-    room for. `model` has written it; `fallback` names the model that should have. `distinct` counts results without
-    duplicates, for a `Ranking`; `compared`: all pairs were compared for that."""
+    room for. `model` has written it; `fallback` names the model that should have. `support` is the probability that the
+    passages answer the question, of an answer that quotes them. `distinct` counts results without duplicates, for a
+    `Ranking`; `compared`: all pairs were compared for that."""
 
     text: str
     ground: Ground

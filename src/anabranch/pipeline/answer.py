@@ -222,7 +222,7 @@ async def generate(
             async for delta in deltas:
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
-                support = delta.support if delta.support is not None else support
+                support = round(delta.support, 4) if delta.support is not None else support
                 if delta.quotes:
                     citations += cited(delta, sum(map(len, text)), prompt.passages)
                 if delta.text:
@@ -324,8 +324,10 @@ class Pipeline:
 
         prompt = await self._composed(question, question.model, passages, basis, context)
         written = await self._generated(question, question.model, prompt, context, emit)
+        refused = written.finish_reason == ABSTAINED
         with self._telemetry.span("cite", context):
-            citations = written.citations or cite(written.text, prompt.passages)
+            # A refusal names a document, whose title may look like a mark.
+            citations = () if refused else written.citations or cite(written.text, prompt.passages)
         answer = msgspec.structs.replace(
             answer,
             text=written.text,
@@ -338,7 +340,7 @@ class Pipeline:
             fallback=written.fallback,
             prompt_version=prompt.version,
             omitted=prompt.omitted,
-            refused=written.finish_reason == ABSTAINED,
+            refused=refused,
             support=written.support,
         )
         return self._timed(answer, began, retrieval_ms, written.time_ms)

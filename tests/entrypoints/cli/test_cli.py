@@ -211,7 +211,7 @@ async def test_ask_without_a_model_answers_extractively(inside: Inside, space: S
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("An anabranch is a section of a river")
     assert re.search(r"^\[1\] What an anabranch is · docs$", ran.out, re.MULTILINE)
-    assert re.search(r"ms extractive$", ran.out, re.MULTILINE)
+    assert re.search(r"ms extractive · support \d\.\d\d$", ran.out, re.MULTILINE)
 
 
 async def test_ask_without_anything_to_ask_says_how_to_add_documents(cli: Cli) -> None:

@@ -26,6 +26,7 @@ def on_free_ports(text: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")
+@pytest.mark.timeout(130)  # it starts a dozen processes
 def test_two_owners_and_a_third_server_run_as_documented(tmp_path: Path, models_dir: Path) -> None:
     (file,) = blocks("yaml")
     carol = f"cat > carol.yaml <<'END'\n{file}END\n"

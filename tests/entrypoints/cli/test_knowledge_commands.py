@@ -418,6 +418,14 @@ def test_the_list_of_failed_documents_says_that_none_has_failed(change: Run) -> 
     assert change("documents", "--status", "failed").err == "No document has failed.\n"
 
 
+def test_ask_quotes_what_the_evidence_model_chooses(run: Run) -> None:
+    ran = run("ask", "How many days of holidays does everyone have?", "--json", AGGREGATOR_EVIDENCE="auto")
+    answer = json.loads(ran.out)
+    assert (ran.code, answer["text"]) == (0, "Everyone has 28 days of holidays a year. [1]")
+    assert 0.5 <= answer["support"] <= 1
+    assert answer["passages"][0]["evidence"] >= 0.5
+
+
 def test_ask_exits_2_if_the_embedding_model_is_not_installed(run: Run, tmp_path: Path) -> None:
     ran = run("ask", "Who pays for the return label?", AGGREGATOR_MODELS_DIR=str(tmp_path))
     assert ran.code == 2

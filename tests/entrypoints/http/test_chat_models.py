@@ -39,6 +39,7 @@ async def test_chat_without_a_model_quotes_the_documents(
     status, answer, _ = await server.post("/api/v1/chat", request(space, "policies", **model), headers=headers)
     assert (status, answer["response"]) == (200, QUOTED)
     assert answer["sources"]["Refunds"]["slug"] == "policies"
+    assert 0.5 <= answer["metadata"]["support"] <= 1
     events = await server.stream(**request(space, "policies", **model))
     assert "".join(event.data["content"] for event in events if event.name == "token") == QUOTED
     assert [event.name for event in events][-1] == "done"
@@ -67,7 +68,8 @@ async def test_retrieval_only_returns_documents_and_no_answer(server: Server, sp
 
 @pytest.mark.parametrize(("name", "slug"), [("default", "gpt-x"), ("gpt-x", "gpt-x"), ("writer", "scribe")])
 async def test_the_operator_names_the_configured_models(server: Server, space: Space, name: str, slug: str) -> None:
-    await server.chat(**request(space, "policies", model={"slug": name}))
+    answer = await server.chat(**request(space, "policies", model={"slug": name}))
+    assert "support" not in answer["metadata"], "it is that of quoted documents"
     assert [asked.slug for asked in space.requests] == ["policies", slug]
 
 

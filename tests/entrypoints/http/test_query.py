@@ -41,7 +41,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds for printed books take?")
     assert set(answer) == {
         *("query_id", "answer", "sources", "conversation_id", "citations", "usage", "latency_ms", "refused"),
-        *("rewritten_query", "finish_reason"),
+        *("rewritten_query", "finish_reason", "support"),
     }, "`fallback` is there only if a model has failed"
     assert answer["answer"] == "Refunds for printed books take 30 days. [1]"
     assert answer["usage"] == {"input_tokens": 0, "output_tokens": 0, "model": "extractive"}
@@ -52,7 +52,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
         *("chunk_id", "document_id", "title", "content_snippet", "score", "citation_index", "source"),
         *("chunk_index", "created_at"),
         *("collection", "page", "section_title", "headers", "start_char", "end_char", "url", "metadata", "scores"),
-        *("chunk_type", "also_in", "also_in_count"),
+        *("chunk_type", "also_in", "also_in_count", "evidence"),
     }
     assert (first["title"], first["collection"], first["citation_index"]) == ("Handbook", "shop", 1)
     assert (first["headers"], first["section_title"]) == (["Refunds"], "Refunds")

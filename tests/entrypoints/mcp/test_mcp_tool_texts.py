@@ -166,7 +166,7 @@ def test_schema_descriptions_are_single_lines() -> None:
     assert "shares" not in aggregate["metadata"]["properties"]["ranking_weights"]["description"]
 
 
-def cited(number: int) -> CitedPassage:
+def cited(number: int, quoted: str = "said") -> CitedPassage:
     return CitedPassage(
         number=number,
         source="notes",
@@ -175,7 +175,7 @@ def cited(number: int) -> CitedPassage:
         document_id="d",
         start_char=0,
         end_char=4,
-        quoted_text="said",
+        quoted_text=quoted,
         answer_start=0,
         answer_end=3,
     )
@@ -192,6 +192,22 @@ def test_sources_of_an_answer_are_listed_by_number() -> None:
         time_ms=1,
     )
     assert re.findall(r"^(\d)\. Title", answered(response), re.MULTILINE) == ["1", "2"]
+
+
+def test_a_source_that_is_quoted_in_several_parts_is_listed_once() -> None:
+    response = AskResponse(
+        answer="| Fee |\n| 6.50 |\n[1] So [2]. 6.50 [1].",
+        refused=False,
+        sentences=(),
+        citations=(cited(1, "| Fee |"), cited(1, "| 6.50 |"), cited(2), cited(1, "| 6.50 |")),
+        sources=(),
+        model=None,
+        time_ms=1,
+    )
+    _, _, listed = answered(response).partition("Sources:\n")
+    assert listed == (
+        "\n1. Title 1 (notes, document d)\n   “| Fee |”\n   “| 6.50 |”\n\n2. Title 2 (notes, document d)\n   “said”"
+    )
 
 
 def test_search_text_names_the_near_duplicates_that_were_left_out() -> None:

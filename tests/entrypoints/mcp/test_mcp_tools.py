@@ -102,6 +102,7 @@ async def test_ask_tool_answers_with_quoted_citations(shelf: Library, mode: Mode
         mixed = await tools.call_tool("ask", {"question": "What is an anabranch?", "sources": ["handbook", "rivers"]})
     said = result.structured_content
     assert not said["refused"]
+    assert 0.5 <= said["support"] <= 1
     citation = said["citations"][0]
     assert "14 days" in citation["quoted_text"]
     assert (citation["source"], citation["title"]) == ("handbook", "Refunds")

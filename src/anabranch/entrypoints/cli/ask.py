@@ -3,8 +3,9 @@
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -161,31 +162,48 @@ class AskScreen:
 
     def _citations(self, answer: Answer) -> None:
         """The quoted text of each citation or, without an answer, the passages."""
-        if answer.citations or answer.passages:
+        if answer.citations or (answer.passages and not answer.text):
             self._console.print()
         if answer.citations:
-            first_of_place: dict[tuple[int, int], Citation] = {}
+            by_passage: dict[int, list[Citation]] = {}
             for citation in answer.citations:
-                first_of_place.setdefault((citation.passage, citation.passage_start), citation)
-            for citation in sorted(first_of_place.values(), key=lambda one: one.passage):
-                passage = answer.passages[citation.passage]
-                quoted = passage.text[citation.passage_start : citation.passage_end]
-                self._quote(answer.text[citation.start : citation.end], passage, quoted)
+                by_passage.setdefault(citation.passage, []).append(citation)
+            for index, citations in sorted(by_passage.items()):
+                mark = answer.text[citations[0].start : citations[0].end]
+                self._quote(mark, answer.passages[index], _quotations(citations, answer.passages[index].text))
         elif not answer.text:
             for passage in answer.passages:
-                self._quote(f"[{passage.source}]", passage, passage.text, f"{passage.score:.2f} ")
+                self._quote(f"[{passage.source}]", passage, [passage.text], f"{passage.score:.2f} ")
 
-    def _quote(self, mark: str, passage: Passage, text: str, score: str = "") -> None:
-        """A citation mark and the text that it refers to."""
-        words = flat(text)
-        snippet = words if len(words) <= SNIPPET else words[: SNIPPET - 1] + "…"
+    def _quote(self, mark: str, passage: Passage, texts: Iterable[str], score: str = "") -> None:
+        """A citation mark, and the texts that it refers to."""
+        words = map(flat, texts)
+        snippets = [one if len(one) <= SNIPPET else one[: SNIPPET - 1] + "…" for one in words]
         where = joined("" if flat(passage.source) in flat(mark) else flat(passage.source), place_of(passage))
         self._console.print(
             Text.assemble(
                 (f"{flat(mark)} ", "cyan"), (score + flat(passage.title), "bold"), f" · {where}" if where else ""
             ),
-            Padding(Text(f"“{snippet}”", style="dim"), (0, 0, 0, 2), expand=False),
+            *(Padding(Text(f"“{snippet}”", style="dim"), (0, 0, 0, 2), expand=False) for snippet in snippets),
         )
+
+
+def _quotations(citations: Sequence[Citation], text: str) -> Iterable[str]:
+    """The words of each citation mark, once. A quotation may have several parts: an ellipsis is where words are left
+    out between two of them."""
+    at_mark: dict[int, list[Citation]] = {}
+    for citation in citations:
+        at_mark.setdefault(citation.start, []).append(citation)
+    return dict.fromkeys(_quotation(parts, text) for parts in at_mark.values())
+
+
+def _quotation(parts: Sequence[Citation], text: str) -> str:
+    words = text[parts[0].passage_start : parts[0].passage_end]
+    for before, part in pairwise(parts):
+        between = text[before.passage_end : part.passage_start]
+        words += " … " if any(map(str.isalnum, between)) else between
+        words += text[part.passage_start : part.passage_end]
+    return words
 
 
 def _table(replies: Sequence[SourceReply]) -> Table:
@@ -217,6 +235,7 @@ def _summary(answer: Answer) -> Text:
         f"{times.total_ms} ms in all",
         f"{times.retrieval_ms} ms asking sources",
         f"{times.generation_ms} ms {printable(writer)}" if writer else "",
+        f"support {answer.support:.2f}" if answer.support is not None else "",
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
         f"{answer.omitted} documents left out of the prompt" if answer.omitted else "",

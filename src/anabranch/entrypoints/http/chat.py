@@ -35,7 +35,7 @@ from anabranch.domain.model import (
 )
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.query import FallbackWanted
+from anabranch.entrypoints.http.query import FallbackWanted, Support
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.pipeline.run import Run
 
@@ -110,6 +110,7 @@ class Metadata(Value, gc=False, omit_defaults=True):
         Annotated[Fallback, Meta(description="The model that failed, and why; the answer quotes the documents instead")]
         | None
     ) = None
+    support: Support | None = None
 
 
 class Done(Value):
@@ -346,6 +347,7 @@ def _done(answer: Answer) -> Done:
             documents_omitted=answer.omitted,
             finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
             fallback=answer.fallback,
+            support=answer.support,
         ),
         usage=answer.usage,
     )

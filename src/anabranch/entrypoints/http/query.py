@@ -2,7 +2,8 @@
 as server-sent events by one Run."""
 
 import hashlib
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, get_args
@@ -189,6 +190,11 @@ class AnswerJson(Value):
     sentences: tuple[Sentence, ...]
 
 
+Support = Annotated[
+    float, Meta(description="The probability that the passages answer the question, of an answer that quotes them")
+]
+
+
 class QueryUsage(Value):
     """0 if the model did not report it."""
 
@@ -208,7 +214,7 @@ class QueryDone(Value):
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
-    support: Annotated[float, Meta(description="The probability that the passages answer, of a quoted answer")] | None
+    support: Support | None
     fallback: (
         Annotated[
             Fallback, Meta(description="The model that failed, and why; `usage.model` is the one that answered instead")
@@ -316,7 +322,7 @@ class QueryRenderer:
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
-            support=None if answer.support is None else round(answer.support, 4),
+            support=answer.support,
             fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
@@ -545,19 +551,34 @@ def statuses(answer: Answer) -> list[SourceStatus]:
 
 
 def sentence_by_sentence(answer: Answer) -> AnswerJson:
-    """Removes the citation marks, and gives each to the sentence that contains or precedes it."""
+    """Removes the citation marks, and gives each to the sentence that contains or precedes it, and to those before it
+    that it quotes, such as the items of a list."""
     text, at = "", 0
-    marks: list[tuple[int, int]] = []
+    marks: dict[int, list[Citation]] = {}
     for citation in answer.citations:
         if citation.start >= at:
-            text = (text + answer.text[at : citation.start]).rstrip(" ")
+            # A mark on a line of its own belongs to the lines above it.
+            alone = answer.text[citation.end : citation.end + 1] in ("", "\n")
+            text = (text + answer.text[at : citation.start]).rstrip(None if alone else " ")
             at = citation.end
-        marks.append((len(text), citation.passage + 1))
+        marks.setdefault(len(text), []).append(citation)
     text += answer.text[at:]
+    places = sorted(marks)
     found: list[Sentence] = []
     previous_end = 0
     for start, end in sentences(text):
-        numbers = dict.fromkeys(number for place, number in marks if previous_end < place <= end)
+        first, last = bisect_right(places, previous_end), bisect_right(places, end)
+        own = [citation for place in places[first:last] for citation in marks[place]]
+        if not own and last < len(places):
+            own = _quoting(text[start:end], marks[places[last]], answer.passages)
+        numbers = dict.fromkeys(citation.passage + 1 for citation in own)
         found.append(Sentence(text=text[start:end], citations=tuple(numbers)))
         previous_end = end
     return AnswerJson(answer=text.strip(), sentences=tuple(found))
+
+
+def _quoting(sentence: str, citations: Sequence[Citation], passages: Sequence[Passage]) -> list[Citation]:
+    """The citations whose quoted words have this sentence."""
+    words = " ".join(sentence.split())
+    quoted = (passages[one.passage].text[one.passage_start : one.passage_end] for one in citations)
+    return [one for one, text in zip(citations, quoted, strict=True) if words in " ".join(text.split())]

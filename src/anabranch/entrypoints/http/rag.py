@@ -24,6 +24,7 @@ from anabranch.entrypoints.http.query import (
     FallbackWanted,
     SourceStatus,
     SourceView,
+    Support,
     citations,
     search_scope,
     sources,
@@ -111,6 +112,7 @@ class RagDone(Value):
     ]
     retrieval_ms: int
     latency_ms: int
+    support: Support | None
     fallback: (
         Annotated[
             Fallback, Meta(description="The model that failed, and why; `model` is the one that answered instead")
@@ -200,6 +202,7 @@ class RagRenderer:
             guardrail_similarity=guarded,
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
+            support=answer.support,
             fallback=_fallback(answer),
             source_status=statuses(answer) if self.with_status else UNSET,
         )

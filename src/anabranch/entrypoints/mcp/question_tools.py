@@ -183,6 +183,7 @@ def _answered(answer: Answer) -> AskResponse:
         model=answer.model,
         time_ms=answer.timings.total_ms,
         fallback=answer.fallback,
+        support=answer.support,
     )
 
 

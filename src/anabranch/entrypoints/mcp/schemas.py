@@ -158,7 +158,8 @@ class AskedSource(Value):
 
 class AskResponse(Value):
     """`refused`: there was nothing to answer from, and `answer` says what is missing. `fallback`: the model `from` has
-    failed, and `model` has answered instead."""
+    failed, and `model` has answered instead. `support`: the probability that the passages answer the question, of an
+    answer that quotes them."""
 
     answer: str
     refused: bool
@@ -168,6 +169,7 @@ class AskResponse(Value):
     model: str | None
     time_ms: int
     fallback: Fallback | None = None
+    support: float | None = None
 
 
 class InvalidArgument(InvalidQuestion):
@@ -316,11 +318,15 @@ def answered(response: AskResponse) -> str:
         lines += ["", f"{why.failed} failed: {message}. The answer quotes the documents instead."]
     if response.citations:
         lines += ["", "Sources:"]
-    for one in sorted(response.citations, key=lambda citation: citation.number):
+    cited: dict[int, list[CitedPassage]] = {}
+    for one in response.citations:
+        cited.setdefault(one.number, []).append(one)
+    for number, citations in sorted(cited.items()):
+        one = citations[0]
         document = f"document {one.document_id}" if one.document_id else None
         details = (one.source, document, _copies(one.also_in))
-        text = f"“{one.quoted_text}”"
-        lines += _entry(one.number, one.title, details, one.url, text, len(response.citations))
+        text = "\n".join(dict.fromkeys(f"“{citation.quoted_text}”" for citation in citations))
+        lines += _entry(number, one.title, details, one.url, text, len(cited))
     failed = [_failure(one.name, one) for one in response.sources if one.status is not Status.SUCCESS]
     return "\n".join([*lines, "", *failed] if failed else lines)
 
