@@ -86,7 +86,8 @@ async def client() -> AsyncIterator[Client]:
 
 
 def variables(folder: Path, models_dir: Path) -> dict[str, str]:
-    return {"AGGREGATOR_DATA_DIR": str(folder), "AGGREGATOR_MODELS_DIR": str(models_dir)}
+    given = {"AGGREGATOR_DATA_DIR": str(folder), "AGGREGATOR_MODELS_DIR": str(models_dir)}
+    return {**given, "AGGREGATOR_EVIDENCE": "off"}  # only what is found matters
 
 
 class Site:
