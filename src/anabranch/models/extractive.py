@@ -69,7 +69,7 @@ class Extractive:
         for at, (one, following) in enumerate(zip_longest(written, written[1:])):
             last = following is None
             yield Delta(
-                text=one.text + ("" if last else "\n\n" if one.block or following.block else " "),
+                text=one.text + ("" if last else _gap(one, following)),
                 usage=Usage() if last else None,
                 finish_reason="stop" if last else None,
                 quotes=one.quotes,
@@ -94,6 +94,13 @@ class Extractive:
         return await self._judge.judge(prompt.question, prompt.passages, until)
 
 
+def _gap(one: "Written", following: "Written") -> str:
+    """Blocks are paragraphs of their own, and each source has a line."""
+    if one.block or following.block:
+        return "\n\n"
+    return "\n" if following.named else " "
+
+
 def abstention(prompt: Prompt) -> str:
     """Says that the documents do not answer, what was searched, and the nearest thing that was found."""
     refusal = message("refusal_abstained", prompt.language)
@@ -105,7 +112,7 @@ def abstention(prompt: Prompt) -> str:
     names = dict.fromkeys(name for name in (nearest.title, *headers[-1:]) if name)
     searched = list(dict.fromkeys(passage.source for passage in prompt.passages))
     shown = ", ".join(searched[:MAX_NAMED]) + (" …" if len(searched) > MAX_NAMED else "")
-    where = " > ".join(names)[:MAX_TITLE] or shown
+    where = SPACES.sub(" ", " > ".join(names))[:MAX_TITLE] or shown
     return f"{refusal} {message('refusal_nearest', prompt.language, searched=shown, nearest=where)}"
 
 
@@ -115,6 +122,7 @@ class Written:
 
     def __init__(self, quotation: Quotation, prompt: Prompt) -> None:
         self.block = quotation.block
+        self.named = bool(quotation.source)
         passages = prompt.passages
         passage = passages[quotation.passage]
         name = passage.source if prompt.marks == "sources" else ""
