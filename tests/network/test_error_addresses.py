@@ -73,7 +73,7 @@ async def test_a_configured_address_is_shown_to_the_operator_only(
 async def test_the_default_models_address_is_shown_to_the_operator_only(
     tmp_path: Path, models_dir: Path, closed: str
 ) -> None:
-    given = {"model_url": f"http://{closed}", "model_name": "writer", "model_retries": 0}
+    given = {"model_url": f"http://{closed}", "model_name": "writer", "model_retries": 0, "model_fallback": "off"}
     question = {"query": "When does the ferry leave?"}
     async with library(tmp_path, models_dir, **given) as shelf:
         await shelf.collection("travel")
