@@ -37,9 +37,7 @@ from anabranch.testing import FakeEvidence, ManualClock, Recorder
 from anabranch.testing.contracts.evidence import FAR, NEAR, QUESTION, EvidenceContract, page
 from support.evidence_model import ModelFile, word_overlap_model
 
-needs_weights = pytest.mark.skipif(not FILE.exists(), reason="the package has no evidence model yet")
-
-WHAT_TO_RUN = "Run: anabranch models install" if FILE.exists() else "Run: pip install"
+WHAT_TO_RUN = "Run: anabranch models install"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,6 @@ class TestCachedEvidence(EvidenceContract):
         return CachedEvidence(onnx_evidence, SystemClock(), Recorder())
 
 
-@needs_weights
 class TestShippedEvidence(EvidenceContract):
     @pytest.fixture
     def evidence(self, shipped: OnnxEvidence) -> Evidence:
@@ -93,7 +90,6 @@ async def answer(evidence: Evidence, question: str, *pages: EvidencePage) -> str
     return pages[found.page].units[found.unit].text[found.start : found.end]
 
 
-@needs_weights
 async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(shipped: OnnxEvidence) -> None:
     oslo = page("Oslo", "Oslo is the capital of Norway.", "It was founded in 1040 by Harald Hardrada.")
     assert "1040" in await answer(shipped, "When was Oslo founded?", oslo)

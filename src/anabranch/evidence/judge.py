@@ -19,6 +19,8 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 AT_A_TIME, SURE = 2, 2.0
 
 
+# Judging takes at most this long.
+MAX_S = 2.0
 # The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
 SUPPORTED = 0.4
 

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from anabranch.domain.model import Passage
-from anabranch.evidence.judge import Judge
-
-# Judging may take this long; what is not judged by then keeps its place behind the judged.
-MAX_S = 2.0
+from anabranch.evidence.judge import MAX_S, Judge
 
 
 async def ranked_by_evidence(

@@ -1,4 +1,4 @@
-"""The fitted weights: docs/evidence-model.md says on which questions, and what folds that were left out give."""
+"""The weights that training.fit fitted; docs/evidence-model.md says on which questions."""
 
 import math
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from itertools import islice, zip_longest
 
 from anabranch.domain.model import Context, Delta, Passage, Prompt, QuotedSpan, Usage, Value
-from anabranch.evidence.judge import SUPPORTED as LIKELY
-from anabranch.evidence.judge import Judge, Judgement
+from anabranch.evidence.judge import MAX_S, Judge, Judgement
+from anabranch.evidence.judge import SUPPORTED as JUDGED_SUPPORTED
 from anabranch.evidence.quotations import POINTS_BACK, Quotation, quotations
 from anabranch.text.messages import message
 from anabranch.text.sentences import sentences
@@ -26,7 +26,6 @@ from anabranch.text.support import (
 ABSTAINED = "abstained"
 SUPPORTED = 0.5
 
-MAX_JUDGING_S = 2.0
 MAX_PICKED = 3
 MAX_SENTENCES = 4
 MAX_CHARACTERS = 600
@@ -81,7 +80,7 @@ class Extractive:
         """What is quoted, and the probability that it answers."""
         judged = await self._judged(prompt, context)
         if judged is not None:
-            found = quotations(prompt.question, prompt.passages, judged) if judged.support >= LIKELY else []
+            found = quotations(prompt.question, prompt.passages, judged) if judged.support >= JUDGED_SUPPORTED else []
             return found, judged.support
         found = [Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)]
         return found, support(prompt.question, prompt.passages) if found else 0.0
@@ -90,7 +89,7 @@ class Extractive:
         if self._judge is None:
             return None
         now = time.monotonic()
-        until = now + min(MAX_JUDGING_S, (context.deadline - now) / 2)
+        until = now + min(MAX_S, (context.deadline - now) / 2)
         return await self._judge.judge(prompt.question, prompt.passages, until)
 
 
