@@ -79,6 +79,11 @@ class Examples:
         ]
 
     def of_question(self, number: int, rng: Random) -> list[Example]:
+        judged = rng.random() < source(self._corpus.questions[number].source).judged
+        examples = self._of_question(number, rng)
+        return examples if judged else [_choice(example) for example in examples if 1 in example.units]
+
+    def _of_question(self, number: int, rng: Random) -> list[Example]:
         question = self._corpus.questions[number]
         head = self._head(number, rng)
         if question.source in PASSAGE_ONLY:
@@ -338,6 +343,11 @@ class Examples:
 
     def _answer_in(self, question: Question, number: int) -> Answer | None:
         return question.answer if question.answer and question.answer.passage == number else None
+
+
+def _choice(example: Example) -> Example:
+    """Only which units are evidence, and where the answer is."""
+    return example._replace(relevance=UNKNOWN, answerable=UNKNOWN)
 
 
 def _needed(evidence: Sequence[int] | None, answer: Answer | None) -> list[int]:

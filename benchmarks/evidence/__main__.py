@@ -3,8 +3,8 @@
     python -m benchmarks.evidence observe --set NAME --out FILE     what the model and the rules see, for training.fit
     python -m benchmarks.evidence report --set NAME...              the table
 
-Sets: hotpot, squad, bioasq, cranfield, medline (need --data and --evals), held (--study), development and test
-(--sources, and --data-dir with a collection `docs` of the documents).
+Sets: hotpot, squad, bioasq, cranfield, medline (need --data and --evals), held (--study), development, validation
+and test (--sources, and --data-dir with a collection `docs` of the documents).
 """
 
 import argparse
@@ -36,7 +36,7 @@ PASSAGES = 8
 # Characters of an answer without its marks and headings.
 SHORT = 400
 HELD_OF_EACH = 120
-DOCUMENTATION = ("development", "test")
+DOCUMENTATION = ("development", "validation", "test")
 WAYS = ("rules", "model", "both")
 
 

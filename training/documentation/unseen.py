@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from training.documentation.sources import PACKAGES
+
 Row = dict[str, Any]
 
 
 def files(questions: Row) -> Iterator[tuple[str, str]]:
-    """The package and path of each document. The user guide of pandas is from another distribution of the package.
-    Jinja is `jinja2` here and `Jinja` in the data, so its documents stay: the shipped model was trained that way."""
+    """The package, as it is named in the data, and the path of each document. The user guide of pandas is from another
+    distribution of the package."""
+    names = {package.folder.rpartition("-")[0]: package.name for package in PACKAGES}
     for name, package in questions["packages"].items():
+        distribution = name.removesuffix(" user guide").lower()
         for file in package["files"]:
-            yield name.removesuffix(" user guide").lower(), f"/{file.lower()}"
+            yield names.get(distribution, distribution).lower(), f"/{file.lower()}"
 
 
 def without(data: Row, questions: Row) -> Row:
