@@ -22,7 +22,7 @@ WITHOUT_TITLE = 0.12
 AS_KEYWORDS = 0.08
 WITHOUT_MARK = 0.25
 CUT, CHANGED = 0.3, 0.3
-WITH_NEAR, WITH_NEAR_SPARSE, ONLY_NEAR = 0.3, 0.12, 0.1
+ONLY_NEAR = 0.1
 NEAR_SPAN = 0.3
 # With questions that need several passages.
 SEVERAL_DRAWS, SEVERAL_ONLY_NEAR = 3, 0.8
@@ -163,13 +163,13 @@ class Examples:
             return []
         examples = []
         draws = SEVERAL_DRAWS if question.several else 1
-        if use.joint and (question.several or rng.random() < WITH_NEAR):
+        if use.joint and (question.several or rng.random() < use.joint):
             for _ in range(draws):
                 chosen = self._mixed(question, near, rng.choice((1, 2, 3)), rng)
                 room = (JOINT - len(head[:MAX_QUESTION]) - FRAME * len(chosen)) // len(chosen)
                 parts = [self._part(*self._marked(question, number), room, rng) for number in chosen]
                 examples.append(self._joint_example(question, head, parts))
-        if use.sparse and (question.several or rng.random() < WITH_NEAR_SPARSE):
+        if use.sparse and (question.several or rng.random() < use.sparse):
             for _ in range(draws):
                 chosen = self._mixed(question, near, rng.choice((3, 4, 5, 6)), rng)
                 parts = [self._sparse_part(question, number, rng) for number in chosen]

@@ -10,7 +10,7 @@ from training.batches import FIELDS, WEIGHT_UNIT, Shape
 from training.examples import NO_CLAIM
 from training.model import Output
 
-WEIGHTS = {"relevance": 1.0, "answerable": 1.0, "units": 2.0, "claim": 1.0, "span": 1.0}
+WEIGHTS = {"relevance": 1.0, "answerable": 1.0, "units": 2.0, "choice": 1.0, "claim": 1.0, "span": 1.0}
 # Evidence is rare among units.
 EVIDENCE_WEIGHT = 2.0
 # Of a claim of which it is only known that it is not supported.
@@ -54,6 +54,7 @@ def losses(output: Output, batch: Labelled) -> dict[str, Tensor]:
         each = F.binary_cross_entropy_with_logits(output.passage[:, column], right, reduction="none")
         found[name] = (each * known).sum() / count
     found["units"] = _units(output, batch)
+    found["choice"] = _choice(output, batch) / count
     found["claim"] = _claims(output.passage[:, 2:], fields["claim"]) / count
     scores = _spans(output, batch)
     found["span"] = sum(
@@ -78,6 +79,14 @@ def _units(output: Output, batch: Labelled) -> Tensor:
         pos_weight=torch.tensor(EVIDENCE_WEIGHT, device=weight.device),
     )
     return (each * weight).sum() / weight.sum().clamp(min=1) * known.any(1).float().mean()
+
+
+def _choice(output: Output, batch: Labelled) -> Tensor:
+    """Evidence against the other units of the same input: which is best matters more than how likely each is."""
+    scores = _at_markers(output, batch).float()
+    every = scores.masked_fill(batch.units < 0, OUTSIDE).logsumexp(1)
+    evidence = scores.masked_fill(batch.units < 1, OUTSIDE).logsumexp(1)
+    return ((every - evidence) * (batch.units > 0).any(1)).sum()
 
 
 def _claims(logits: Tensor, label: Tensor) -> Tensor:

@@ -3,13 +3,17 @@
 from typing import NamedTuple
 
 
+WHOLE, FEW_UNITS = 0.3, 0.12
+
+
 class Source(NamedTuple):
     """How often a question of a set is drawn in an epoch, and what may be made of it beside the question itself."""
 
     draws: float = 1.0
-    # Read together with near passages, whole; and with a few units of each, as the product reads several passages.
-    joint: bool = False
-    sparse: bool = False
+    # The share of draws that are also read together with near passages, whole; and with a few units of each, as the
+    # product reads several passages.
+    joint: float = 0.0
+    sparse: float = 0.0
     # The question with another name, number or meaning, which the passage does not answer.
     changed: bool = False
     # The passage without its evidence, which does not answer.
@@ -21,27 +25,27 @@ class Source(NamedTuple):
 
 
 QUESTIONS = {
-    "2wiki": Source(joint=True, sparse=True, claims=True),
-    "bio": Source(joint=True, sparse=True),
-    "boolq": Source(joint=True, claims=True),
-    "covid": Source(joint=True, sparse=True, claims=True),
+    "2wiki": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True),
+    "bio": Source(joint=WHOLE, sparse=FEW_UNITS),
+    "boolq": Source(joint=WHOLE, claims=True),
+    "covid": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True),
     # These questions share words with their answer, and names with nothing else: a model that learns from them when to
     # say "not answered" looks for names, and refuses what people ask in their own words.
-    "docs": Source(joint=True, sparse=True, claims=True, judged=0.15),
-    "hotpot": Source(joint=True, sparse=True, claims=True),
+    "docs": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True, judged=0.15),
+    "hotpot": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True),
     "iirc": Source(cut=False),
-    "nq": Source(joint=True, sparse=True, changed=True, claims=True),
+    "nq": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
     "nqswap": Source(),
     "policy": Source(),
     "pubmed": Source(),
-    "reqa": Source(joint=True),
+    "reqa": Source(joint=WHOLE),
     "rl": Source(claims=True),
-    "squad1": Source(joint=True, sparse=True, changed=True, claims=True),
-    "squad2": Source(joint=True, sparse=True, changed=True, claims=True),
-    "squadrl": Source(joint=True, sparse=True, changed=True, claims=True),
+    "squad1": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
+    "squad2": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
+    "squadrl": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
     # Few, and nearest to what people ask.
-    "written": Source(draws=2.0, joint=True, sparse=True, claims=True),
-    "xquad": Source(joint=True, sparse=True, changed=True, claims=True),
+    "written": Source(draws=2.0, joint=0.5, sparse=0.4, claims=True),
+    "xquad": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
 }
 OTHER = Source()
 # Questions that need several passages, all of them known, are few and are drawn more often.

@@ -260,6 +260,17 @@ def test_sentences_are_packed_to_the_size_and_the_last_whole_ones_repeated() -> 
         assert 15 < repeated <= 40
 
 
+def test_a_sentence_that_introduces_a_list_is_in_the_chunk_of_its_first_item() -> None:
+    document = parsed(
+        ("paragraph", "one two three four five six. These are left out:"), ("list", "- api keys and tokens\n- passwords")
+    )
+    assert read(document, pieces(document, strategy="sentence", size=10, overlap=0)) == [
+        "one two three four five six.",
+        "These are left out:\n\n- api keys and tokens",
+        "- passwords",
+    ]
+
+
 def test_fixed_windows_are_full_and_begin_and_end_between_words() -> None:
     document = parsed(("paragraph", prose("fixed", 6000)))
     found = pieces(document, strategy="fixed", size=128, overlap=32)

@@ -173,8 +173,8 @@ class PackPosition(NamedTuple):
 
 
 class Packer:
-    """Packs whole units into windows, as many as fit. A heading is never the last unit of a window; a unit that does
-    not fit alone is split evenly. `turns` are the indices of the units that begin a topic, and the end: a window ends
+    """Packs whole units into windows, as many as fit. What leads to the next unit, a heading or a sentence with a colon
+    at its end, is never the last unit of a window; a unit that does not fit alone is split evenly. `turns` are the indices of the units that begin a topic, and the end: a window ends
     before one once it has the minimum size, and earlier if too little would be left before the next."""
 
     def __init__(
@@ -215,7 +215,7 @@ class Packer:
         else:
             stop = self._leaving_enough(at, stop)
         while stop > at.unit:
-            stop = self._before_headings(at.unit, stop)
+            stop = self._before_leads(at.unit, stop)
             tokens = self._ruler.exact(at.start, self._units[stop - 1].end)
             if tokens <= self._size:
                 return stop, tokens
@@ -240,11 +240,14 @@ class Packer:
             earlier -= 1
         return earlier if self._ruler.count(at.fresh, self._units[earlier - 1].end) >= self._least else stop
 
-    def _before_headings(self, index: int, stop: int) -> int:
-        """An earlier stop, if the last units are headings and not all of them are."""
+    def _before_leads(self, index: int, stop: int) -> int:
+        """An earlier stop, if the last units lead to the next one and not all of them do."""
         if stop == len(self._units):
             return stop
-        return next((at for at in range(stop, index, -1) if self._units[at - 1].kind != "heading"), stop)
+        return next((at for at in range(stop, index, -1) if not self._leads(self._units[at - 1])), stop)
+
+    def _leads(self, unit: ChunkUnit) -> bool:
+        return unit.kind == "heading" or self._ruler.text[unit.end - 1] == ":"
 
     def _leaves_headings(self, index: int, stop: int) -> bool:
         """Whether a window that ends before `stop` has only headings, and their text follows."""
