@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-
 WHOLE, FEW_UNITS = 0.3, 0.12
 
 

@@ -262,7 +262,8 @@ def test_sentences_are_packed_to_the_size_and_the_last_whole_ones_repeated() -> 
 
 def test_a_sentence_that_introduces_a_list_is_in_the_chunk_of_its_first_item() -> None:
     document = parsed(
-        ("paragraph", "one two three four five six. These are left out:"), ("list", "- api keys and tokens\n- passwords")
+        ("paragraph", "one two three four five six. These are left out:"),
+        ("list", "- api keys and tokens\n- passwords"),
     )
     assert read(document, pieces(document, strategy="sentence", size=10, overlap=0)) == [
         "one two three four five six.",

@@ -12,7 +12,7 @@ from anabranch.models.evidence_input import UNIT
 from anabranch.models.minilm import NAME, TOKENIZER
 from training.batches import FIELDS, Epochs
 from training.corpus import Corpus
-from training.examples import NO_ANSWER, NO_SPAN, Example, Examples
+from training.examples import NO_ANSWER, NO_SPAN, UNKNOWN, Example, Examples
 from training.inputs import plain_tokenizer
 from training.mine import OtherData, hard, mined
 
@@ -43,6 +43,7 @@ def data() -> dict[str, Any]:
                 "k": "squad1",
             },
             {"q": "What is `age`?", "pos": [6], "sup": {}, "ans": None, "a": 0, "cut": [1], "k": "docs:cut"},
+            {"q": "What is `size`?", "pos": [6], "sup": {"6": [0]}, "ans": None, "a": 1, "neg": [1], "k": "docs:item"},
         ],
         "C": [["The cache holds pages.", UNITS[0], 0, "fever"], ["It is red.", UNITS[1], -1, "mnli", "Cache"]],
         "held": [{"q": "Held?", "pos": [5], "a": 1}],
@@ -95,7 +96,9 @@ def test_inputs_without_the_evidence_are_not_answerable(corpus: Corpus) -> None:
 
 
 def test_units_that_are_cut_are_not_shown_and_what_is_before_a_unit_is(corpus: Corpus) -> None:
-    for example in of_question(corpus, 1):
+    found = of_question(corpus, 1)
+    assert found
+    for example in found:
         [place] = example.input.places
         before = corpus.ids("Settings of the cache")
         assert example.input.ids[place.marker - len(before) : place.marker] == before
@@ -103,9 +106,17 @@ def test_units_that_are_cut_are_not_shown_and_what_is_before_a_unit_is(corpus: C
         assert (example.answerable, example.span) == (0, NO_ANSWER)
 
 
+def test_questions_made_from_structure_mostly_teach_only_which_unit_answers(corpus: Corpus) -> None:
+    found = of_question(corpus, 2)
+    unjudged = [example for example in found if example.answerable == UNKNOWN]
+    assert all(example.relevance == UNKNOWN and 1 in example.units for example in unjudged)
+    assert {example.answerable for example in found} == {UNKNOWN, 0, 1}
+    assert len(unjudged) > sum(example.answerable == 1 for example in found)
+
+
 def test_held_out_passages_are_not_shown(corpus: Corpus) -> None:
     assert corpus.questions[0].negatives == (1, 2, 3, 4)
-    assert len(corpus.questions) == 2
+    assert len(corpus.questions) == 3
 
 
 def test_capital_letters_do_not_matter(corpus: Corpus) -> None:
@@ -148,10 +159,10 @@ def test_hard_passages_are_those_that_do_not_answer_after_all() -> None:
 
 def test_hard_passages_of_other_data_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     file = tmp_path / "hard.json"
-    record = {"data_sha256": corpus.sha256, "questions": 2, "hard": {"0": [2]}}
+    record = {"data_sha256": corpus.sha256, "questions": len(corpus.questions), "hard": {"0": [2]}}
     file.write_text(json.dumps(record))
     assert mined(file, corpus) == {0: (2,)}
-    for other in ({"data_sha256": {"data.json.xz": "0"}}, {"questions": 3}):
+    for other in ({"data_sha256": {"data.json.xz": "0"}}, {"questions": 2}):
         file.write_text(json.dumps({**record, **other}))
         with pytest.raises(OtherData, match="other data"):
             mined(file, corpus)

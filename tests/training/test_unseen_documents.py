@@ -20,3 +20,9 @@ def test_questions_about_a_named_document_are_left_out_and_its_passages_are_no_n
 def test_a_document_of_the_same_path_in_another_package_stays() -> None:
     found = without(data("docs:Django/userguide/workers.rst", "docs:Celery/faq.rst"), QUESTIONS)
     assert len(found["Q"]) == 2
+
+
+def test_a_package_is_found_by_the_name_of_its_distribution() -> None:
+    questions = {"packages": {"jinja2": {"files": ["docs/faq.rst"]}}}
+    found = without(data("docs:Jinja/faq.rst", "docs:Jinja/switching.rst"), questions)
+    assert [question["q"] for question in found["Q"]] == ["about 1"]

@@ -24,7 +24,9 @@ SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
 IN_HEADING = 0.2
 _PLURAL = r"(?!(?:does|is|was|has|this|its)\b)\w{2,}[^s\W]s"
-_AFTER_NOUN = r"(?:are|were|do|does|did|can|could|may|might|must|should|will|would|have|exist|there|in|of|for|to|from|with)"
+_AFTER_NOUN = (
+    r"(?:are|were|do|does|did|can|could|may|might|must|should|will|would|have|exist|there|in|of|for|to|from|with)"
+)
 # "Which formats …", "which file formats can …", "what are the …", "list all …". Not "which setting controls …".
 ASKS_LIST = re.compile(
     rf"\b(?:which|what)\s+{_PLURAL}\b(?!\s*\()"

@@ -174,8 +174,9 @@ class PackPosition(NamedTuple):
 
 class Packer:
     """Packs whole units into windows, as many as fit. What leads to the next unit, a heading or a sentence with a colon
-    at its end, is never the last unit of a window; a unit that does not fit alone is split evenly. `turns` are the indices of the units that begin a topic, and the end: a window ends
-    before one once it has the minimum size, and earlier if too little would be left before the next."""
+    at its end, is never the last unit of a window; a unit that does not fit alone is split evenly. `turns` are the
+    indices of the units that begin a topic, and the end: a window ends before one once it has the minimum size, and
+    earlier if too little would be left before the next."""
 
     def __init__(
         self, ruler: TokenLengths, units: Sequence[ChunkUnit], sizes: Chunking, turns: Sequence[int] = ()
