@@ -22,7 +22,7 @@ from anabranch.evidence.features import Observed
 from anabranch.evidence.judge import judgement
 from anabranch.evidence.pages import PlacedUnit
 from anabranch.evidence.quotations import beside, best_unit
-from benchmarks.evidence.cases import Case, overlaps
+from benchmarks.evidence.cases import Case, answers, overlaps
 
 Seen = tuple[Case, Observed]
 Floats = npt.NDArray[np.float64]
@@ -113,11 +113,6 @@ class Builder:
     def rows(self) -> Rows:
         values, labels, groups, sets = zip(*self._rows, strict=True)
         return Rows(np.array(values, float), np.array(labels), np.array(groups), np.array(sets))
-
-
-def answers(case: Case) -> bool:
-    """Whether the passages answer: of topics it is not known which words do."""
-    return case.answerable and (case.kind == "topic" or any(case.gold))
 
 
 def is_gold(case: Case, placed: PlacedUnit) -> bool:

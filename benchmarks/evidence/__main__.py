@@ -2,6 +2,7 @@
 
     python -m benchmarks.evidence observe --set NAME --out FILE     what the model and the rules see, for training.fit
     python -m benchmarks.evidence report --set NAME...              the table
+    python -m benchmarks.evidence reliability --set NAME... --out F the plot of support
 
 Sets: hotpot, squad, bioasq, cranfield, medline (need --data and --evals), held (--study), development, validation
 and test (--sources, and --data-dir with a collection `docs` of the documents).
@@ -29,7 +30,8 @@ from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
-from benchmarks.evidence.cases import Case, holds, interval, overlaps
+from benchmarks.evidence.cases import Case, answers, holds, interval, overlaps
+from benchmarks.evidence.reliability import draw
 
 QUESTIONS = Path(__file__).parent.parent / "questions"
 PASSAGES = 8
@@ -201,9 +203,20 @@ def report(console: Console, name: str, told: argparse.Namespace) -> None:
             console.print(f"{name:12} {way:6} {'lower case' if lower else 'as asked':10} " + "  ".join(cells))
 
 
+def supported(name: str, told: argparse.Namespace) -> list[tuple[float, bool]]:
+    """The support of each question as it is asked, and whether the passages answer."""
+    cases = loaded(name, told, "auto")
+    seen = asyncio.run(observed(cases, told))
+    return [
+        (judgement(pair[0], range(len(case.passages)), len(case.passages)).support, answers(case))
+        for case, pair in zip(cases, seen, strict=True)
+        if pair[0] is not None
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("observe", "report"))
+    parser.add_argument("task", choices=("observe", "report", "reliability"))
     parser.add_argument("--set", nargs="+", required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path, help="folder of hotpotqa-100, cranfield and medline")
@@ -214,6 +227,9 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path.home() / ".cache/anabranch/models")
     parser.add_argument("--only", nargs="+", default=WAYS, choices=WAYS, help="lines of the table")
     told = parser.parse_args()
+    if told.task == "reliability":
+        draw({name: supported(name, told) for name in told.set}, told.out)
+        return
     for name in told.set:
         if told.task == "report":
             report(Console(highlight=False, width=400), name, told)

@@ -38,6 +38,11 @@ class Case(NamedTuple):
     answerable: bool
 
 
+def answers(case: Case) -> bool:
+    """Whether the passages answer: of topics it is not known which words do."""
+    return case.answerable and (case.kind == "topic" or any(case.gold))
+
+
 def plain(text: str) -> str:
     """As answers are compared: without markup, case and line breaks."""
     return SPACE.sub(" ", MARKUP.sub("", text)).strip().lower()
