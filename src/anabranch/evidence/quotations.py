@@ -17,8 +17,9 @@ MOST, SHORT = 3, 400
 # A list is quoted whole up to this length.
 MAX_LIST = 1_200
 MAX_UNIT = 1_000
-# A unit is quoted beside the best one from this probability on.
-LIKELY = 0.15
+# A unit is quoted beside the best one from this probability on; and a less likely one with at least PLAUSIBLE odds of
+# being evidence itself, as long as the probability that none of the others is evidence is above DOUBT.
+LIKELY, PLAUSIBLE, DOUBT = 0.15, 0.1, 0.5
 # Units that are more similar than this say the same.
 SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
@@ -68,19 +69,23 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     likely = [
         (likelihood, unit)
         for unit, features in beside(best, passages, judged)
-        if (likelihood := probability_of_next(features)) >= LIKELY
+        if (likelihood := probability_of_next(features)) >= LIKELY or unit.probability >= PLAUSIBLE
     ]
     # The best of every other source comes before a second one of a source.
     likely.sort(key=lambda one: (passages[one[1].placed.passage].source in sources, -one[0]))
-    for _, unit in likely:
+    doubt = 1 - best.probability
+    for likelihood, unit in likely:
         if len(chosen) == MOST:
             break
+        if likelihood < LIKELY and doubt <= DOUBT:
+            continue
         source = passages[unit.placed.passage].source
         added = reader.quotation(unit)
         fits = sum(map(_length, chosen)) + _length(added) <= SHORT
         if (fits or source not in sources) and not _repeats(added, chosen, passages):
             chosen.append(added)
             sources.add(source)
+            doubt *= 1 - unit.probability
     return _named(chosen, passages)
 
 
