@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import threading
+from collections.abc import Set
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,7 @@ MODEL = {"MODEL_URL": "http://127.0.0.1:9"}
 EMBEDDINGS = {"EMBEDDING_URL": "http://127.0.0.1:9", "EMBEDDING_MODEL": "remote"}
 
 
-def configured(settings: Settings) -> Evidence | None:
+def configured(settings: Settings) -> AbstractAsyncContextManager[Evidence | None]:
     return evidence_for(settings, ManualClock(), Recorder())
 
 
@@ -69,9 +72,10 @@ def test_a_language_model_in_the_file_orders_passages_by_score(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("given", ["auto", "on", "off"])
-def test_only_off_has_no_evidence_model(given: str) -> None:
+async def test_only_off_has_no_evidence_model(given: str) -> None:
     """It also judges quoted answers beside a language model."""
-    assert (configured(loaded(EVIDENCE=given, **MODEL)) is None) == (given == "off")
+    async with configured(loaded(EVIDENCE=given, **MODEL)) as evidence:
+        assert (evidence is None) == (given == "off")
 
 
 @pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ("'on'", "on"), ("auto", "auto")])
@@ -99,16 +103,34 @@ async def test_evidence_passages_is_how_many_are_judged(models_dir: Path, given:
     assert judged == [True] * given + [False] * (9 - given)
 
 
+async def test_the_threads_of_the_evidence_model_end_when_the_anabranch_is_closed(models_dir: Path) -> None:
+    before = set(threading.enumerate())
+    async with model_server() as server:
+        settings = loaded(MODELS_DIR=str(models_dir), **embedding(server))
+        async with ready(settings, text("The sign at the river was painted by Ada.")) as (anabranch, _):
+            assert (await anabranch.ask("Who painted the sign?", sources=["notes"])).passages[0].evidence
+            assert _evidence_threads(before)
+        assert not _evidence_threads(before)
+
+
+def _evidence_threads(before: Set[threading.Thread]) -> list[str]:
+    """Those that did not run before; other tests keep a model."""
+    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("evidence")]
+
+
 @pytest.mark.parametrize("embeddings", [{}, EMBEDDINGS], ids=["local embeddings", "remote embeddings"])
-def test_where_the_word_vectors_are_not_installed_auto_reads_nothing_and_on_says_what_to_run(
+async def test_where_the_word_vectors_are_not_installed_auto_reads_nothing_and_on_says_what_to_run(
     embeddings: dict[str, str],
 ) -> None:
-    auto, on = (configured(loaded(EVIDENCE=given, **embeddings)) for given in ("auto", "on"))
-    assert auto is not None
-    assert on is not None
-    assert asyncio.run(auto.read(QUESTION, [(NEAR,)])) == [None]
-    with pytest.raises(ConfigurationError, match="Run: "):
-        asyncio.run(on.read(QUESTION, [(NEAR,)]))
+    async with (
+        configured(loaded(EVIDENCE="auto", **embeddings)) as auto,
+        configured(loaded(EVIDENCE="on", **embeddings)) as on,
+    ):
+        assert auto is not None
+        assert on is not None
+        assert await auto.read(QUESTION, [(NEAR,)]) == [None]
+        with pytest.raises(ConfigurationError, match="Run: "):
+            await on.read(QUESTION, [(NEAR,)])
 
 
 def test_a_server_with_evidence_on_does_not_start_without_the_word_vectors() -> None:

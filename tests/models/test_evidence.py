@@ -348,11 +348,14 @@ async def test_where_it_cannot_be_loaded_nothing_is_read_unless_it_is_required(t
 
 def test_nothing_is_loaded_before_the_first_question() -> None:
     code = (
-        "import sys\n"
+        "import asyncio, sys\n"
         "from anabranch.configuration.settings import Settings\n"
         "from anabranch.models.factory import evidence_for\n"
         "from anabranch.testing import ManualClock, Recorder\n"
-        "assert evidence_for(Settings(evidence='on'), ManualClock(), Recorder())\n"
+        "async def use():\n"
+        "    async with evidence_for(Settings(evidence='on'), ManualClock(), Recorder()) as evidence:\n"
+        "        assert evidence\n"
+        "asyncio.run(use())\n"
         "print([name for name in ('numpy', 'onnx', 'onnxruntime', 'tokenizers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -114,7 +114,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
-        evidence = evidence_for(settings, clock, telemetry)
+        evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry))
         judge = cache(partial(_judge, settings, evidence)) if evidence is not None else None
         directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source, judge)
         pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge)

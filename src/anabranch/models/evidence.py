@@ -93,6 +93,10 @@ class OnnxEvidence:
     ) -> Sequence[Verdict | None]:
         return await self._each(partial(self._check, claim, cache(self._vocabulary.encoding)), inputs, until)
 
+    async def close(self) -> None:
+        """End the threads, after the inputs that they are reading."""
+        await asyncio.to_thread(self._pool.shutdown)
+
     async def _each(
         self, judge: Callable[[Pages], T], inputs: Sequence[Pages], until: float | None
     ) -> Sequence[T | None]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,19 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
     return RerankEndpoint(server, settings.reranker_form, settings.reranker_model or "")
 
 
-def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> Evidence | None:
+@asynccontextmanager
+async def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> AsyncIterator[Evidence | None]:
     """The evidence model with its cache, unless it is off. With `auto` it is used where an answer is quoted, and for
     compact prompts; nothing is loaded before."""
     if settings.evidence == "off":
-        return None
-    folder, required = Path(settings.models_dir).expanduser(), settings.evidence == "on"
+        yield None
+        return
+    folder, required = Path(settings.models_dir), settings.evidence == "on"
     local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)
-    return CachedEvidence(local, clock, telemetry)
+    try:
+        yield CachedEvidence(local, clock, telemetry)
+    finally:
+        await local.close()
 
 
 def check_evidence(settings: Settings) -> None:
@@ -124,7 +130,7 @@ class LocalEvidence:
     unless it is `required`; the next question tries again, because the embedding model may have been installed."""
 
     def __init__(self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool) -> None:
-        self._folder = folder
+        self._folder = folder.expanduser()
         self._threads = threads
         self._telemetry = telemetry
         self._required = required
@@ -143,6 +149,10 @@ class LocalEvidence:
     ) -> Sequence[Verdict | None]:
         model = await self._available()
         return [None] * len(inputs) if model is None else await model.check(claim, inputs, until=until)
+
+    async def close(self) -> None:
+        if self._model is not None:
+            await self._model.close()
 
     async def _available(self) -> "OnnxEvidence | None":
         if self._model is not None:
