@@ -1,11 +1,15 @@
-"""python -m benchmarks.query [--chunks N] [--data DIR]: CPU and time of POST /v1/query of a served process."""
+"""python -m benchmarks.query [--chunks N] [--data DIR] [--docs DIR]: CPU and time of POST /v1/query, with and without
+the evidence model. The chunks are made up; with --docs, questions are about documentation among them."""
 
 import argparse
 import asyncio
+import json
 import os
+import shutil
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +31,9 @@ SENTENCE = 14
 ASKED_WORDS = 8
 REHEARSAL = 20
 BATCH = 16
+STARTS = 3
+QUESTIONS = Path(__file__).parent / "questions" / "validation.json"
+WAYS = {"with evidence": {}, "without": {"AGGREGATOR_EVIDENCE": "off"}}
 
 
 def sentences(text: str) -> str:
@@ -50,15 +57,14 @@ def question(text: str, seed: int) -> str:
 
 
 def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int], embedder: LocalEmbedder) -> None:
-    """Vectors and token bits are made up, except for the chunks that are asked about: those are the model's own."""
+    """Vectors and token bits are made up, except for the chunks that are asked about: those are the model's own. The
+    chunks are added to the folder's collection, if there is one."""
     real = dict(zip(asked, asyncio.run(embedder.embed([texts[row] for row in asked])), strict=True))
     database = Database.open(folder)
-    made = database.writing(
-        lambda db: collections.create(
-            db, owner="", name="all", description="", settings=CollectionSettings(embedding_model=embedder.name)
-        )
-    )
-    assert made is not None
+    if not database.reading(collections.listed):
+        own = CollectionSettings(embedding_model=embedder.name)
+        database.writing(partial(collections.create, owner="", name="all", description="", settings=own))
+    made = database.reading(collections.listed)[0]
     database.writing(lambda db: documents.require_embedder(db, embedder.name, embedder.dimensions))
 
     def insert(db: sqlite3.Connection, number: int) -> None:
@@ -105,21 +111,58 @@ def build(folder: Path, texts: list[str], corpus: data.Corpus, asked: list[int],
     database.close()
 
 
-def measure(asking: Room, questions: list[str]) -> None:
+def measure(rooms: Mapping[str, Room], questions: Sequence[str]) -> None:
+    """Each question once in every room in turn, so that no answer comes from a cache."""
     for text in questions[:REHEARSAL]:
-        asking.ask(text)
-    walls: list[float] = []
-    refused = 0
-    cpu = asking.cpu_s()
-    for text in questions:
+        for asking in rooms.values():
+            asking.ask(text)
+    # The CPU time before each question: what a server does after its answer counts too.
+    cpu: dict[str, list[float]] = {name: [] for name in rooms}
+    walls: dict[str, list[float]] = {name: [] for name in rooms}
+    refused = dict.fromkeys(rooms, 0)
+    for text in questions[REHEARSAL:]:
+        for name, asking in rooms.items():
+            cpu[name].append(asking.cpu_s())
+            began = time.perf_counter()
+            refused[name] += asking.ask(text)["refused"]
+            walls[name].append(time.perf_counter() - began)
+    for name, asking in rooms.items():
+        each = np.diff([*cpu[name], asking.cpu_s()]) * 1_000
+        wall = np.array(walls[name]) * 1_000
+        print(
+            f"{name}, {len(wall)} questions: {each.mean():.1f} ms CPU each, {np.percentile(each, 90):.0f} ms (p90); "
+            f"wall {np.percentile(wall, 50):.1f} ms (p50), {np.percentile(wall, 99):.1f} ms (p99); "
+            f"{refused[name]} refused; {asking.memory_mb():.0f} MB"
+        )
+
+
+def first_answer_s(folder: Path, models: Path, text: str, env: Mapping[str, str]) -> float:
+    with room(folder, models, **env) as asking:
         began = time.perf_counter()
-        refused += asking.ask(text)["refused"]
-        walls.append((time.perf_counter() - began) * 1_000)
-    cpu_ms = (asking.cpu_s() - cpu) * 1_000 / len(questions)
-    print(
-        f"POST /v1/query, {len(questions)} questions: {cpu_ms:.1f} ms CPU each; "
-        f"{np.percentile(walls, 50):.1f} ms (p50), {np.percentile(walls, 99):.1f} ms (p99); {refused} refused"
-    )
+        asking.ask(text)
+        return time.perf_counter() - began
+
+
+def made_up(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Questions about made-up chunks; the chunks are built if the folder is empty."""
+    corpus = data.corpus(given.chunks)
+    texts = [sentences(text) for text in corpus.texts]
+    asked = chosen(given.queries, given.chunks)
+    if not (folder / NAME).is_file():
+        build(folder, texts, corpus, asked, LocalEmbedder(given.models, 2))
+    return [question(texts[row], row) for row in asked]
+
+
+def documentation(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Questions to documentation; if the folder is empty, it becomes a copy of --docs with made-up chunks besides."""
+    if not (folder / NAME).is_file():
+        shutil.copytree(given.docs, folder, dirs_exist_ok=True)
+        with closing(Database.open(folder)) as database:
+            _, real = database.reading(documents.counts)
+        corpus = data.corpus(given.chunks - real)
+        build(folder, [sentences(text) for text in corpus.texts], corpus, [], LocalEmbedder(given.models, 2))
+    texts = [row["question"] for row in json.loads(QUESTIONS.read_text(encoding="utf-8"))["questions"]]
+    return [texts[row] for row in chosen(min(given.queries, len(texts)), len(texts))]
 
 
 def main() -> None:
@@ -127,22 +170,21 @@ def main() -> None:
     options.add_argument("--chunks", type=int, default=100_000)
     options.add_argument("--queries", type=int, default=200)
     options.add_argument("--data", type=Path, help="a folder to keep what was built in, and to take it from")
+    options.add_argument(
+        "--docs", type=Path, help=f"a data folder with the documents of {QUESTIONS.name}, in one collection"
+    )
     options.add_argument("--models", type=Path, default=Path.home() / ".cache/anabranch/models")
     given = options.parse_args()
     with TemporaryDirectory(prefix="anabranch-query-") as temporary:
         folder = given.data or Path(temporary)
-        corpus = data.corpus(given.chunks)
-        texts = [sentences(text) for text in corpus.texts]
-        asked = chosen(given.queries, given.chunks)
-        if not (folder / NAME).is_file():
-            began = time.monotonic()
-            build(folder, texts, corpus, asked, LocalEmbedder(given.models, 2))
-            print(f"{given.chunks:,} chunks in {time.monotonic() - began:.0f} s")
-        questions = [question(texts[row], row) for row in asked]
-        del corpus, texts
+        questions = (made_up if given.docs is None else documentation)(folder, given)
         print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        with room(folder, given.models) as asking:
-            measure(asking, questions)
+        for _ in range(STARTS):
+            first = {name: first_answer_s(folder, given.models, questions[0], env) for name, env in WAYS.items()}
+            print("first answer after the start: " + ", ".join(f"{s:.2f} s {name}" for name, s in first.items()))
+        with ExitStack() as served:
+            rooms = {name: served.enter_context(room(folder, given.models, **env)) for name, env in WAYS.items()}
+            measure(rooms, questions)
         print(f"load of the machine: {os.getloadavg()[0]:.1f}")
 
 

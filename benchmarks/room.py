@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.servers import Server, serving
 
 OVER = ("completed", "failed", "cancelled")
@@ -43,12 +41,16 @@ class Room:
 
     def cpu_s(self) -> float:
         """Of the server itself: its indexer is a process of its own."""
-        times = psutil.Process(self.server.process.pid).cpu_times()
+        times = self.server.process.cpu_times()
         return float(times.user + times.system)
+
+    def memory_mb(self) -> float:
+        """RSS of the server itself."""
+        return float(self.server.process.memory_info().rss / 1e6)
 
 
 @contextmanager
-def room(folder: Path, models: Path) -> Iterator[Room]:
-    env = {"AGGREGATOR_DATA_DIR": str(folder), "AGGREGATOR_MODELS_DIR": str(models)}
+def room(folder: Path, models: Path, **more: str) -> Iterator[Room]:
+    env = {"AGGREGATOR_DATA_DIR": str(folder), "AGGREGATOR_MODELS_DIR": str(models), **more}
     with serving("anabranch", env) as server:
         yield Room(server)
