@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from anabranch.domain.model import Embedding
+from anabranch.evidence.judge import MAX_S
 from anabranch.knowledge.index.reader import Generations
 from anabranch.knowledge.index.writer import IndexWriter
 from anabranch.knowledge.model import CollectionSettings, DocumentDraft, Permissions, Piece
@@ -131,7 +132,8 @@ def measure(rooms: Mapping[str, Room], questions: Sequence[str]) -> None:
         wall = np.array(walls[name]) * 1_000
         print(
             f"{name}, {len(wall)} questions: {each.mean():.1f} ms CPU each, {np.percentile(each, 90):.0f} ms (p90); "
-            f"wall {np.percentile(wall, 50):.1f} ms (p50), {np.percentile(wall, 99):.1f} ms (p99); "
+            f"wall {np.percentile(wall, 50):.1f} ms (p50), {np.percentile(wall, 99):.1f} ms (p99), "
+            f"{(wall > MAX_S * 1_000).sum()} over {MAX_S:.0f} s; "
             f"{refused[name]} refused; {asking.memory_mb():.0f} MB"
         )
 
