@@ -321,8 +321,8 @@ def test_only_another_topic_threshold_changes_the_recipe_of_documents() -> None:
     """Documents with the same bytes and the same recipe are not chunked again."""
     usual = FakeEmbedder()
     other = FakeEmbedder(calibration=msgspec.structs.replace(usual.calibration, topic_threshold=0.5))
-    assert recipe_of(Chunking(), usual) == "2/semantic/512/50/fake-128"
-    assert recipe_of(Chunking(), other) == "2/semantic/512/50/fake-128/topics 0.5"
+    assert recipe_of(Chunking(), usual) == "3/semantic/512/50/fake-128"
+    assert recipe_of(Chunking(), other) == "3/semantic/512/50/fake-128/topics 0.5"
     assert recipe_of(Chunking(strategy="sentence"), other) == recipe_of(Chunking(strategy="sentence"), usual)
 
 

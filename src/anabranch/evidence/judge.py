@@ -16,7 +16,7 @@ from anabranch.text.units import Unit
 JOINT_PAGES, JOINT_UNITS = 8, 3
 # Passages are read a few at a time. Once the log-odds of one are above SURE, no more are read, nor jointly: neither
 # changed the figures, and both together are half of the cost.
-AT_A_TIME, SURE = 2, 2.0
+AT_A_TIME, SURE = 2, 1.0
 
 
 # Judging takes at most this long.

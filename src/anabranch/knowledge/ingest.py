@@ -33,7 +33,7 @@ from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.jobs import Claim, Hold
 
 # Raise it when the same bytes give other chunks than before, so that they are chunked again.
-VERSION = 2
+VERSION = 3
 TOPIC_THRESHOLD = 0.35
 MAX_TITLE = 200
 POLL_S = 0.1
