@@ -14,11 +14,10 @@ from anabranch.text.units import Unit
 
 # A joint reading has the best units of the best pages.
 JOINT_PAGES, JOINT_UNITS = 8, 3
-# Passages are read a few at a time. Once the log-odds of one are above SURE, no more are read, nor jointly: neither
-# changed the figures, and both together are half of the cost.
-AT_A_TIME, SURE = 2, 1.0
-
-
+# Passages are read a few at a time. Once the log-odds that one answers are above SURE, or of the first ENOUGH all are
+# below SURELY_NOT, no more are read, nor jointly: the figures hardly change, and it is half of the cost.
+AT_A_TIME, ENOUGH = 2, 4
+SURE, SURELY_NOT = 1.5, -5.0
 # Judging takes at most this long.
 MAX_S = 2.0
 # The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
@@ -72,14 +71,15 @@ class Judge:
         if not readings:
             return None
         joint = None
-        if len(readings) > 1 and max(reading.answerable for reading in readings) < SURE:
+        if len(readings) > 1 and SURELY_NOT <= _best(readings) < SURE:
             together, places = joined(pages, readings, JOINT_PAGES, JOINT_UNITS)
             (reading,) = await self._evidence.read(question, [together], until=until)
             joint = JointReading(reading, places) if reading is not None else None
         return observed(question, passages, pages, readings, joint)
 
     async def _read(self, question: str, pages: Pages, least: int, until: float | None) -> list[Reading]:
-        """The readings of the first pages, until one surely answers, or there is no time."""
+        """The readings of the first pages, until one surely answers, surely none does, or there is no time. Passages
+        up to `least` are read in any case."""
         found: list[Reading] = []
         while len(found) < len(pages.pages):
             begin = len(found)
@@ -89,9 +89,14 @@ class Judge:
                 if reading is None:
                     return found
                 found.append(reading)
-            if max(reading.answerable for reading in found) >= SURE:
+            enough = pages.passage_of(end - 1) + 1 >= max(ENOUGH, least)
+            if _best(found) >= SURE or (enough and _best(found) < SURELY_NOT):
                 break
         return found
+
+
+def _best(readings: Sequence[Reading]) -> float:
+    return max(reading.answerable for reading in readings)
 
 
 def candidates(passages: Sequence[Passage], limit: int) -> list[int]:

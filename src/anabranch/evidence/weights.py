@@ -7,9 +7,9 @@ from typing import NamedTuple
 from anabranch.evidence.features import SupportFeatures, UnitFeatures
 
 # In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
-UNIT = (0.168, 0.308, 0.06, 1.21, 1.579, 0.428, 0.308, 1.549, 0.931, -2.142)
-SUPPORT = (0.501, 0.058, 0.245, -0.149, -0.153, 0.129, 7.937, -0.011, -4.16)
-NEXT = (0.913, 2.75, 1.659, 0.585, 1.276, -1.65)
+UNIT = (0.327, 0.176, 0.05, 0.892, 1.101, 0.589, 0.274, 1.222, 1.077, -2.009)
+SUPPORT = (0.631, -0.028, 0.201, -0.201, -0.128, 0.162, 6.942, 0.117, -3.327)
+NEXT = (0.919, 2.629, 1.31, 0.629, 1.116, -1.499)
 
 
 def probability_of_unit(features: UnitFeatures) -> float:
