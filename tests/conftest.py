@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cache
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from anabranch.models.evidence import OnnxEvidence
 
 LOCAL = ("127.0.0.0/8",)
+
+# The tests start hundreds of processes. Compiled modules are kept, or each process compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +15,9 @@ import jwt
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings
+from anabranch.entrypoints.cli.resources import alone, is_indexed
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing.http_server import HttpServer
@@ -99,8 +101,26 @@ def text(content: str, **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
-    """A server of its own, with a key for everybody."""
+async def indexing(settings: Settings) -> AsyncIterator[None]:
+    """The indexer in this process. It holds the lock of the data folder, so that no server and no command starts one: a
+    process that loads everything again takes longer than most tests."""
+    with alone(Path(settings.data_dir)):
+        async with indexer(settings) as opened:
+            work = asyncio.create_task(opened.run())
+            try:
+                yield
+            finally:
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+
+
+@asynccontextmanager
+async def library(
+    folder: Path, models_dir: Path, *, indexer_process: bool = False, **given: Any
+) -> AsyncIterator[Library]:
+    """A server of its own, with a key for everybody. Documents are indexed in this process, or with `indexer_process` in
+    a child of it, as outside of tests; if the folder's lock is taken, by whoever has it."""
     database = Database.open(folder)
     try:
         secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
@@ -109,8 +129,9 @@ async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator
         database.close()
     # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
     quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off"}
-    settings = {**quiet, "models_dir": str(models_dir), **given}
-    async with running(Settings(data_dir=str(folder), **settings)) as server:
+    settings = Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
+    elsewhere = indexer_process or is_indexed(folder)
+    async with nullcontext() if elsewhere else indexing(settings), running(settings) as server:
         yield Library(server, folder, secrets)
 
 

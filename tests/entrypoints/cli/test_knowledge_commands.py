@@ -1,6 +1,5 @@
 """Commands for documents: ingest, collections, documents, search, ask."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -17,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
-from anabranch.app.indexer import indexer
 from anabranch.configuration.settings import Settings
-from anabranch.entrypoints.cli.resources import alone
+from conftest import LOCAL
 from support.cli_runner import Ran, Run, environment, here, on_terminal, process
+from support.collection_server import indexing
 
 pytestmark = pytest.mark.xdist_group("knowledge-commands")
 
@@ -81,6 +81,15 @@ def change(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     yield from here(shelf.data, monkeypatch, capsys)
 
 
+@pytest.fixture
+def indexed(shelf: Shelf, models_dir: Path) -> Iterator[None]:
+    """An indexer in a thread, as beside a running server: no command starts one of its own."""
+    given = {"data_dir": str(shelf.data), "models_dir": str(models_dir), "endpoint_allowlist": LOCAL}
+    settings = Settings(**given, log_level="ERROR")
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(indexing(settings)):
+        yield
+
+
 # --- ingest
 
 
@@ -108,6 +117,7 @@ def test_ingesting_a_folder_again_ingests_only_changed_files(change: Run, shelf:
     assert json.loads(change("index", "status", "--json").out)["behind_chunks"] == 0
 
 
+@pytest.mark.usefixtures("indexed")
 def test_links_that_leave_the_folder_are_skipped_and_named(change: Run, shelf: Shelf) -> None:
     outside = shelf.books.parent / "outside"
     outside.mkdir()
@@ -130,6 +140,7 @@ def test_links_that_leave_the_folder_are_skipped_and_named(change: Run, shelf: S
     assert "swordfish" in change("search", "password", "--json").out
 
 
+@pytest.mark.usefixtures("indexed")
 def test_ingesting_a_folder_of_links_that_leave_it_is_an_error(change: Run, shelf: Shelf, tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "rivers.txt").symlink_to(shelf.books / "rivers.txt")
@@ -140,6 +151,7 @@ def test_ingesting_a_folder_of_links_that_leave_it_is_an_error(change: Run, shel
     assert [(one["name"], one["outcome"]) for one in named["documents"]] == [("rivers.txt", "added")]
 
 
+@pytest.mark.usefixtures("indexed")
 def test_ingest_again_without_visibility_keeps_the_permissions(change: Run, shelf: Shelf) -> None:
     file, more = str(shelf.books / "rivers.txt"), ("-c", "handbook", "--json")
 
@@ -157,16 +169,11 @@ def test_ingest_again_without_visibility_keeps_the_permissions(change: Run, shel
     assert outcome("--visibility", "public") == ("updated", "public")
 
 
-async def test_ingest_beside_a_running_indexer_leaves_the_work_to_it(shelf: Shelf) -> None:
-    """As beside a running server, which has the lock."""
+@pytest.mark.usefixtures("indexed")
+def test_ingest_beside_a_running_indexer_leaves_the_work_to_it(shelf: Shelf) -> None:
     (shelf.books / "broken.pdf").unlink()
     (shelf.books / "new.txt").write_text("Something new is here.\n")
-    with alone(shelf.data):
-        async with indexer(Settings(data_dir=str(shelf.data), log_level="ERROR")) as taking:
-            work = asyncio.create_task(taking.run())
-            ran = await asyncio.to_thread(process, shelf.data, "ingest", str(shelf.books), "-c", "handbook")
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+    ran = process(shelf.data, "ingest", str(shelf.books), "-c", "handbook")
     assert ran.code == 0, ran
     assert "✓ added     new.txt" in ran.out
 
@@ -336,6 +343,7 @@ def test_documents_list_show_permissions_and_delete(change: Run) -> None:
 # --- search and ask
 
 
+@pytest.mark.usefixtures("indexed")
 def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> None:
     ran = change("documents", "list", "--status", "failed")
     assert ran.code == 0
@@ -356,6 +364,7 @@ def test_failed_documents_are_listed_and_retried(change: Run, shelf: Shelf) -> N
     assert change("documents", "retry", "--failed").out == "No document has failed.\n"
 
 
+@pytest.mark.usefixtures("indexed")
 def test_retry_continues_after_a_document_that_cannot_be_retried(change: Run, shelf: Shelf) -> None:
     (shelf.books / "empty.md").touch()
     assert change("ingest", str(shelf.books / "empty.md"), "-c", "handbook").code == 1
@@ -374,8 +383,8 @@ def test_retry_continues_after_a_document_that_cannot_be_retried(change: Run, sh
     ]
 
 
-def test_a_collection_is_deleted_only_after_a_confirmation(shelf: Shelf) -> None:
-    refused = process(shelf.data, "collections", "delete", "handbook")
+def test_a_collection_is_deleted_only_after_a_confirmation(change: Run, shelf: Shelf) -> None:
+    refused = change("collections", "delete", "handbook")
     assert (refused.code, refused.out) == (2, "")
     assert "'handbook' with 2 documents" in refused.err
     assert "is not a terminal: add --yes" in refused.err
@@ -386,11 +395,11 @@ def test_a_collection_is_deleted_only_after_a_confirmation(shelf: Shelf) -> None
     assert (agreed.code, agreed.out) == (0, "Deleted handbook and 2 documents.\n")
 
 
-def test_a_document_is_deleted_after_a_confirmation_on_a_terminal(shelf: Shelf) -> None:
+def test_a_document_is_deleted_after_a_confirmation_on_a_terminal(change: Run, shelf: Shelf) -> None:
     declined = on_terminal(shelf.data, "documents", "delete", "rivers.txt", typed="n\n")
     assert (declined.code, declined.out) == (1, "")
     assert re.search(r"^Delete 'rivers.txt' \(\S+\)\?.*Nothing was deleted\.$", declined.err, re.MULTILINE)
-    assert process(shelf.data, "documents", "delete", "rivers.txt").code == 0
+    assert change("documents", "delete", "rivers.txt").code == 0
     assert on_terminal(shelf.data, "documents", "delete", "Handbook", "--yes", typed="").code == 0
 
 
@@ -405,6 +414,7 @@ def test_the_list_of_documents_shows_file_and_collection(change: Run, shelf: She
     assert plain[0].split() == ["document", "file", "collection", "id"]
 
 
+@pytest.mark.usefixtures("indexed")
 def test_documents_with_the_same_name_are_listed_with_file_and_collection(change: Run, shelf: Shelf) -> None:
     assert change("ingest", str(shelf.books / "hr" / "refunds.md"), "-c", "second").code == 0
     ran = change("documents", "show", "Handbook")
@@ -432,16 +442,16 @@ def test_ask_exits_2_if_the_embedding_model_is_not_installed(run: Run, tmp_path:
     assert "anabranch models install" in " ".join(ran.out.split())
 
 
+@pytest.mark.usefixtures("indexed")
 def test_a_mended_document_is_stored_by_a_retry(change: Run, shelf: Shelf) -> None:
     """The page is not to be had at first."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(shelf.books))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         page = f"http://127.0.0.1:{server.server_address[1]}/later.txt"
-        allowed = {"AGGREGATOR_ENDPOINT_ALLOWLIST": "127.0.0.0/8"}
-        first = change("ingest", page, "-c", "web", "--connector", "crawler", **allowed)
+        first = change("ingest", page, "-c", "web", "--connector", "crawler")
         (shelf.books / "later.txt").write_text("The page is here now.\n")
-        retried = change("documents", "retry", "--failed", "--collection", "web", **allowed)
+        retried = change("documents", "retry", "--failed", "--collection", "web")
         server.shutdown()
         thread.join()
     assert (first.code, retried.code) == (1, 0)
@@ -519,6 +529,7 @@ def test_search_usage_errors(run: Run, arguments: list[str], code: int, words: s
     assert words in ran.err
 
 
+@pytest.mark.usefixtures("indexed")
 def test_search_shows_a_near_duplicate_once_and_names_the_other(change: Run, shelf: Shelf) -> None:
     text = "The shop in the harbour sells ropes, lamps, nets and boots, and it repairs sails on {} mornings in winter."
     for name, mornings in (("north", "cold"), ("south", "dark")):
@@ -548,6 +559,7 @@ def test_ask_takes_a_collection_as_source(run: Run) -> None:
     assert "'nobody'" in run("ask", "What?", "-s", "nobody").err
 
 
+@pytest.mark.usefixtures("indexed")
 def test_control_characters_in_documents_are_not_printed(change: Run, shelf: Shelf) -> None:
     trick = "\x1b[2J\x1b]0;pwned\x07\x9b31m"
     (shelf.books / "evil.txt").write_text(f"A zebra {trick} is striped.")

@@ -268,7 +268,7 @@ async def test_an_indexer_that_dies_is_started_again(
     kept: Path, tmp_path: Path, models_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(kept, tmp_path / "data"))
-    async with library(folder, models_dir, log_level="WARNING") as shelf:
+    async with library(folder, models_dir, indexer_process=True, log_level="WARNING") as shelf:
         await shelf.ingest("travel", text("The ferry to Ameland takes 50 minutes."))
         (indexer,) = (
             child for child in psutil.Process().children() if "anabranch.app.indexer" in " ".join(child.cmdline())
