@@ -119,7 +119,7 @@ async def indexing(settings: Settings) -> AsyncIterator[None]:
 async def library(
     folder: Path, models_dir: Path, *, indexer_process: bool = False, **given: Any
 ) -> AsyncIterator[Library]:
-    """A server of its own, with a key for everybody. Documents are indexed in this process, or with `indexer_process` in
+    """A server of its own, with a key for everybody. Documents are indexed in this process, with `indexer_process` in
     a child of it, as outside of tests; if the folder's lock is taken, by whoever has it."""
     database = Database.open(folder)
     try:
