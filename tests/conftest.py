@@ -50,6 +50,13 @@ class Groups(LoadGroupScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return group(self.config.rootpath / nodeid.partition("::")[0]) or nodeid
 
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """What is done is dropped: after every test xdist counts all that its worker ever had."""
+        super().mark_test_complete(node, item_index, duration)
+        assigned, scope = self.assigned_work[node], self._split_scope(self.registered_collections[node][item_index])
+        if all(assigned[scope].values()):
+            del assigned[scope]
+
 
 @cache
 def group(file: Path) -> str | None:

@@ -1,18 +1,14 @@
 """MCP servers and other configured sources, asked by name through /v1/query and /rag/stream."""
 
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 
-from anabranch.domain.mcp import McpServer
-from anabranch.testing.mcp import Scenario
 from support.collection_server import Library, library, text
+from support.mcp_pool_fixtures import server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("aggregate")]
 
@@ -20,11 +16,6 @@ QUESTION = "How long do refunds for printed books take?"
 NOTES = (
     {"title": "Refund notes", "text": "Refunds for printed books take 14 days.", "url": "https://notes.example/1"},
 )
-
-
-def server(name: str, **scenario: Any) -> McpServer:
-    told = msgspec.json.encode(Scenario(name=name, **scenario)).decode()
-    return McpServer(name=name, command=sys.executable, args=("-m", "anabranch.testing.mcp", "--scenario", told))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

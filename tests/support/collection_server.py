@@ -116,22 +116,36 @@ async def indexing(settings: Settings) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def library(
-    folder: Path, models_dir: Path, *, indexer_process: bool = False, **given: Any
-) -> AsyncIterator[Library]:
-    """A server of its own, with a key for everybody. Documents are indexed in this process, with `indexer_process` in
-    a child of it, as outside of tests; if the folder's lock is taken, by whoever has it."""
+async def library(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
+    """A server of its own, with a key for everybody. Documents are indexed in this process, unless the folder's lock is
+    taken already."""
+    settings = _settings(folder, models_dir, given)
+    async with nullcontext() if is_indexed(folder) else indexing(settings), _library(folder, settings) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def library_with_indexer(folder: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
+    """The same with the indexer in a process of its own, as outside of tests."""
+    async with _library(folder, _settings(folder, models_dir, given)) as opened:
+        yield opened
+
+
+def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Settings:
+    # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
+    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off"}
+    return Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
+
+
+@asynccontextmanager
+async def _library(folder: Path, settings: Settings) -> AsyncIterator[Library]:
     database = Database.open(folder)
     try:
         secrets = {name: _secret(database, user=name, groups=groups) for name, groups in PEOPLE.items()}
         secrets["root"] = _secret(database, user="root", operator=True)
     finally:
         database.close()
-    # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
-    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off"}
-    settings = Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
-    elsewhere = indexer_process or is_indexed(folder)
-    async with nullcontext() if elsewhere else indexing(settings), running(settings) as server:
+    async with running(settings) as server:
         yield Library(server, folder, secrets)
 
 

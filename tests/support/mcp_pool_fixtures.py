@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-import anabranch.testing.mcp
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.mcp import McpServer, ServerHealth
 from anabranch.domain.model import Context, Query, SourceReply
@@ -20,8 +20,7 @@ from anabranch.sources.mcp.pool import Pool
 from anabranch.sources.mcp.services import PoolServices
 from anabranch.testing import Recorder
 
-# By its file, without all that the package brings along: it is started often.
-LIBRARIAN = anabranch.testing.mcp.__file__
+LIBRARIAN = str(Path(__file__).parent / "mcp_scenario_server.py")
 MISHAPS = {word: word for word in ("hang", "freeze", "die", "error", "refuse", "garbage", "misfit", "ask", "rename")}
 
 

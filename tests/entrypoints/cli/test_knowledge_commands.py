@@ -84,8 +84,9 @@ def change(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture
 def indexed(shelf: Shelf, models_dir: Path) -> Iterator[None]:
     """An indexer in a thread, as beside a running server: no command starts one of its own."""
-    given = {"data_dir": str(shelf.data), "models_dir": str(models_dir), "endpoint_allowlist": LOCAL}
-    settings = Settings(**given, log_level="ERROR")
+    settings = Settings(
+        data_dir=str(shelf.data), models_dir=str(models_dir), endpoint_allowlist=LOCAL, log_level="ERROR"
+    )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(indexing(settings)):
         yield
 

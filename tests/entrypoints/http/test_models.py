@@ -13,7 +13,7 @@ import pytest
 from anabranch.domain.model import Message
 from anabranch.entrypoints.cli.resources import alone
 from anabranch.testing import Document, Failure, Space
-from support.collection_server import Library, library, text
+from support.collection_server import Library, library, library_with_indexer, text
 from support.metrics_scrape import scrape
 
 pytestmark = pytest.mark.xdist_group("knowledge-api-1")
@@ -268,7 +268,7 @@ async def test_an_indexer_that_dies_is_started_again(
     kept: Path, tmp_path: Path, models_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(kept, tmp_path / "data"))
-    async with library(folder, models_dir, indexer_process=True, log_level="WARNING") as shelf:
+    async with library_with_indexer(folder, models_dir, log_level="WARNING") as shelf:
         await shelf.ingest("travel", text("The ferry to Ameland takes 50 minutes."))
         (indexer,) = (
             child for child in psutil.Process().children() if "anabranch.app.indexer" in " ".join(child.cmdline())
