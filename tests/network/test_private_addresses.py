@@ -1,8 +1,8 @@
 """Private addresses on the allow-list are open to the operator and to callers with a key or a token."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.domain.model import Endpoint
+from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.network.outbound import REFUSED, AiohttpOutbound
@@ -37,15 +38,15 @@ async def inside() -> AsyncIterator[Canary]:
 
 
 @pytest.fixture
-def secrets(tmp_path: Path) -> dict[str, str]:
-    database = Database.open(tmp_path / "data")
-    try:
-        return {
+def secrets(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Keys to a server that starts no indexer, as the lock is taken: there is nothing to index."""
+    with closing(Database.open(tmp_path / "data")) as database:
+        made = {
             who: database.writing(partial(keys.create, user=who, operator=who == "root"))[1]
             for who in ("alice", "root")
         }
-    finally:
-        database.close()
+    with alone(tmp_path / "data"):
+        yield made
 
 
 def retrieval(url: str, slug: str = "docs") -> dict[str, Any]:

@@ -35,6 +35,7 @@ from anabranch.domain.signals import (
     Signal,
     TokensUsed,
 )
+from anabranch.entrypoints.cli import resources
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.telemetry.log import configured_log
@@ -415,11 +416,12 @@ async def test_only_an_operators_key_may_read_metrics(
     secret = database.writing(lambda db: keys.create(db, user="prometheus", operator=operator))[1]
     database.close()
     asked = {"prompt": "?", "retrieval_only": True, "data_sources": [ref(space, "docs", "alices-own")]}
-    async with serve(auth=auth) as server:
-        await server.post("/api/v1/chat", asked, headers={"Authorization": f"Bearer {alice}"})
-        headers = {"Authorization": f"Bearer {secret}", "X-Forwarded-For": "203.0.113.9"}
-        async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
-            text = await response.text()
+    with resources.alone(tmp_path / "data"):  # there is nothing to index
+        async with serve(auth=auth) as server:
+            await server.post("/api/v1/chat", asked, headers={"Authorization": f"Bearer {alice}"})
+            headers = {"Authorization": f"Bearer {secret}", "X-Forwarded-For": "203.0.113.9"}
+            async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
+                text = await response.text()
     assert response.status == status
     assert ("alices-own/docs" in text) is (status == 200)
     assert status == 200 or "anabranch keys create" in json.loads(text)["message"]

@@ -18,6 +18,7 @@ from anabranch.app.revocations import EVERY_S, REVOKED, Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import AnabranchError
 from anabranch.domain.model import Endpoint
+from anabranch.entrypoints.cli.resources import alone
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database, StoreFailed
 from anabranch.testing import Space
@@ -121,8 +122,9 @@ async def house(folder: Path, **given: Any) -> AsyncIterator[House]:
             "models": {"speaker": Endpoint(slug="speaker", url=speaker.url, kind="openai", operator=True)},
             "published_models": {"alice/writer": "speaker"},
         }
-        async with running(Settings(**{**chosen, **given}), timing=Timing(keys_every_s=0.01)) as server:
-            yield House(server, speaker, folder)
+        with alone(folder):  # there is nothing to index
+            async with running(Settings(**{**chosen, **given}), timing=Timing(keys_every_s=0.01)) as server:
+                yield House(server, speaker, folder)
 
 
 def _data(block: bytes) -> Any:
