@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
 import re
@@ -67,6 +68,17 @@ def group(file: Path) -> str | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups | None:
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded now stays: the garbage collector looks for none meanwhile, and never visits it again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
