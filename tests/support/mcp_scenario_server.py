@@ -1,5 +1,5 @@
 """`anabranch.testing.mcp` as a process that starts often: by its file, without all that its package brings along, and
-without the garbage collector, which takes a third of the time in which MCP's SDK loads."""
+without the garbage collector, which takes much of the time in which MCP's SDK loads."""
 
 import atexit
 import gc

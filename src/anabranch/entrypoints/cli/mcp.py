@@ -81,7 +81,7 @@ def servers(given: Path | None, as_json: bool, config: Path | None) -> None:
 
 
 async def _serve(settings: Settings, config: Path | None) -> None:
-    # MCP's SDK loads only where it runs. It makes no garbage then; to look for some takes a third of the time.
+    # MCP's SDK loads only where it runs. It makes no garbage then, and to look for some takes time.
     gc.disable()
     from anabranch.app.config_reload import ConfigReload  # noqa: PLC0415
     from anabranch.app.startup import watched  # noqa: PLC0415
