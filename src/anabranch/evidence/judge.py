@@ -14,10 +14,10 @@ from anabranch.text.units import Unit
 
 # A joint reading has the best units of the best pages.
 JOINT_PAGES, JOINT_UNITS = 8, 3
-# Passages are read a few at a time. Once the log-odds that one answers are above SURE, or of the first ENOUGH all are
-# below SURELY_NOT, no more are read, nor jointly: the figures hardly change, and it is half of the cost.
-AT_A_TIME, ENOUGH = 2, 4
-SURE, SURELY_NOT = 1.5, -5.0
+# Passages are read a few at a time. Once the log-odds that one answers are above SURE, no more are read, nor jointly;
+# nor are they jointly if all are below SURELY_NOT. The figures hardly change, and it is half of the cost.
+AT_A_TIME = 2
+SURE, SURELY_NOT = 1.0, -5.0
 # Judging takes at most this long.
 MAX_S = 2.0
 # The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
@@ -78,8 +78,7 @@ class Judge:
         return observed(question, passages, pages, readings, joint)
 
     async def _read(self, question: str, pages: Pages, least: int, until: float | None) -> list[Reading]:
-        """The readings of the first pages, until one surely answers, surely none does, or there is no time. Passages
-        up to `least` are read in any case."""
+        """The readings of the first pages, until one surely answers, or there is no time."""
         found: list[Reading] = []
         while len(found) < len(pages.pages):
             begin = len(found)
@@ -89,8 +88,7 @@ class Judge:
                 if reading is None:
                     return found
                 found.append(reading)
-            enough = pages.passage_of(end - 1) + 1 >= max(ENOUGH, least)
-            if _best(found) >= SURE or (enough and _best(found) < SURELY_NOT):
+            if _best(found) >= SURE:
                 break
         return found
 

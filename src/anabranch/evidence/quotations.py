@@ -20,6 +20,8 @@ MAX_UNIT = 1_000
 # A unit is quoted beside the best one from this probability on; and a less likely one with at least PLAUSIBLE odds of
 # being evidence itself, as long as the probability that none of the others is evidence is above DOUBT.
 LIKELY, PLAUSIBLE, DOUBT = 0.15, 0.1, 0.5
+# The best so many are tried: others would repeat them, or not fit.
+TRIED = 12
 # Units that are more similar than this say the same.
 SAME = 0.9
 # The share of the question's words that only the heading has, from which on it is quoted with its unit.
@@ -74,10 +76,10 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     # The best of every other source comes before a second one of a source.
     likely.sort(key=lambda one: (passages[one[1].placed.passage].source in sources, -one[0]))
     doubt = 1 - best.probability
-    for likelihood, unit in likely:
+    for likelihood, unit in likely[:TRIED]:
         if len(chosen) == MOST:
             break
-        if likelihood < LIKELY and doubt <= DOUBT:
+        if (likelihood < LIKELY and doubt <= DOUBT) or _is_other_row(unit, best):
             continue
         source = passages[unit.placed.passage].source
         added = reader.quotation(unit)
@@ -119,6 +121,13 @@ def beside(
 def _text(passages: Sequence[Passage], judged: JudgedUnit) -> str:
     unit = judged.placed.unit
     return passages[judged.placed.passage].text[unit.start : unit.end]
+
+
+def _is_other_row(one: JudgedUnit, best: JudgedUnit) -> bool:
+    """Whether it is a row of the same table that has no other words of the question: the row that matches best stands
+    for itself."""
+    rows = one.placed.unit.kind == best.placed.unit.kind == "row" and one.placed.passage == best.placed.passage
+    return rows and one.placed.unit.lead == best.placed.unit.lead and not one.words & ~best.words
 
 
 def _length(quotation: Quotation) -> int:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from anabranch.evidence.features import SupportFeatures, UnitFeatures
 
 # In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
-UNIT = (0.327, 0.176, 0.05, 0.892, 1.101, 0.589, 0.274, 1.222, 1.077, -2.009)
-SUPPORT = (0.631, -0.028, 0.201, -0.201, -0.128, 0.162, 6.942, 0.117, -3.327)
-NEXT = (0.919, 2.629, 1.31, 0.629, 1.116, -1.499)
+UNIT = (0.311, 0.182, 0.054, 0.922, 1.109, 0.494, 0.258, 1.261, 1.011, -1.945)
+SUPPORT = (0.647, 0.015, 0.224, -0.223, -0.141, 0.166, 6.873, 0.106, -3.404)
+NEXT = (0.911, 2.44, 1.462, 0.608, 1.169, -1.547)
 
 
 def probability_of_unit(features: UnitFeatures) -> float:
