@@ -185,11 +185,12 @@ def report(console: Console, name: str, told: argparse.Namespace) -> None:
         ("model", searched, by_model),
         ("both", ordered, by_both),
     ]
+    seen: list[list[Observed | None]] = [[None, None] for _ in searched]
     for way, cases, answer in ways:
         if way not in told.only:
             continue
-        nothing: list[list[Observed | None]] = [[None, None] for _ in cases]
-        seen = asyncio.run(observed(cases, told)) if way != "rules" else nothing
+        if way == "model" or (way == "both" and (cases is not searched or "model" not in told.only)):
+            seen = asyncio.run(observed(cases, told))
         for lower in (0, 1):
             outcomes = [
                 answer(sets.lowered(case) if lower else case, pair[lower])
