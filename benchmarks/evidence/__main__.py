@@ -23,7 +23,7 @@ from anabranch.domain.evidence import EvidencePage, Reading, Verdict
 from anabranch.domain.model import Prompt
 from anabranch.evidence.features import Observed
 from anabranch.evidence.judge import SUPPORTED as LIKELY
-from anabranch.evidence.judge import Judge, judgement
+from anabranch.evidence.judge import Judge, candidates, judgement
 from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import SUPPORTED, Written, quotes
@@ -167,6 +167,14 @@ def _share(values: Sequence[float]) -> tuple[float, int]:
     return (float(np.mean(values)) if values else float("nan"), len(values))
 
 
+def chosen(case: Case) -> Case:
+    """With the passages that the product judges."""
+    order = candidates(case.passages, PASSAGES)
+    return case._replace(
+        passages=tuple(case.passages[index] for index in order), gold=tuple(case.gold[index] for index in order)
+    )
+
+
 async def observed(cases: Sequence[Case], told: argparse.Namespace) -> list[list[Observed | None]]:
     """For each case as it is and in lower case."""
     judge = Judge(Remembering(OnnxEvidence(told.models, threads=2)), PASSAGES)
@@ -179,17 +187,18 @@ async def observed(cases: Sequence[Case], told: argparse.Namespace) -> list[list
 
 def report(console: Console, name: str, told: argparse.Namespace) -> None:
     searched = loaded(name, told)
-    ordered = loaded(name, told, "auto") if name in DOCUMENTATION else searched
+    judged = [chosen(case) for case in searched]
+    ordered = [chosen(case) for case in loaded(name, told, "auto")] if name in DOCUMENTATION else judged
     ways: list[tuple[str, list[Case], Callable[[Case, Observed | None], Outcome]]] = [
         ("rules", searched, lambda case, _: by_rules(case)),
-        ("model", searched, by_model),
+        ("model", judged, by_model),
         ("both", ordered, by_both),
     ]
     seen: list[list[Observed | None]] = [[None, None] for _ in searched]
     for way, cases, answer in ways:
         if way not in told.only:
             continue
-        if way == "model" or (way == "both" and (cases is not searched or "model" not in told.only)):
+        if way == "model" or (way == "both" and (cases is not judged or "model" not in told.only)):
             seen = asyncio.run(observed(cases, told))
         for lower in (0, 1):
             outcomes = [
@@ -206,7 +215,7 @@ def report(console: Console, name: str, told: argparse.Namespace) -> None:
 
 def supported(name: str, told: argparse.Namespace) -> list[tuple[float, bool]]:
     """The support of each question as it is asked, and whether the passages answer."""
-    cases = loaded(name, told, "auto")
+    cases = [chosen(case) for case in loaded(name, told, "auto")]
     seen = asyncio.run(observed(cases, told))
     return [
         (judgement(pair[0], range(len(case.passages)), len(case.passages)).support, answers(case))
@@ -235,7 +244,7 @@ def main() -> None:
         if told.task == "report":
             report(Console(highlight=False, width=400), name, told)
             continue
-        cases = loaded(name, told)
+        cases = [chosen(case) for case in loaded(name, told)]
         seen = asyncio.run(observed(cases, told))
         rows = [(case, pair[0]) for case, pair in zip(cases, seen, strict=True) if pair[0] is not None]
         told.out.write_bytes(pickle.dumps(rows))

@@ -1,5 +1,6 @@
 """The judge: what it reads, when it stops, and when it has no opinion."""
 
+import math
 import time
 from pathlib import Path
 
@@ -59,6 +60,15 @@ async def test_at_most_limit_passages_are_read() -> None:
         assert judged is not None
         assert evidence.titles == others(limit)
         assert [one is not None for one in judged.passages] == [True] * limit + [False] * (20 - limit)
+
+
+async def test_after_the_fourth_only_passages_that_are_as_similar_as_the_best_are_read() -> None:
+    evidence = RecordingEvidence()
+    near = (0.6, 0.3, 0.3, 0.3, 0.55, 0.3, 0.52, 0.49)
+    passages = [passage(UNSURE, title, near=value) for title, value in zip(others(8), near, strict=True)]
+    unknown = passage(UNSURE, "Remote", near=math.nan)
+    assert await Judge(evidence, 9).judge(QUESTION, [*passages, unknown])
+    assert evidence.titles == [*others(5), "Harbour 6", "Remote"]
 
 
 async def test_a_passage_of_every_source_is_read_before_a_sure_answer_ends_the_reading() -> None:
