@@ -18,6 +18,7 @@ from support.quoted_answers import RecordingEvidence, passage
 QUESTION = "When does the Zanzibar ferry leave?"
 SURE = passage("The Zanzibar ferry does leave every hour, that is when.", "Ferry")
 UNSURE = "The harbour was built in 1871. It has two piers."
+NEAR_IT = "The ferry harbour was built in 1871. When it was new, it had two piers."
 
 
 def others(count: int) -> list[str]:
@@ -39,12 +40,18 @@ async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:
 
 async def test_without_a_sure_answer_every_passage_is_read_and_the_best_of_them_together() -> None:
     evidence = RecordingEvidence()
-    passages = [passage(UNSURE * 2, title) for title in others(10)]
+    passages = [passage(f"{NEAR_IT} {UNSURE}", title) for title in others(10)]
     assert await Judge(evidence, 10).judge(QUESTION, passages)
     assert evidence.titles == others(10)
     *_, joint = evidence.inputs
     assert len(joint) == JOINT_PAGES
     assert all(len(page.units) <= JOINT_UNITS for page in joint)
+
+
+async def test_nothing_is_read_together_if_no_passage_comes_near_an_answer() -> None:
+    evidence = RecordingEvidence()
+    assert await Judge(evidence, 8).judge(QUESTION, [passage(UNSURE, title) for title in others(3)])
+    assert len(evidence.inputs) == 3
 
 
 async def test_one_passage_is_not_read_twice() -> None:

@@ -21,7 +21,7 @@ AT_A_TIME = 2
 # After the first FIRST passages, only those are judged that are almost as similar to the question as the best one: the
 # others seldom answer, and they are a quarter of the cost.
 FIRST, SIMILAR = 4, 0.1
-SURE, SURELY_NOT = 1.0, -5.0
+SURE, SURELY_NOT = 1.0, -3.5
 # Judging takes at most this long.
 MAX_S = 2.0
 # The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
