@@ -109,8 +109,12 @@ def promises(document: Parsed, chunking: Chunking, embedder: Embedder) -> tuple[
         assert piece.tokens == len(embedder.tokens(content))
         assert piece.tokens <= sizes.size or len(content) == 1
         block = next(block for block in document.blocks if block.start <= piece.start < block.end)
-        within = [one for one in document.blocks if one.end > piece.start and one.start < piece.end]
-        bodies = [one for one in within if one.kind != "heading" and text[one.start : one.end].strip()] or within
+        within = [
+            one
+            for one in document.blocks
+            if one.end > piece.start and one.start < piece.end and text[one.start : one.end].strip()
+        ]
+        bodies = [one for one in within if one.kind != "heading"] or within
         assert all(one.headers[: len(piece.headers)] == piece.headers for one in bodies)
         deeper = {one.headers[: len(piece.headers) + 1] for one in bodies}
         assert len(deeper) > 1 or deeper == {piece.headers}

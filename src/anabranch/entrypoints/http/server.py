@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -155,10 +156,14 @@ class Workers(Multiprocess):
     def keep_subprocess_alive(self) -> None:
         """uvicorn replaces workers that have ended, and kills and replaces those that do not answer."""
         before = [(worker, worker.exitcode) for worker in self.processes]
+        began = time.monotonic()
         super().keep_subprocess_alive()
+        # One that ends while it is asked has no status before. uvicorn kills only those that let the time pass.
+        waited = time.monotonic() - began >= self.config.timeout_worker_healthcheck
         for worker, status in before:
             if worker not in self.processes:
-                self._log.warning("worker_died", pid=worker.pid, **_cause_of_death(status))
+                last = worker.exitcode if status is None and not waited else status
+                self._log.warning("worker_died", pid=worker.pid, **_cause_of_death(last))
 
     def handle_signals(self) -> None:
         if hung_up():
