@@ -1,10 +1,12 @@
 """Fits the weights that combine the evidence model with rules, on questions that the model was not trained on.
 
+    python -m training.fit --found FILE...
     python -m training.fit --observed FILE...
 
-The files are written by `python -m benchmarks.evidence observe`. Three logistic regressions with a ridge penalty: is a
-unit evidence, do the passages answer, and is another unit evidence too, given the best one. Every data set has the same
-weight. The table shows what folds that were left out of the fit give; the other lines are for
+The files are written by `python -m benchmarks.evidence find` and `observe`. Of what was found: which passage has the
+answer, a softmax over the passages of a question. Of what was observed, three logistic regressions with a ridge
+penalty: is a unit evidence, do the passages answer, and is another unit evidence too, given the best one. Every data
+set has the same weight. The table shows what folds that were left out of the fit give; the other lines are for
 src/anabranch/evidence/weights.py.
 """
 
@@ -18,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.evidence import weights
+from anabranch.evidence.choice import ENOUGH, FEWEST, passage_features
 from anabranch.evidence.features import Observed
 from anabranch.evidence.judge import judgement
 from anabranch.evidence.pages import PlacedUnit
@@ -28,6 +31,8 @@ Seen = tuple[Case, Observed]
 Floats = npt.NDArray[np.float64]
 
 RIDGE = 1.0
+PASSAGES_RIDGE = 0.05
+MOST_READ = 8
 FOLDS = 5
 STEPS = 40
 
@@ -146,11 +151,81 @@ def fit_next(seen: Sequence[Seen]) -> Rows:
     return built.rows()
 
 
+class Found(NamedTuple):
+    """The passages of a question: their features, and which have evidence."""
+
+    values: Floats
+    gold: npt.NDArray[np.bool_]
+    dataset: str
+
+
+def found_passages(cases: Sequence[Case]) -> list[Found]:
+    return [
+        Found(
+            np.array(passage_features(case.question, case.passages)), np.array(list(map(bool, case.gold))), case.dataset
+        )
+        for case in cases
+        if any(case.gold)
+    ]
+
+
+def fit_passages(rows: Sequence[Found], ridge: float = PASSAGES_RIDGE) -> Floats:
+    """The weights with which a softmax over the passages of a question gives most probability to those with evidence,
+    by Newton's method."""
+    counts = {name: sum(row.dataset == name for row in rows) for name in {row.dataset for row in rows}}
+    spread = np.concatenate([row.values for row in rows]).std(0) + 1e-9
+    weights = np.zeros(len(spread))
+    for _ in range(STEPS):
+        slope, curve = -ridge * weights, ridge * np.eye(len(weights))
+        for row in rows:
+            values, share = row.values / spread, 1 / len(counts) / counts[row.dataset]
+            likely = _softmax(values @ weights)
+            right = np.where(row.gold, likely, 0) / likely[row.gold].sum()
+            mean = likely @ values
+            slope += share * (right @ values - mean)
+            curve += share * ((values.T * likely) @ values - np.outer(mean, mean))
+        weights = weights + np.linalg.solve(curve, slope)
+    plain: Floats = weights / spread
+    return plain
+
+
+def _softmax(odds: Floats) -> Floats:
+    each = np.exp(odds - odds.max())
+    found: Floats = each / each.sum()
+    return found
+
+
+def report_passages(rows: Sequence[Found], say: Callable[[str], None]) -> None:
+    """For each data set, with weights of the others: how often evidence is among those that would be read."""
+    for name in sorted({row.dataset for row in rows}):
+        others = [row for row in rows if row.dataset != name]
+        weights = fit_passages(others or rows)
+        read, found = [], []
+        for row in rows:
+            if row.dataset == name:
+                likely = _softmax(row.values @ weights)
+                order = np.argsort(-likely, kind="stable")
+                enough = int(np.searchsorted(np.cumsum(likely[order]), ENOUGH)) + 1
+                read.append(min(MOST_READ, max(FEWEST, enough)))
+                found.append(row.gold[order[: read[-1]]].any())
+        say(f"  passages {name:14} n {len(read):5}  read {np.mean(read):.2f}  with evidence {np.mean(found):.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--observed", type=Path, nargs="+", required=True)
+    parser.add_argument("--found", type=Path, nargs="+", default=[])
+    parser.add_argument("--observed", type=Path, nargs="+", default=[])
     told = parser.parse_args()
-    seen: list[Seen] = [row for file in told.observed for row in pickle.loads(file.read_bytes())]  # noqa: S301
+    if told.found:
+        rows = found_passages([case for file in told.found for case in pickle.loads(file.read_bytes())])  # noqa: S301
+        report_passages(rows, print)
+        print(f"PASSAGES = {tuple(round(float(weight), 3) for weight in fit_passages(rows))}")
+    if told.observed:
+        fit_observed(told.observed)
+
+
+def fit_observed(files: Sequence[Path]) -> None:
+    seen: list[Seen] = [row for file in files for row in pickle.loads(file.read_bytes())]  # noqa: S301
     for name, made in (("UNIT", fit_units), ("SUPPORT", fit_support), ("NEXT", fit_next)):
         rows = made(seen)
         report(name.lower(), rows, print)

@@ -1,5 +1,6 @@
 """Measures answers without a language model: by rules, by the evidence model alone, and by both.
 
+    python -m benchmarks.evidence find --set NAME --out FILE        what search finds, for training.fit
     python -m benchmarks.evidence observe --set NAME --out FILE     what the model and the rules see, for training.fit
     python -m benchmarks.evidence report --set NAME...              the table
     python -m benchmarks.evidence reliability --set NAME... --out F the plot of support
@@ -21,13 +22,15 @@ from rich.console import Console
 from anabranch.configuration.settings import Settings
 from anabranch.domain.evidence import EvidencePage, Reading, Verdict
 from anabranch.domain.model import Prompt
+from anabranch.evidence.choice import candidates
 from anabranch.evidence.features import Observed
 from anabranch.evidence.judge import SUPPORTED as LIKELY
-from anabranch.evidence.judge import Judge, candidates, judgement
+from anabranch.evidence.judge import Judge, judgement
 from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
+from anabranch.pipeline.answer import EVIDENCE_DEPTH
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
 from benchmarks.evidence.cases import Case, answers, holds, interval, overlaps
@@ -71,12 +74,14 @@ class Remembering:
         return await self._inner.check(claim, inputs, until=until)
 
 
-def loaded(name: str, told: argparse.Namespace, evidence: Literal["off", "auto"] = "off") -> list[Case]:
+def loaded(
+    name: str, told: argparse.Namespace, evidence: Literal["off", "auto"] = "off", top_k: int = 10
+) -> list[Case]:
     """Documentation is searched as the product does it: with `auto`, what is found is ordered by evidence."""
     if name in DOCUMENTATION:
         asked = sets.Documentation(QUESTIONS / f"{name}.json", told.sources)
         settings = Settings(data_dir=str(told.data_dir), evidence=evidence)
-        return asyncio.run(sets.documentation(name, asked, settings, "docs"))
+        return asyncio.run(sets.documentation(name, asked, settings, top_k))
     model = MiniLM(told.models, threads=2)
     if name == "hotpot":
         return list(sets.cases(name, sets.hotpot(told.data / "hotpotqa-100"), model))
@@ -169,7 +174,7 @@ def _share(values: Sequence[float]) -> tuple[float, int]:
 
 def chosen(case: Case) -> Case:
     """With the passages that the product judges."""
-    order = candidates(case.passages, PASSAGES)
+    order = candidates(case.question, case.passages, PASSAGES)
     return case._replace(
         passages=tuple(case.passages[index] for index in order), gold=tuple(case.gold[index] for index in order)
     )
@@ -187,7 +192,7 @@ async def observed(cases: Sequence[Case], told: argparse.Namespace) -> list[list
 
 def report(console: Console, name: str, told: argparse.Namespace) -> None:
     searched = loaded(name, told)
-    judged = [chosen(case) for case in searched]
+    judged = [chosen(case) for case in loaded(name, told, top_k=EVIDENCE_DEPTH)]
     ordered = [chosen(case) for case in loaded(name, told, "auto")] if name in DOCUMENTATION else judged
     ways: list[tuple[str, list[Case], Callable[[Case, Observed | None], Outcome]]] = [
         ("rules", searched, lambda case, _: by_rules(case)),
@@ -226,7 +231,7 @@ def supported(name: str, told: argparse.Namespace) -> list[tuple[float, bool]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("observe", "report", "reliability"))
+    parser.add_argument("task", choices=("find", "observe", "report", "reliability"))
     parser.add_argument("--set", nargs="+", required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path, help="folder of hotpotqa-100, cranfield and medline")
@@ -244,7 +249,11 @@ def main() -> None:
         if told.task == "report":
             report(Console(highlight=False, width=400), name, told)
             continue
-        cases = [chosen(case) for case in loaded(name, told)]
+        found = loaded(name, told, top_k=EVIDENCE_DEPTH)
+        if told.task == "find":
+            told.out.write_bytes(pickle.dumps(found))
+            continue
+        cases = [chosen(case) for case in found]
         seen = asyncio.run(observed(cases, told))
         rows = [(case, pair[0]) for case, pair in zip(cases, seen, strict=True) if pair[0] is not None]
         told.out.write_bytes(pickle.dumps(rows))

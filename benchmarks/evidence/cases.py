@@ -199,14 +199,14 @@ class Documentation(NamedTuple):
         return (self.sources / f"{name}-{version}" / document).read_bytes().decode()
 
 
-async def documentation(dataset: str, asked: Documentation, settings: Settings, collection: str) -> list[Case]:
-    """The questions with what search finds in a collection of the documents."""
+async def documentation(dataset: str, asked: Documentation, settings: Settings, top_k: int) -> list[Case]:
+    """The questions with what search finds in the collection `docs`."""
     data = asked.read()
     found: list[Case] = []
     async with Anabranch.open(settings=settings) as anabranch:
         for row in data["questions"]:
-            answer = await anabranch.ask(row["question"], sources=[collection], top_k=10, until=Until.MERGE)
-            passages = answer.passages[:PASSAGES]
+            answer = await anabranch.ask(row["question"], sources=["docs"], top_k=top_k, until=Until.MERGE)
+            passages = answer.passages
             wanted = [asked.text(row["package"], one["document"])[one["start"] : one["end"]] for one in row["evidence"]]
             gold = tuple(tuple(_spans(passage.text, wanted)) for passage in passages)
             answers = tuple((one,) if isinstance(one, str) else tuple(one) for one in row["answers"])

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.domain.model import Passage
-from anabranch.evidence.judge import Judge, candidates
+from anabranch.evidence.choice import FEWEST, candidates
+from anabranch.evidence.judge import Judge
 from anabranch.evidence.ranking import ranked_by_evidence
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.factory import LocalEvidence
@@ -45,8 +46,9 @@ async def test_the_best_of_every_source_is_judged_first() -> None:
 @given(st.lists(st.sampled_from("abcd"), max_size=30), st.integers(1, 25))
 def test_candidates_are_taken_from_the_sources_in_turn(sources: list[str], limit: int) -> None:
     passages = [passage(HARBOUR, source=source) for source in sources]
-    chosen = candidates(passages, limit)
-    assert len(chosen) == len(set(chosen)) == min(limit, len(passages))
+    chosen = candidates(QUESTION, passages, limit)
+    assert len(chosen) == len(set(chosen))
+    assert min(limit, len(passages), max(FEWEST, len(set(sources)))) <= len(chosen) <= limit
     counts = {source: sum(sources[index] == source for index in chosen) for source in set(sources)}
     for source, count in counts.items():
         own = [index for index, one in enumerate(sources) if one == source]

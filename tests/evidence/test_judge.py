@@ -1,9 +1,9 @@
 """The judge: what it reads, when it stops, and when it has no opinion."""
 
-import math
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,11 +38,11 @@ async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:
     assert {unit.placed.passage for unit in judged.units} == {0, 1}
 
 
-async def test_without_a_sure_answer_every_passage_is_read_and_the_best_of_them_together() -> None:
+async def test_without_a_sure_answer_all_that_are_probable_are_read_and_the_best_of_them_together() -> None:
     evidence = RecordingEvidence()
     passages = [passage(f"{NEAR_IT} {UNSURE}", title) for title in others(10)]
     assert await Judge(evidence, 10).judge(QUESTION, passages)
-    assert evidence.titles == others(10)
+    assert evidence.titles == others(9), "the tenth of ten that look the same is probably not the one"
     *_, joint = evidence.inputs
     assert len(joint) == JOINT_PAGES
     assert all(len(page.units) <= JOINT_UNITS for page in joint)
@@ -69,15 +69,6 @@ async def test_at_most_limit_passages_are_read() -> None:
         assert [one is not None for one in judged.passages] == [True] * limit + [False] * (20 - limit)
 
 
-async def test_after_the_fourth_only_passages_that_are_as_similar_as_the_best_are_read() -> None:
-    evidence = RecordingEvidence()
-    near = (0.6, 0.3, 0.3, 0.3, 0.55, 0.3, 0.52, 0.49)
-    passages = [passage(UNSURE, title, near=value) for title, value in zip(others(8), near, strict=True)]
-    unknown = passage(UNSURE, "Remote", near=math.nan)
-    assert await Judge(evidence, 9).judge(QUESTION, [*passages, unknown])
-    assert evidence.titles == [*others(5), "Harbour 6", "Remote"]
-
-
 async def test_a_passage_of_every_source_is_read_before_a_sure_answer_ends_the_reading() -> None:
     evidence = RecordingEvidence()
     passages = [passage(UNSURE, title, f"{title}/docs") for title in others(6)]
@@ -89,7 +80,8 @@ async def test_a_sure_answer_in_the_middle_ends_the_reading_there() -> None:
     evidence = RecordingEvidence()
     passages = [passage(UNSURE, title) for title in others(8)]
     passages[3] = SURE
-    assert await Judge(evidence, 8).judge(QUESTION, passages)
+    ordered = [msgspec.structs.replace(one, evidence=0.5) for one in passages]
+    assert await Judge(evidence, 8).judge(QUESTION, ordered)
     assert evidence.titles == ["Harbour 0", "Harbour 1", "Harbour 2", "Ferry"]
 
 

@@ -41,6 +41,9 @@ To print the stock of the shop, run this command:
 shop stock --all
 ```
 """
+ISLANDS = [f"Isle {number}-{7 * number}" for number in range(11, 71)]
+# The list is longer than a chunk.
+CHARTS = "# Charts\n\nThe following islands have a chart:\n\n" + "".join(f"- {island}\n" for island in ISLANDS)
 HOTELS = "name,city,price\nHotel Adler,Bern,120\nHotel Krone,Basel,95\nHotel Sonne,Zug,210\n"
 GERMAN = "Die Erstattung dauert zwei Wochen. Der Versand wird nicht erstattet, und es gibt keine Ausnahmen."
 
@@ -51,6 +54,8 @@ async def shop(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> As
         for name in ("handbook", "hotels", "ann", "bob", "german"):
             await opened.collection(name)
         await opened.ingest("handbook", text(HANDBOOK, title="Handbook", filename="handbook.md"))
+        await opened.collection("charts")
+        await opened.ingest("charts", text(CHARTS, title="Charts", filename="charts.md"))
         await opened.ingest("hotels", text(HOTELS, title="hotels.csv", filename="hotels.csv"))
         ann = [
             text("Goods can be returned within 30 days of delivery.", title="Returns at Ann's"),
@@ -98,6 +103,14 @@ async def test_a_list_is_quoted_with_its_lead_in(shop: Library) -> None:
         "Vouchers of the shop",
         "Cash on delivery",
     ]
+
+
+async def test_a_list_is_quoted_beyond_the_end_of_its_chunk(shop: Library) -> None:
+    answer = await checked(shop, "Which islands have a chart?", "charts")
+    assert len({citation["chunk_id"] for citation in answer["citations"]}) == 1
+    lead, *items = quoted_words(answer)
+    assert lead == "The following islands have a chart:"
+    assert items == ISLANDS
 
 
 async def test_code_is_quoted_with_the_sentence_before_it(shop: Library) -> None:

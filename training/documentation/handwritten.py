@@ -17,6 +17,7 @@ from typing import Any
 
 from anabranch.domain.contracts import Embedder
 from anabranch.knowledge.chunking import chunk
+from anabranch.knowledge.completing import MOST, completed
 from anabranch.knowledge.model import Chunking
 from anabranch.knowledge.parse.builder import ParseLimits
 from anabranch.knowledge.parse.dispatch import parse
@@ -41,7 +42,9 @@ async def passages_of(package: str, name: str, text: str, embedder: Embedder) ->
         return []
     found: list[Passage] = []
     for piece in await chunk(parsed, Chunking(strategy="sentence"), embedder):
-        part = text[piece.start : piece.end]
+        # As search returns it: up to the end of a list, or of the code that it introduces.
+        end = piece.start + completed(text[piece.start : piece.end], text[piece.end : piece.end + MOST + 1])
+        part = text[piece.start : end]
         if inside := units(part):
             shown = page(short, piece.headers, part, inside)
             found.append(Passage(piece.start, part, inside, shown, f"docs:{package}/{name}", package))

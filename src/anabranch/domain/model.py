@@ -212,7 +212,7 @@ class Context(Value):
 
 class Query(Value):
     """The query for one source. `raw` returns its results as they are, for a later ranking; `near_duplicates` is that
-    of the profile."""
+    of the profile; `complete` asks for passages that end where a list or code ends."""
 
     text: str
     limit: int
@@ -224,6 +224,7 @@ class Query(Value):
     diversity: float | None = None
     raw: bool = False
     near_duplicates: float | None = None
+    complete: bool = False
 
 
 class Scores(Value, gc=False):

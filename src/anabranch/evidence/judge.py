@@ -1,11 +1,11 @@
 """Judges units and passages: the evidence model's readings and rules, combined by fitted weights."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.evidence import Evidence, Reading
 from anabranch.domain.model import Passage
+from anabranch.evidence.choice import candidates
 from anabranch.evidence.features import JointReading, Observed, QuestionWords, joined, observed
 from anabranch.evidence.pages import Pages, PlacedUnit, paged
 from anabranch.evidence.weights import probability_of_support, probability_of_unit
@@ -18,9 +18,6 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 # Passages are read a few at a time. Once the log-odds that one answers are above SURE, no more are read, nor jointly;
 # nor are they jointly if all are below SURELY_NOT. The figures hardly change, and it is half of the cost.
 AT_A_TIME = 2
-# After the first FIRST passages, only those are judged that are almost as similar to the question as the best one: the
-# others seldom answer, and they are a quarter of the cost.
-FIRST, SIMILAR = 4, 0.1
 SURE, SURELY_NOT = 1.0, -3.5
 # Judging takes at most this long.
 MAX_S = 2.0
@@ -56,7 +53,7 @@ class Judge:
     async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
         """None where rules have to do: the question has no words, it or most of the passages are not English, the model
         is not there or had no time, or it would refuse although some passages are not English."""
-        order = candidates(passages, self._limit)
+        order = candidates(question, passages, self._limit)
         chosen = [passages[index] for index in order]
         foreign = sum(not is_english(passage.text) for passage in chosen)
         if not WORD.search(question) or not is_english(question) or foreign * 2 >= len(chosen):
@@ -99,25 +96,6 @@ class Judge:
 
 def _best(readings: Sequence[Reading]) -> float:
     return max(reading.answerable for reading in readings)
-
-
-def candidates(passages: Sequence[Passage], limit: int) -> list[int]:
-    """The best of every source, then the second best of every source, and so on; later ones only if they are similar
-    to the question."""
-    places: dict[str, int] = {}
-    rounds: list[tuple[int, int]] = []
-    for index, passage in enumerate(passages):
-        rounds.append((places.get(passage.source, 0), index))
-        places[passage.source] = rounds[-1][0] + 1
-    order = [index for _, index in sorted(rounds)[:limit]]
-    first = max(FIRST, len(places))
-    least = max((_similarity(passages[index]) for index in order), default=0.0) - SIMILAR
-    return order[:first] + [index for index in order[first:] if _similarity(passages[index], unknown=1.0) >= least]
-
-
-def _similarity(passage: Passage, unknown: float = 0.0) -> float:
-    dense = passage.place.scores.dense if passage.place is not None else None
-    return unknown if dense is None or math.isnan(dense) else dense
 
 
 def judgement(found: Observed, order: Sequence[int], passages: int) -> Judgement:

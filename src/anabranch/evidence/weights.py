@@ -9,6 +9,8 @@ from anabranch.evidence.features import SupportFeatures, UnitFeatures
 # In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
 UNIT = (0.311, 0.182, 0.054, 0.922, 1.109, 0.494, 0.258, 1.261, 1.011, -1.945)
 SUPPORT = (0.647, 0.015, 0.224, -0.223, -0.141, 0.166, 6.873, 0.106, -3.404)
+# PASSAGES has no bias: passages of one question are compared.
+PASSAGES = (5.592, 5.244, 5.372, 4.233, 6.706, 0.453)
 NEXT = (0.911, 2.44, 1.462, 0.608, 1.169, -1.547)
 
 
@@ -18,6 +20,28 @@ def probability_of_unit(features: UnitFeatures) -> float:
 
 def probability_of_support(features: SupportFeatures, best_unit: float) -> float:
     return _logistic(SUPPORT, (*features, log_odds(best_unit)))
+
+
+class PassageFeatures(NamedTuple):
+    """What is known of a passage before it is read: its similarity to the question, compared with the most similar
+    one; the score of the words that match, as a share of the best; the weight of the question's words in it, and in its
+    title and headings; the similarity of the best passage of its document; and the logarithm of its length."""
+
+    near: float
+    matches: float
+    words: float
+    above: float
+    document: float
+    length: float
+
+
+def probabilities_of_passages(passages: Sequence[PassageFeatures]) -> list[float]:
+    """That each passage is the one with the answer, if one is."""
+    odds = [sum(weight * value for weight, value in zip(PASSAGES, one, strict=True)) for one in passages]
+    highest = max(odds, default=0.0)
+    each = [math.exp(one - highest) for one in odds]
+    whole = sum(each)
+    return [one / whole for one in each]
 
 
 class NextFeatures(NamedTuple):

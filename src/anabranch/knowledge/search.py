@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.model import Duplicate, Embedding, Passage, Place, Query, RelevanceCurve, Scores
+from anabranch.knowledge.completing import MOST, completed
 from anabranch.knowledge.distinct_chunks import DistinctChunks
 from anabranch.knowledge.index.reader import IndexReader, Lexical, View
 from anabranch.knowledge.index.segment import products
@@ -88,6 +89,8 @@ WIDEN, MOST_WANTED = 4, 2_000
 # (docs/search.md). Near-copies of a better candidate do not count towards that number.
 CHOICE = 2
 COPY = 0.9
+# Passages of documents with more tokens stay as they were cut: reading the document would take too long.
+MAX_CONTENT = 500_000
 
 
 class Candidates(NamedTuple):
@@ -165,11 +168,11 @@ class Searcher:
             found = interact(db, found, embedded[0])
         vectors = order = None
         if query.rerank and self._reranker is not None:
-            fetched = fetch(db, found, max(query.limit, POOL), caller, source)
+            fetched = fetch(db, found, max(query.limit, POOL), caller, source, complete=query.complete)
             vectors = None if query.diversity is None else found.vectors[list(fetched)]
         else:
             order = None if query.diversity is None else varied(found.relevance, found.vectors, query)
-            fetched = fetch(db, found, query.limit, caller, source, order)
+            fetched = fetch(db, found, query.limit, caller, source, order, complete=query.complete)
         passages = list(fetched.values())
         if distinct is not None and distinct.copies:
             passages = [_naming(passage, distinct.copies) for passage in passages]
@@ -244,9 +247,11 @@ def fetch(
     caller: Caller,
     source: str | None,
     order: NDArray[np.int64] | None = None,
+    *,
+    complete: bool = False,
 ) -> dict[int, Passage]:
     """The passages by rank, each checked against the permissions in the records: the first `wanted`, by rank or in the
-    given order."""
+    given order. With `complete`, none ends inside a list, or before the code that it introduces."""
     ordered = np.arange(len(found.keys)) if order is None else order
     passages: dict[int, Passage] = {}
     for begin in range(0, len(ordered), wanted):  # more than once only if indexed chunks were deleted
@@ -258,8 +263,28 @@ def fetch(
         if len(passages) >= wanted:
             break
     ranked = sorted(passages)
+    if complete:
+        passages = completed_passages(db, passages)
     passages.update(zip(ranked, in_order([passages[rank] for rank in ranked]), strict=True))
     return passages
+
+
+def completed_passages(db: Connection, passages: Mapping[int, Passage]) -> dict[int, Passage]:
+    contents = documents.contents_of(db, {passage.document_id for passage in passages.values()}, MAX_CONTENT)
+    return {
+        rank: _completed(passage, contents.get(passage.document_id or "", "")) for rank, passage in passages.items()
+    }
+
+
+def _completed(passage: Passage, content: str) -> Passage:
+    place = passage.place
+    assert place is not None
+    end = place.start + completed(passage.text, content[place.end : place.end + MOST + 1])
+    if end == place.end:
+        return passage
+    tokens = round(place.tokens * (end - place.start) / max(1, len(passage.text)))
+    longer = msgspec.structs.replace(place, end=end, tokens=tokens)
+    return msgspec.structs.replace(passage, text=content[place.start : end], place=longer)
 
 
 def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArray[np.int64]:

@@ -65,6 +65,7 @@ def observed(
 
 
 NO_VARIANTS: tuple[str, ...] = ()
+EVIDENCE_DEPTH = 20
 
 
 class SourceQuery(NamedTuple):
@@ -86,7 +87,7 @@ def route(
             source=directory.source(endpoint),
             query=Query(
                 text=endpoint.query or text or question.text,
-                limit=question.top_k,
+                limit=_depth(question, endpoint),
                 similarity_threshold=question.similarity_threshold,
                 filters=question.filters,
                 rerank=question.rerank,
@@ -95,10 +96,17 @@ def route(
                 diversity=question.diversity,
                 raw=question.ranking is not None,
                 near_duplicates=question.profile.near_duplicates,
+                complete=question.evidence == "rank",
             ),
         )
         for endpoint in question.sources
     )
+
+
+def _depth(question: Question, endpoint: Endpoint) -> int:
+    """How many passages to ask for. Evidence is looked for further down in collections, which are searched here."""
+    deeper = question.evidence == "rank" and endpoint.kind == "collection"
+    return max(question.top_k, EVIDENCE_DEPTH) if deeper else question.top_k
 
 
 async def fan_out(
@@ -369,7 +377,8 @@ class Pipeline:
 
         with self._telemetry.span("evidence", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
-            return await ranked_by_evidence(self._judge(), question.text, passages, left_s)
+            ranked = await ranked_by_evidence(self._judge(), question.text, passages, left_s)
+        return ranked[: question.top_k * len(question.sources)]
 
     async def _composed(
         self, question: Question, model: Endpoint, passages: tuple[Passage, ...], basis: Ground, context: Context

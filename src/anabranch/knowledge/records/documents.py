@@ -361,6 +361,16 @@ def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqli
     return {row["chunk_key"]: row for row in found}
 
 
+def contents_of(db: sqlite3.Connection, ids: Iterable[str | None], most: int) -> dict[str, str]:
+    """The texts of documents of at most so many tokens."""
+    found = db.execute(
+        "SELECT documents.id, contents.content FROM documents JOIN contents ON contents.document = documents.key "
+        "WHERE documents.id IN (SELECT value FROM json_each(?)) AND documents.tokens <= ?",
+        (as_json(list(ids)), most),
+    )
+    return {row[0]: row[1] for row in found}
+
+
 def _first(db: sqlite3.Connection, where: str, *values: str | int) -> StoredDocument | None:
     return next(iter(_select(db, where, *values)), None)
 
