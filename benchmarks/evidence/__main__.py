@@ -30,7 +30,6 @@ from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
-from anabranch.pipeline.answer import EVIDENCE_DEPTH
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
 from benchmarks.evidence.cases import Case, answers, holds, interval, overlaps
@@ -74,14 +73,16 @@ class Remembering:
         return await self._inner.check(claim, inputs, until=until)
 
 
-def loaded(
-    name: str, told: argparse.Namespace, evidence: Literal["off", "auto"] = "off", top_k: int = 10
-) -> list[Case]:
-    """Documentation is searched as the product does it: with `auto`, what is found is ordered by evidence."""
+Searched = Literal["rules", "model", "both"]
+
+
+def loaded(name: str, told: argparse.Namespace, way: Searched) -> list[Case]:
+    """Documentation is searched as the product does it for that way to answer; for `model`, what is found for evidence
+    is not put in order."""
     if name in DOCUMENTATION:
         asked = sets.Documentation(QUESTIONS / f"{name}.json", told.sources)
-        settings = Settings(data_dir=str(told.data_dir), evidence=evidence)
-        return asyncio.run(sets.documentation(name, asked, settings, top_k))
+        settings = Settings(data_dir=str(told.data_dir), evidence="auto" if way == "both" else "off", default_top_k=10)
+        return asyncio.run(sets.documentation(name, asked, settings, deep=way != "rules"))
     model = MiniLM(told.models, threads=2)
     if name == "hotpot":
         return list(sets.cases(name, sets.hotpot(told.data / "hotpotqa-100"), model))
@@ -191,9 +192,9 @@ async def observed(cases: Sequence[Case], told: argparse.Namespace) -> list[list
 
 
 def report(console: Console, name: str, told: argparse.Namespace) -> None:
-    searched = loaded(name, told)
-    judged = [chosen(case) for case in loaded(name, told, top_k=EVIDENCE_DEPTH)]
-    ordered = [chosen(case) for case in loaded(name, told, "auto")] if name in DOCUMENTATION else judged
+    searched = loaded(name, told, "rules")
+    judged = [chosen(case) for case in loaded(name, told, "model")]
+    ordered = [chosen(case) for case in loaded(name, told, "both")] if name in DOCUMENTATION else judged
     ways: list[tuple[str, list[Case], Callable[[Case, Observed | None], Outcome]]] = [
         ("rules", searched, lambda case, _: by_rules(case)),
         ("model", judged, by_model),
@@ -220,7 +221,7 @@ def report(console: Console, name: str, told: argparse.Namespace) -> None:
 
 def supported(name: str, told: argparse.Namespace) -> list[tuple[float, bool]]:
     """The support of each question as it is asked, and whether the passages answer."""
-    cases = [chosen(case) for case in loaded(name, told, "auto")]
+    cases = [chosen(case) for case in loaded(name, told, "both")]
     seen = asyncio.run(observed(cases, told))
     return [
         (judgement(pair[0], range(len(case.passages)), len(case.passages)).support, answers(case))
@@ -249,7 +250,7 @@ def main() -> None:
         if told.task == "report":
             report(Console(highlight=False, width=400), name, told)
             continue
-        found = loaded(name, told, top_k=EVIDENCE_DEPTH)
+        found = loaded(name, told, "model")
         if told.task == "find":
             told.out.write_bytes(pickle.dumps(found))
             continue

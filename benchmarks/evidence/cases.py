@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from anabranch import Anabranch
@@ -199,13 +200,16 @@ class Documentation(NamedTuple):
         return (self.sources / f"{name}-{version}" / document).read_bytes().decode()
 
 
-async def documentation(dataset: str, asked: Documentation, settings: Settings, top_k: int) -> list[Case]:
-    """The questions with what search finds in the collection `docs`."""
+async def documentation(dataset: str, asked: Documentation, settings: Settings, *, deep: bool) -> list[Case]:
+    """The questions with what search finds in the collection `docs`; `deep` is how it searches for evidence, whether or
+    not a model then orders what is found."""
     data = asked.read()
     found: list[Case] = []
     async with Anabranch.open(settings=settings) as anabranch:
         for row in data["questions"]:
-            answer = await anabranch.ask(row["question"], sources=["docs"], top_k=top_k, until=Until.MERGE)
+            question = await anabranch.questions.library(row["question"], ["docs"], None, (), None, None, Until.MERGE)
+            question = msgspec.structs.replace(question, evidence="rank" if deep else "off")
+            answer = await anabranch.start(question, anabranch.context(operator=True)).value()
             passages = answer.passages
             wanted = [asked.text(row["package"], one["document"])[one["start"] : one["end"]] for one in row["evidence"]]
             gold = tuple(tuple(_spans(passage.text, wanted)) for passage in passages)

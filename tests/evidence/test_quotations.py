@@ -399,3 +399,17 @@ async def test_hostile_passages_are_quoted_or_refused_in_little_time(kind: str) 
         said = await quoted(FakeEvidence(), question, *passages, limit=25)
         assert time.process_time() - began < 3.0
         assert said.text
+
+
+async def test_a_question_in_a_document_is_not_quoted() -> None:
+    text = "When does the Zanzibar ferry leave? The ferry does leave every hour."
+    answer = await quoted(FakeEvidence(), "When does the Zanzibar ferry leave?", passage(text))
+    assert "every hour" in answer.text
+    assert "When does" not in answer.text
+
+
+async def test_what_a_sentence_with_a_colon_announces_is_quoted_with_it() -> None:
+    text = "To leave the Zanzibar ferry, do this:\n\nHold the rail with one hand.\n\n# Bicycles\n\nThey are free."
+    answer = await quoted(FakeEvidence(), "How do I leave the Zanzibar ferry?", passage(text))
+    assert "Hold the rail" in answer.text
+    assert "free" not in answer.text

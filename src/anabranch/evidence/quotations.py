@@ -61,7 +61,8 @@ class Quotation(NamedTuple):
 
 
 def quotations(question: str, passages: Sequence[Passage], judged: Judgement) -> list[Quotation]:
-    """The best first. Empty without units."""
+    """The best first. Empty without units. A question in a document says nothing."""
+    judged = judged._replace(units=tuple(unit for unit in judged.units if not _asks(passages, unit)))
     if not judged.units:
         return []
     best = best_unit(judged)
@@ -116,6 +117,10 @@ def beside(
                 missing=missing,
             )
             yield unit, found
+
+
+def _asks(passages: Sequence[Passage], judged: JudgedUnit) -> bool:
+    return judged.placed.unit.kind == "sentence" and _text(passages, judged).endswith("?")
 
 
 def _text(passages: Sequence[Passage], judged: JudgedUnit) -> str:
@@ -175,7 +180,8 @@ class Quoting:
             spans = (unit.lead, *spans)
         elif before := self._antecedent(at, order):
             spans = (before, *spans)
-        return Quotation(at, spans, heading, block=unit.kind in ("row", "code"))
+        announced = self._announced(at, order)
+        return Quotation(at, spans + announced, heading, block=bool(announced) or unit.kind in ("row", "code"))
 
     def _cut(self, at: int, unit: Unit) -> Span:
         """The unit; an overlong one up to a word."""
@@ -217,6 +223,20 @@ class Quoting:
     def _beside(self, one: Unit, other: Unit) -> bool:
         """Whether two units are of the same list."""
         return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
+
+    def _announced(self, at: int, order: int) -> tuple[Span, ...]:
+        """What follows a sentence that ends with a colon, as far as the answer stays short; a list that is asked for
+        may be longer."""
+        units, text = self._units[at], self._passages[at].text
+        unit = units[order]
+        found: list[Span] = []
+        if text[unit.end - 1] == ":" and unit.kind != "code":
+            for one in units[order + 1 :]:
+                most = MAX_LIST if self._asks_list and one.kind in LISTED else SHORT
+                if one.heading != unit.heading or one.end - unit.start > most:
+                    break
+                found.append((one.start, one.end))
+        return tuple(found)
 
     def _antecedent(self, at: int, order: int) -> Span | None:
         """The unit before one that begins with "It" or "This"."""
