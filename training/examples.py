@@ -229,7 +229,35 @@ class Examples:
                 examples.append(self._example(head, [part], span=NO_ANSWER, answerable=0))
         if not question.positives and question.negatives:
             examples.append(self._joint_near(head, _drawn(question.negatives, 4, rng), rng, 1.0))
-        return examples
+        return [*examples, *self._unanswerable_together(question, head, rng)]
+
+    def _unanswerable_together(self, question: Question, head: list[int], rng: Random) -> list[Example]:
+        """The passage that seems to answer with near ones: whole, and with a few units of each."""
+        use = source(question.source)
+        if not question.positives or not question.negatives or question.several:
+            return []
+        examples = []
+        if rng.random() < use.joint:
+            chosen = self._mixed(question, question.negatives, rng.choice((1, 2, 3)), rng)
+            room = (JOINT - len(head[:MAX_QUESTION]) - FRAME * len(chosen)) // len(chosen)
+            parts = [self._part(number, (), (), room, rng, without=self._cut(question, number)) for number in chosen]
+            examples.append(self._example(head, parts, span=NO_ANSWER, answerable=0))
+        if rng.random() < use.sparse:
+            chosen = self._mixed(question, question.negatives, rng.choice((2, 3, 4, 5)), rng)
+            parts = [self._few_units(question, number, rng) for number in chosen]
+            examples.append(self._example(head, parts, span=NO_ANSWER, answerable=0))
+        return [example for example in examples if example.units]
+
+    def _cut(self, question: Question, number: int) -> Sequence[int]:
+        return question.cut if number in question.positives else ()
+
+    def _few_units(self, question: Question, number: int, rng: Random) -> Part:
+        """Of the passage that seems to answer more units than of the others."""
+        count = len(self._corpus.passages[number].units)
+        rest = [unit for unit in range(count) if unit not in self._cut(question, number)]
+        more = rng.choice((2, 3, 3, 4) if number in question.positives else (1, 2, 2, 3))
+        kept = rng.sample(rest, min(len(rest), more))
+        return self._part(number, (), (), SPARSE_ROOM, rng, without=[unit for unit in range(count) if unit not in kept])
 
     def _joint_near(self, head: list[int], near: Sequence[int], rng: Random, weight: float) -> Example:
         parts = [self._part(number, (), (), NEAR_ROOM, rng) for number in near]

@@ -30,7 +30,7 @@ QUESTIONS = {
     "covid": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True),
     # These questions share words with their answer, and names with nothing else: a model that learns from them when to
     # say "not answered" looks for names, and refuses what people ask in their own words.
-    "docs": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True, judged=0.15),
+    "docs": Source(draws=0.6, joint=WHOLE, sparse=FEW_UNITS, claims=True, judged=0.15),
     "hotpot": Source(joint=WHOLE, sparse=FEW_UNITS, claims=True),
     "iirc": Source(cut=False),
     "nq": Source(joint=WHOLE, sparse=FEW_UNITS, changed=True, claims=True),
@@ -51,8 +51,8 @@ OTHER = Source()
 SEVERAL_DRAWS = 3
 
 # Draws of a claim in an epoch; and claims made from sentences and from questions with their answers.
-CLAIMS = {"snli": 0.65}
-MADE_CLAIMS = 110_000
+CLAIMS = {"snli": 0.3, "mnli": 0.7, "fm2": 2.0, "claims": 2.0}
+MADE_CLAIMS = 80_000
 
 # Sets whose label is for the whole passage only: whether a question and a passage belong together.
 PASSAGE_ONLY = {"pubmed"}
