@@ -457,3 +457,17 @@ def test_units_take_linear_time(piece: str) -> None:
 def test_deep_nesting_is_read() -> None:
     for line in ("- x\n", "a\n", ".. note:: a\n\n", "> "):
         check("".join(" " * depth + line for depth in range(1_000)))
+
+
+def test_lines_with_aligned_columns_are_rows_also_without_the_borders_of_their_table() -> None:
+    text = (
+        "``AutoField``     integer   serial\n``BigAutoField``  integer   bigserial\n``TextField``     text      text\n"
+    )
+    found = units(text)
+    assert [unit.kind for unit in found] == ["row"] * 3
+    assert [text[slice(*unit.subject)] for unit in found if unit.subject] == ["AutoField", "BigAutoField", "TextField"]
+
+
+def test_two_spaces_after_sentences_make_no_table() -> None:
+    text = "It is so.  It was so.\nIt has to be.  It is not.\nIt will be.  It may be.\n"
+    assert {unit.kind for unit in units(text)} == {"sentence"}

@@ -16,6 +16,7 @@ _NAME = re.compile(
 _CELL = re.compile(r"[|\s]*([^|\n]*[^|\s])")
 _BOLD_ROW = re.compile(r"[|\s]*+(?:\*\*[^*|\n]++\*\*[|\s]*+)++")
 _COLUMN = re.compile(r"\S+(?: \S+)*")
+_COLUMN_GAP = re.compile(r"(?<=[^\s.!?:])  +(?=\S)")
 _PAIRS = re.compile(
     r"[^\s:;|][^:;\n]{0,60}+: (?P<value>[^;\n]*+)(?:;(?! [^:;\n]{1,60}+: )[^;\n]*+)*+; [^:;\n]{1,60}+: "
 )
@@ -77,8 +78,8 @@ def simple_table(text: str, lines: list[TextLine]) -> TextTable:
     heads = [index for index, line in enumerate(body) if line.indent <= indent + 1]
     rows = []
     for head, following in pairwise([*heads, len(body)]):
-        cell = _COLUMN.match(text, body[head].start, body[head].end)
-        rows.append(Row((body[head].start, body[following - 1].end), cell and name_of(text, *cell.span())))
+        row = _aligned_row(text, body[head])
+        rows.append(row._replace(span=(body[head].start, body[following - 1].end)))
     return _with_bold_header(text, TextTable(lead, rows))
 
 
@@ -106,6 +107,8 @@ def records(text: str, lines: list[TextLine]) -> TextTable | None:
         return _with_header(text, [_row(text, line, line) for line in lines])
     if len(lines) > 2 and (_is_separated(text, lines, "\t", 1) or _is_separated(text, lines, ",", 2)):
         return _with_header(text, [Row((line.start, line.end), None) for line in lines])
+    if len(lines) > 2 and _is_aligned(text, lines):
+        return TextTable(None, [_aligned_row(text, line) for line in lines])
     if text.find(": ", lines[0].start, lines[0].end) < 0:
         return None
     if all(_PAIRS.match(text, line.start, line.end) for line in lines):
@@ -118,6 +121,22 @@ def records(text: str, lines: list[TextLine]) -> TextTable | None:
     if len({found[1] for found in names if found}) > 1 and lines[-1].end - lines[0].start <= MAX_RECORD:
         return TextTable(None, [Row(spanned(lines), None)])
     return TextTable(None, [Row((line.start, line.end), None) for line in lines])
+
+
+def _is_aligned(text: str, lines: list[TextLine]) -> bool:
+    """Whether a column begins at the same place in all lines, after two spaces or more."""
+    common: set[int] | None = None
+    for line in lines:
+        begins = {gap.end() - line.start + line.indent for gap in _COLUMN_GAP.finditer(text, line.start, line.end)}
+        common = begins if common is None else common & begins
+        if not common:
+            return False
+    return True
+
+
+def _aligned_row(text: str, line: TextLine) -> Row:
+    cell = _COLUMN.match(text, line.start, line.end)
+    return Row((line.start, line.end), cell and name_of(text, *cell.span()))
 
 
 def _all_have(text: str, lines: list[TextLine], sign: str, count: int) -> bool:
