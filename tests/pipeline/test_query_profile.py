@@ -149,6 +149,15 @@ def test_a_chunk_that_is_almost_covered_is_dropped() -> None:
     assert [(p.place.start, p.place.end) for p in merged if p.place] == [(0, 1_000), (1_000, 1_000 + WORTH_READING)]
 
 
+def test_what_completes_a_chunk_stays_with_it_and_takes_nothing_from_others() -> None:
+    higher, lower = chunk(600, 1_200), chunk(0, 800)
+    assert lower.place is not None
+    completed = msgspec.structs.replace(lower, place=msgspec.structs.replace(lower.place, added=250))
+    for order in ((higher, completed), (completed, higher)):
+        merged = merge([reply(*order)], QUERY)
+        assert sorted((p.place.start, p.place.end) for p in merged if p.place) == [(0, 800), (600, 1_200)]
+
+
 @pytest.mark.parametrize(
     ("tokens", "kept", "last"),
     [

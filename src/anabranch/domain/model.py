@@ -238,7 +238,7 @@ class Scores(Value, gc=False):
 
 class Place(Value):
     """The location of a passage in a collection: `start` and `end` are character offsets in the document's content,
-    `index` is the number of its chunk in the document, from 0."""
+    `index` is the number of its chunk in the document, from 0; `added` characters at its end complete the chunk."""
 
     chunk_id: str
     collection: str
@@ -252,6 +252,7 @@ class Place(Value):
     metadata: Mapping[str, Any] = {}
     scores: Scores = Scores()
     chunk_type: ChunkType | None = None
+    added: int = 0
 
 
 class Duplicate(Value, gc=False):

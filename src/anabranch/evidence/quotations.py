@@ -34,7 +34,8 @@ _AFTER_NOUN = (
 ASKS_LIST = re.compile(
     rf"\b(?:which|what)\s+{_PLURAL}\b(?!\s*\()"
     rf"|\b(?:which|what)\s+[\w'-]+\s+(?:[\w'-]+\s+)?{_PLURAL}\s*(?:\?|$|{_AFTER_NOUN}\b)"
-    r"|\b(?:what are|list|name the|types of|kinds of|all the)\b",
+    r"|\b(?:what are|list|name the|types of|kinds of|all the)\b"
+    r"|\b(?:allowed|possible|valid|available|supported|accepted|permitted)\s+[\w'-]{2,}[^s\W]s\b",
     re.IGNORECASE,
 )
 POINTS_BACK = re.compile(
@@ -66,8 +67,6 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     if not judged.units:
         return []
     best = best_unit(judged)
-    reader = Quoting(question, passages, judged.whole)
-    chosen = [reader.quotation(best)]
     sources = {passages[best.placed.passage].source}
     likely = [
         (likelihood, unit)
@@ -76,6 +75,8 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     ]
     # The best of every other source comes before a second one of a source.
     likely.sort(key=lambda one: (passages[one[1].placed.passage].source in sources, -one[0]))
+    reader = Quoting(question, passages, judged.whole)
+    chosen = [reader.quotation(best)]
     doubt = 1 - best.probability
     for likelihood, unit in likely[:TRIED]:
         if len(chosen) == MOST:
@@ -133,6 +134,11 @@ def _is_other_row(one: JudgedUnit, best: JudgedUnit) -> bool:
     for itself."""
     rows = one.placed.unit.kind == best.placed.unit.kind == "row" and one.placed.passage == best.placed.passage
     return rows and one.placed.unit.lead == best.placed.unit.lead and not one.words & ~best.words
+
+
+def _beside(one: Unit, other: Unit) -> bool:
+    """Whether two units are of the same list."""
+    return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
 
 
 def _length(quotation: Quotation) -> int:
@@ -200,10 +206,10 @@ class Quoting:
         elif not self._asks_list or unit.kind not in LISTED or unit.kind == "row":
             # A row stands for itself: a question that a row answers does not ask for the table.
             return []
-        while first and like is unit and self._beside(units[first - 1], like):
+        while first and like is unit and _beside(units[first - 1], like):
             first -= 1
         last = order + 1
-        while last < len(units) and self._beside(units[last], like):
+        while last < len(units) and _beside(units[last], like):
             last += 1
         spans: list[Span] = []
         for one in units[first:last]:
@@ -219,10 +225,6 @@ class Quoting:
         if order + 1 == len(units) or units[order + 1].kind not in LISTED or unit.kind == "code":
             return False
         return text[unit.end - 1] == ":" or units[order + 1].lead == (unit.start, unit.end)
-
-    def _beside(self, one: Unit, other: Unit) -> bool:
-        """Whether two units are of the same list."""
-        return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
 
     def _announced(self, at: int, order: int) -> tuple[Span, ...]:
         """What follows a sentence that ends with a colon, as far as the answer stays short; a list that is asked for

@@ -283,7 +283,7 @@ def _completed(passage: Passage, content: str) -> Passage:
     if end == place.end:
         return passage
     tokens = round(place.tokens * (end - place.start) / max(1, len(passage.text)))
-    longer = msgspec.structs.replace(place, end=end, tokens=tokens)
+    longer = msgspec.structs.replace(place, end=end, tokens=tokens, added=end - place.end)
     return msgspec.structs.replace(passage, text=content[place.start : end], place=longer)
 
 

@@ -111,9 +111,11 @@ def without_overlap(passages: Sequence[Passage]) -> Sequence[Passage]:
             kept.append(passage)
             continue
         spans = taken.setdefault(passage.document_id, [])
-        start, end = _uncovered(passage.place.start, passage.place.end, spans)
-        if end - start == len(passage.text) or end - start >= WORTH_READING:
-            kept.append(_cut(passage, start, end))
+        own = passage.place.end - passage.place.added
+        start, end = _uncovered(passage.place.start, own, spans)
+        if end - start == len(passage.text) - passage.place.added or end - start >= WORTH_READING:
+            # What completes a list stays with it, even if another passage has it, too.
+            kept.append(_cut(passage, start, passage.place.end if end == own else end))
             spans.append((start, end))
     return kept
 
