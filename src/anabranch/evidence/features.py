@@ -14,6 +14,7 @@ from anabranch.text.units import Unit
 CLIP = 8.0
 # The log-odds of what was not read.
 UNREAD = -6.0
+MAX_LENGTH = 25
 ASKS_HOW = re.compile(r"\W*how (?:do|can|to|would|should)\b", re.IGNORECASE)
 
 
@@ -33,7 +34,8 @@ class UnitFeatures(NamedTuple):
 
 
 class SupportFeatures(NamedTuple):
-    """The largest values of all pages and units."""
+    """The largest values of all pages and units. `length` is that of the question in tens of words: a long one more
+    often asks for a subject than for a fact, and is then answered by what is near."""
 
     answerable: float
     relevance: float
@@ -42,6 +44,8 @@ class SupportFeatures(NamedTuple):
     answer: float
     unit: float
     near: float
+    length: float
+    near_if_long: float
 
 
 class Observed(NamedTuple):
@@ -134,14 +138,20 @@ def observed(
                 item=float(one.unit.kind == "item"),
             )
         )
-    return Observed(pages.whole, placed, units, _support(readings, joint, units, near), words)
+    length = min(MAX_LENGTH, len(words.wording.stems)) / 10
+    return Observed(pages.whole, placed, units, _support(readings, joint, units, near, length), words)
 
 
 def _support(
-    readings: Sequence[Reading], joint: JointReading | None, units: Sequence[UnitFeatures], near: Sequence[float]
+    readings: Sequence[Reading],
+    joint: JointReading | None,
+    units: Sequence[UnitFeatures],
+    near: Sequence[float],
+    length: float,
 ) -> SupportFeatures:
     answerable = max((clip(reading.answerable) for reading in readings), default=UNREAD)
     relevance = max((clip(reading.relevance) for reading in readings), default=UNREAD)
+    nearest = max(near, default=0.0)
     return SupportFeatures(
         answerable=answerable,
         relevance=relevance,
@@ -149,7 +159,9 @@ def _support(
         jointly_relevant=clip(joint.reading.relevance) if joint is not None else relevance,
         answer=max((clip(one.answer.score) for one in readings if one.answer is not None), default=UNREAD),
         unit=max((unit.jointly for unit in units), default=UNREAD),
-        near=max(near, default=0.0),
+        near=nearest,
+        length=length,
+        near_if_long=nearest * length,
     )
 
 

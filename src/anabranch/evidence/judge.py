@@ -21,8 +21,8 @@ AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
 # Judging takes at most this long.
 MAX_S = 2.0
-# The probability of support from which on an answer is given: at 0.5 twice as many answerable questions are refused.
-SUPPORTED = 0.4
+# The probability of support from which on an answer is given: at 0.5 many more answerable questions are refused.
+SUPPORTED = 0.42
 
 
 class JudgedUnit(NamedTuple):

@@ -19,7 +19,7 @@ MAX_LIST = 1_200
 MAX_UNIT = 1_000
 # A unit is quoted beside the best one from this probability on; and a less likely one with at least PLAUSIBLE odds of
 # being evidence itself, as long as the probability that none of the others is evidence is above DOUBT.
-LIKELY, PLAUSIBLE, DOUBT = 0.15, 0.1, 0.5
+LIKELY, PLAUSIBLE, DOUBT = 0.2, 0.1, 0.5
 # The best so many are tried: others would repeat them, or not fit.
 TRIED = 12
 # Units that are more similar than this say the same.

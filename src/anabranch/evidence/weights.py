@@ -7,11 +7,11 @@ from typing import NamedTuple
 from anabranch.evidence.features import SupportFeatures, UnitFeatures
 
 # In the order of the features; the bias is last. Support has the log-odds of the best unit before the bias.
-UNIT = (0.311, 0.182, 0.054, 0.922, 1.109, 0.494, 0.258, 1.261, 1.011, -1.945)
-SUPPORT = (0.647, 0.015, 0.224, -0.223, -0.141, 0.166, 6.873, 0.106, -3.404)
+UNIT = (0.278, 0.241, 0.041, 0.691, 0.173, 0.953, 0.315, 1.468, 0.837, -1.612)
+SUPPORT = (0.659, -0.237, 0.207, -0.01, -0.104, -0.007, 4.147, 0.051, 1.405, 0.351, -2.842)
 # PASSAGES has no bias: passages of one question are compared.
-PASSAGES = (6.238, 5.268, 5.605, 3.803, 6.853, 0.444)
-NEXT = (0.911, 2.44, 1.462, 0.608, 1.169, -1.547)
+PASSAGES = (6.237, 5.269, 5.603, 3.801, 6.858, 0.442)
+NEXT = (0.941, 2.647, 0.996, 0.366, 1.249, -1.469)
 
 
 def probability_of_unit(features: UnitFeatures) -> float:
