@@ -139,7 +139,7 @@ def measures(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, int]]:
     short = [good and quoted_length(one) <= SHORT for good, one in zip(right, known, strict=True)]
     answered = [one for one in asked if one.quoted and any(one.case.gold)]
     precisions = [np.mean([_is_right(one, quotation) for quotation in one.quoted or ()]) for one in answered]
-    found = [one for one in asked if any(one.case.gold)]
+    found = [one for one in asked if any(one.case.gold) or one.case.unread]
     return {
         "right": _share(right),
         "right within 400": _share(short),
@@ -165,7 +165,7 @@ def _f1(outcome: Outcome) -> float:
     )
     if not right or not covered:
         return 0.0
-    precision, recall = right / len(quoted), covered / len(gold)
+    precision, recall = right / len(quoted), covered / (len(gold) + outcome.case.unread)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -177,7 +177,9 @@ def chosen(case: Case) -> Case:
     """With the passages that the product judges."""
     order = candidates(case.question, case.passages, PASSAGES)
     return case._replace(
-        passages=tuple(case.passages[index] for index in order), gold=tuple(case.gold[index] for index in order)
+        passages=tuple(case.passages[index] for index in order),
+        gold=tuple(case.gold[index] for index in order),
+        unread=sum(len(spans) for index, spans in enumerate(case.gold) if index not in order),
     )
 
 

@@ -27,8 +27,8 @@ Wanted = tuple[tuple[str, ...], ...]
 
 
 class Case(NamedTuple):
-    """`gold` are the spans of each passage that are right to quote. A case is answerable if it has any, or if an
-    `answer` is wanted: search may have missed the passage."""
+    """`gold` are the spans of each passage that are right to quote, `unread` those of passages that were not chosen. A
+    case is answerable if it has any, or if an `answer` is wanted: search may have missed the passage."""
 
     dataset: str
     kind: str
@@ -37,6 +37,7 @@ class Case(NamedTuple):
     gold: tuple[tuple[Span, ...], ...]
     answers: Wanted
     answerable: bool
+    unread: int = 0
 
 
 def answers(case: Case) -> bool:

@@ -10,7 +10,7 @@ from anabranch.text.support import MAX_TITLE, Wording, bare, nearness, share, wo
 
 # Passages are chosen until it is this probable that one of the chosen has the answer, if one has it at all; and at
 # least so many.
-ENOUGH, FEWEST = 0.85, 4
+ENOUGH, FEWEST = 0.8, 3
 # From this rank on a source's passages are guessed to match no word.
 GUESSED = 10
 # Characters of a passage in which words are looked for, and of all passages together.
