@@ -40,9 +40,9 @@ async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:
 
 async def test_without_a_sure_answer_all_that_are_probable_are_read_and_the_best_of_them_together() -> None:
     evidence = RecordingEvidence()
-    passages = [passage(f"{NEAR_IT} {UNSURE}", title) for title in others(10)]
+    passages = [passage(f"{NEAR_IT} {UNSURE}", title) for title in others(9)]
     assert await Judge(evidence, 10).judge(QUESTION, passages)
-    assert evidence.titles == others(8), "the last of ten that look the same are probably not the one"
+    assert evidence.titles == others(8), "the last of nine that look the same is probably not the one"
     *_, joint = evidence.inputs
     assert len(joint) == JOINT_PAGES
     assert all(len(page.units) <= JOINT_UNITS for page in joint)
