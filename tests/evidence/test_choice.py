@@ -60,3 +60,11 @@ def test_any_question_to_any_passages(question: str, texts: list[tuple[str, str,
     probable = probabilities_of_passages(passage_features(question, passages))
     assert sum(probable) == pytest.approx(1.0 if passages else 0.0)
     assert order == candidates(question.upper().lower(), passages, 4) or question.upper().lower() != question.lower()
+
+
+def test_the_first_two_of_the_search_are_read_whatever_headings_say() -> None:
+    found = [passage("It runs.", f"Page {number}", near=0.6) for number in range(2)]
+    headed = [passage("It runs.", "The Zanzibar ferry leaves", near=0.6) for _ in range(12)]
+    assert {0, 1} <= set(chosen(*found, *headed))
+    assert {0, 1} <= set(chosen(*found, *headed, limit=4))
+    assert len(chosen(*found, *headed, limit=1)) == 1

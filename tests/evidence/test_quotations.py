@@ -413,3 +413,12 @@ async def test_what_a_sentence_with_a_colon_announces_is_quoted_with_it() -> Non
     answer = await quoted(FakeEvidence(), "How do I leave the Zanzibar ferry?", passage(text))
     assert "Hold the rail" in answer.text
     assert "free" not in answer.text
+
+
+async def test_beside_a_sure_answer_nothing_is_quoted_that_adds_no_word_of_the_question(
+    shipped_evidence: OnnxEvidence,
+) -> None:
+    defined = passage("Anabranch is a service that asks many sources at once.", "Architecture", near=0.7)
+    other = passage("Prints the entry of the configuration.", "Anabranch as a server", near=0.6)
+    said = await quoted(shipped_evidence, "What is Anabranch?", defined, other)
+    assert said.quotations == [["Anabranch is a service that asks many sources at once."]]

@@ -11,8 +11,11 @@ from anabranch.text.support import MAX_TITLE, Wording, bare, nearness, share, wo
 # Passages are chosen until it is this probable that one of the chosen has the answer, if one has it at all; and at
 # least so many.
 ENOUGH, FEWEST = 0.8, 3
+# The first ones of the search are read in any case: of a question of two words, headings say little.
+FIRST = 2
 # From this rank on a source's passages are guessed to match no word.
 GUESSED = 10
+MANY = 8
 # Characters of a passage in which words are looked for, and of all passages together.
 MAX_READ, MAX_READ_ALL = 2_000, 80_000
 
@@ -35,7 +38,8 @@ def candidates(question: str, passages: Sequence[Passage], limit: int) -> list[i
         if len(chosen) >= max(FEWEST, len(places)) and sum(probable[one] for one in chosen) >= ENOUGH:
             break
         chosen.append(index)
-    return chosen
+    missed = [index for index in range(min(FIRST, len(passages))) if index not in chosen]
+    return [*chosen[: max(1, limit - len(missed))], *missed][:limit]
 
 
 class _Words(NamedTuple):
@@ -51,9 +55,11 @@ def passage_features(question: str, passages: Sequence[Passage]) -> list[Passage
     each = min(MAX_READ, MAX_READ_ALL // max(1, len(passages)))
     words = [_words(wording, passage, each) for passage in passages]
     weights = word_weights(wording, [one.all for one in words])
+    # A heading that has both of two words says less than one that has ten.
+    trust = len(weights) / (len(weights) + MANY)
 
     def weight(bits: int) -> float:
-        return sum(each for bit, each in weights.items() if bits & bit)
+        return trust * sum(each for bit, each in weights.items() if bits & bit)
 
     near = [nearness(passage, share(one.all, wording.everything)) for passage, one in zip(passages, words, strict=True)]
     nearest = max(near, default=0.0)

@@ -20,6 +20,8 @@ MAX_UNIT = 1_000
 # A unit is quoted beside the best one from this probability on; and a less likely one with at least PLAUSIBLE odds of
 # being evidence itself, as long as the probability that none of the others is evidence is above DOUBT.
 LIKELY, PLAUSIBLE, DOUBT = 0.2, 0.1, 0.5
+# Beside a unit that is this probable, only what adds something, or is of another source, is quoted.
+CERTAIN = 0.9
 # The best so many are tried: others would repeat them, or not fit.
 TRIED = 12
 # Units that are more similar than this say the same.
@@ -71,7 +73,8 @@ def quotations(question: str, passages: Sequence[Passage], judged: Judgement) ->
     likely = [
         (likelihood, unit)
         for unit, features in beside(best, passages, judged)
-        if (likelihood := probability_of_next(features)) >= LIKELY or unit.probability >= PLAUSIBLE
+        if ((likelihood := probability_of_next(features)) >= LIKELY or unit.probability >= PLAUSIBLE)
+        and (best.probability < CERTAIN or _adds(features) or passages[unit.placed.passage].source not in sources)
     ]
     # The best of every other source comes before a second one of a source.
     likely.sort(key=lambda one: (passages[one[1].placed.passage].source in sources, -one[0]))
@@ -122,6 +125,11 @@ def beside(
 
 def _asks(passages: Sequence[Passage], judged: JudgedUnit) -> bool:
     return judged.placed.unit.kind == "sentence" and _text(passages, judged).endswith("?")
+
+
+def _adds(features: NextFeatures) -> bool:
+    """Whether it has words of the question that the best one lacks, or is about what the best one names."""
+    return features.added > 0 or features.named > 0
 
 
 def _text(passages: Sequence[Passage], judged: JudgedUnit) -> str:
