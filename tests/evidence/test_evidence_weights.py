@@ -43,8 +43,8 @@ def test_support_is_a_probability_for_any_reading(values: list[float], best: flo
 
 
 def test_support_is_higher_where_the_model_finds_an_answer_and_the_passage_is_near() -> None:
-    unread = SupportFeatures(*[UNREAD] * 6, near=0.0, length=1.0, near_if_long=0.0)
-    found = SupportFeatures(*[4.0] * 6, near=0.7, length=1.0, near_if_long=0.7)
+    unread = SupportFeatures(*[*[UNREAD] * 6, 0.0, 1.0, 0.0])
+    found = SupportFeatures(*[*[4.0] * 6, 0.7, 1.0, 0.7])
     assert probability_of_support(unread, 0.01) < 0.1
     assert probability_of_support(found, 0.95) > 0.9
     nearness = [probability_of_support(found._replace(near=near), 0.5) for near in (0.0, 0.2, 0.4, 0.8, 1.0)]

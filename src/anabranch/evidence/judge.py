@@ -15,8 +15,9 @@ from anabranch.text.units import Unit
 
 # A joint reading has the best units of the best pages.
 JOINT_PAGES, JOINT_UNITS = 8, 3
-# Passages are read a few at a time. Once the log-odds that one answers are above SURE, no more are read, nor jointly;
-# nor are they jointly if all are below SURELY_NOT. The figures hardly change, and it is half of the cost.
+# The first passage is read alone, the others a few at a time. Once the log-odds that one answers are above SURE, no
+# more are read, nor jointly; nor are they jointly if all are below SURELY_NOT. The figures hardly change, and it is
+# half of the cost.
 AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
 # Judging takes at most this long.
@@ -83,7 +84,7 @@ class Judge:
         found: list[Reading] = []
         while len(found) < len(pages.pages):
             begin = len(found)
-            end = pages.end_of(max(pages.passage_of(begin) + AT_A_TIME, least))
+            end = pages.end_of(max(pages.passage_of(begin) + (AT_A_TIME if begin else 1), least))
             inputs = [(page,) for page in pages.pages[begin:end]]
             for reading in await self._evidence.read(question, inputs, until=until):
                 if reading is None:

@@ -80,8 +80,10 @@ class Extractive:
         """What is quoted, and the probability that it answers."""
         judged = await self._judged(prompt, context)
         if judged is not None:
-            found = quotations(prompt.question, prompt.passages, judged) if judged.support >= JUDGED_SUPPORTED else []
-            return found, judged.support
+            if judged.support < JUDGED_SUPPORTED:
+                return [], judged.support
+            found = quotations(prompt.question, prompt.passages, judged)
+            return found, judged.support if found else 0.0
         found = [Quotation(one.passage, ((one.start, one.end),)) for one in quotes(prompt.question, prompt.passages)]
         return found, support(prompt.question, prompt.passages) if found else 0.0
 
