@@ -142,6 +142,7 @@ def measures(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, int]]:
     found = [one for one in asked if any(one.case.gold) or one.case.unread]
     return {
         "right": _share(right),
+        "right in the first 400": _share([holds(said(one)[:SHORT], one.case.answers) for one in known]),
         "right within 400": _share(short),
         "precision": _share([float(value) for value in precisions]),
         "F1": _share([_f1(one) for one in found]),

@@ -38,6 +38,14 @@ async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:
     assert {unit.placed.passage for unit in judged.units} == {0}
 
 
+async def test_reading_goes_on_after_a_sure_answer_that_names_another_document() -> None:
+    evidence = RecordingEvidence()
+    rest = [passage(UNSURE, title) for title in ("Harbour 0", "the zanzibar FERRY", "Harbour 2", "Harbour 3")]
+    ordered = [msgspec.structs.replace(one, evidence=0.5) for one in (SURE, *rest)]
+    assert await Judge(evidence, 8).judge(QUESTION, ordered)
+    assert evidence.titles == ["Ferry", "Harbour 0", "the zanzibar FERRY"]
+
+
 async def test_without_a_sure_answer_all_that_are_probable_are_read_and_the_best_of_them_together() -> None:
     evidence = RecordingEvidence()
     passages = [passage(f"{NEAR_IT} {UNSURE}", title) for title in others(9)]

@@ -39,7 +39,7 @@ def candidates(question: str, passages: Sequence[Passage], limit: int) -> list[i
             break
         chosen.append(index)
     missed = [index for index in range(min(FIRST, len(passages))) if index not in chosen]
-    return [*chosen[: max(1, limit - len(missed))], *missed][:limit]
+    return [*chosen[: max(len(places), limit - len(missed))], *missed][:limit]
 
 
 class _Words(NamedTuple):

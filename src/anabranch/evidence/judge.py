@@ -10,7 +10,7 @@ from anabranch.evidence.features import JointReading, Observed, QuestionWords, j
 from anabranch.evidence.pages import Pages, PlacedUnit, paged
 from anabranch.evidence.weights import probability_of_support, probability_of_unit
 from anabranch.text.language import is_english
-from anabranch.text.support import WORD
+from anabranch.text.support import WORD, bare
 from anabranch.text.units import Unit
 
 # A joint reading has the best units of the best pages.
@@ -20,6 +20,8 @@ JOINT_PAGES, JOINT_UNITS = 8, 3
 # half of the cost.
 AT_A_TIME = 2
 SURE, SURELY_NOT = 1.0, -3.5
+# A shorter title is found in any text.
+LEAST_TITLE = 3
 # Judging takes at most this long.
 MAX_S = 2.0
 # The probability of support from which on an answer is given: at 0.5 many more answerable questions are refused.
@@ -69,7 +71,7 @@ class Judge:
         """None if nothing was read. The best passage of every source comes before a second one of a source."""
         pages = paged(question, passages)
         sources = len({passage.source for passage in passages})
-        readings = await self._read(question, pages, sources, until)
+        readings = await self._read(question, pages, sources, until, linked=_names_another(passages))
         if not readings:
             return None
         joint = None
@@ -79,8 +81,11 @@ class Judge:
             joint = JointReading(reading, places) if reading is not None else None
         return observed(question, passages, pages, readings, joint)
 
-    async def _read(self, question: str, pages: Pages, least: int, until: float | None) -> list[Reading]:
-        """The readings of the first pages, until one surely answers, or there is no time."""
+    async def _read(
+        self, question: str, pages: Pages, least: int, until: float | None, *, linked: bool
+    ) -> list[Reading]:
+        """The readings of the first pages, until one surely answers, or there is no time. If the first passage is
+        `linked` to another, reading goes on after it: the question may need both."""
         found: list[Reading] = []
         while len(found) < len(pages.pages):
             begin = len(found)
@@ -90,9 +95,16 @@ class Judge:
                 if reading is None:
                     return found
                 found.append(reading)
-            if _best(found) >= SURE:
+            if _best(found) >= SURE and (begin or not linked):
                 break
         return found
+
+
+def _names_another(passages: Sequence[Passage]) -> bool:
+    """Whether the first passage names the document of another."""
+    text = passages[0].text.lower()
+    own, *others = [bare(passage.title).strip().lower() for passage in passages]
+    return any(len(title) > LEAST_TITLE and title != own and title in text for title in others)
 
 
 def _best(readings: Sequence[Reading]) -> float:
