@@ -90,7 +90,7 @@ WIDEN, MOST_WANTED = 4, 2_000
 CHOICE = 2
 COPY = 0.9
 # Passages of documents with more tokens stay as they were cut: reading the document would take too long.
-MAX_CONTENT = 500_000
+MAX_CONTENT = 100_000
 
 
 class Candidates(NamedTuple):
