@@ -30,6 +30,7 @@ from anabranch.evidence.quotations import Quotation, quotations
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.extractive import SUPPORTED, Written, quotes
 from anabranch.models.minilm import MiniLM
+from anabranch.pipeline.answer import EVIDENCE_DEPTH
 from anabranch.text.support import support
 from benchmarks.evidence import cases as sets
 from benchmarks.evidence.cases import Case, answers, holds, interval, overlaps
@@ -81,7 +82,9 @@ def loaded(name: str, told: argparse.Namespace, way: Searched) -> list[Case]:
     is not put in order."""
     if name in DOCUMENTATION:
         asked = sets.Documentation(QUESTIONS / f"{name}.json", told.sources)
-        settings = Settings(data_dir=str(told.data_dir), evidence="auto" if way == "both" else "off", default_top_k=10)
+        top_k = EVIDENCE_DEPTH if way == "model" else 10
+        evidence: Literal["auto", "off"] = "auto" if way == "both" else "off"
+        settings = Settings(data_dir=str(told.data_dir), evidence=evidence, default_top_k=top_k)
         return asyncio.run(sets.documentation(name, asked, settings, deep=way != "rules"))
     model = MiniLM(told.models, threads=2)
     if name == "hotpot":

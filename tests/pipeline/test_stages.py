@@ -211,6 +211,15 @@ async def test_the_value_is_the_fold_of_the_events() -> None:
     assert answer.citations[0].source == "alice/docs"
 
 
+async def test_without_the_evidence_model_a_question_that_asks_for_evidence_keeps_top_k_passages() -> None:
+    found = [passage(f"{TEXT} {number}") for number in range(20)]
+    directory = FakeDirectory({"docs": FakeSource(reply(*found, path="docs"))}, {})
+    collection = Endpoint(slug="docs", kind="collection")
+    question = Question(text="q", sources=(collection,), top_k=3, evidence="rank", until=Until.MERGE)
+    asked, _ = run(directory, question)
+    assert len((await asked.value()).passages) == 3
+
+
 async def test_a_source_with_a_bug_costs_only_itself() -> None:
     def broken(*_: object) -> SourceReply:
         raise KeyError("a bug")

@@ -15,6 +15,8 @@ ENOUGH, FEWEST = 0.8, 3
 FIRST = 2
 # From this rank on a source's passages are guessed to match no word.
 GUESSED = 10
+# A question of so many words and pairs of words is trusted half as much as an endless one: a heading that has both of
+# two words says less than one that has ten.
 MANY = 8
 # Characters of a passage in which words are looked for, and of all passages together.
 MAX_READ, MAX_READ_ALL = 2_000, 80_000
@@ -55,7 +57,6 @@ def passage_features(question: str, passages: Sequence[Passage]) -> list[Passage
     each = min(MAX_READ, MAX_READ_ALL // max(1, len(passages)))
     words = [_words(wording, passage, each) for passage in passages]
     weights = word_weights(wording, [one.all for one in words])
-    # A heading that has both of two words says less than one that has ten.
     trust = len(weights) / (len(weights) + MANY)
 
     def weight(bits: int) -> float:

@@ -14,6 +14,7 @@ from anabranch.text.units import Unit
 CLIP = 8.0
 # The log-odds of what was not read.
 UNREAD = -6.0
+# Words of a question: a longer one counts as one of this length.
 MAX_LENGTH = 25
 ASKS_HOW = re.compile(r"\W*how (?:do|can|to|would|should)\b", re.IGNORECASE)
 

@@ -10,7 +10,7 @@ from anabranch.evidence.judge import JudgedUnit, Judgement
 from anabranch.evidence.weights import NextFeatures, log_odds, probability_of_next
 from anabranch.text.near_duplicates import decisive_words, similarity
 from anabranch.text.support import Wording, bare, share
-from anabranch.text.units import Unit
+from anabranch.text.units import LISTED, Unit, are_of_one_list
 
 # Quotations of an answer, and the characters after which no further one is added.
 MOST, SHORT = 3, 400
@@ -45,9 +45,6 @@ POINTS_BACK = re.compile(
     r"otherwise|instead|(?:for|in|because of|as) (?:this|these|that|such)\b)\b",
     re.IGNORECASE,
 )
-
-# Kinds of units that make up a list.
-LISTED = ("item", "definition", "row")
 
 Span = tuple[int, int]
 
@@ -144,11 +141,6 @@ def _is_other_row(one: JudgedUnit, best: JudgedUnit) -> bool:
     return rows and one.placed.unit.lead == best.placed.unit.lead and not one.words & ~best.words
 
 
-def _beside(one: Unit, other: Unit) -> bool:
-    """Whether two units are of the same list."""
-    return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
-
-
 def _length(quotation: Quotation) -> int:
     return sum(end - start for start, end in quotation.spans)
 
@@ -214,10 +206,10 @@ class Quoting:
         elif not self._asks_list or unit.kind not in LISTED or unit.kind == "row":
             # A row stands for itself: a question that a row answers does not ask for the table.
             return []
-        while first and like is unit and _beside(units[first - 1], like):
+        while first and like is unit and are_of_one_list(units[first - 1], like):
             first -= 1
         last = order + 1
-        while last < len(units) and _beside(units[last], like):
+        while last < len(units) and are_of_one_list(units[last], like):
             last += 1
         spans: list[Span] = []
         for one in units[first:last]:

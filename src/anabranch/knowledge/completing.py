@@ -1,12 +1,10 @@
 """Where a passage ends: a chunk has a size, and ends inside a list, or between a sentence and the code that it
 introduces."""
 
-from anabranch.text.units import Unit, units
+from anabranch.text.units import are_of_one_list, units
 
 # Characters that are added to a chunk at most.
 MOST = 800
-# Kinds of units that follow each other in a list.
-LISTED = ("item", "row")
 
 
 def completed(text: str, following: str) -> int:
@@ -22,12 +20,8 @@ def completed(text: str, following: str) -> int:
         return len(text)
     end = found[last].end
     for before, unit in zip(found[last:], found[last + 1 :], strict=False):
-        if not _goes_on(before, unit):
+        # A definition stands for itself.
+        if unit.kind == "definition" or not are_of_one_list(before, unit):
             break
         end = unit.end
     return max(len(text), end)
-
-
-def _goes_on(before: Unit, unit: Unit) -> bool:
-    same = (before.kind, before.lead, before.heading) == (unit.kind, unit.lead, unit.heading)
-    return unit.kind in LISTED and same

@@ -371,14 +371,18 @@ class Pipeline:
             return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s, setting)
 
     async def _ranked(self, question: Question, passages: tuple[Passage, ...], context: Context) -> tuple[Passage, ...]:
-        if self._judge is None or question.evidence == "off" or not passages:
+        """By evidence, if the question asks for it. More were looked for than it wants: the best are kept."""
+        if question.evidence == "off" or not passages:
             return passages
+        most = question.top_k * len(question.sources)
+        if self._judge is None:
+            return passages[:most]
         from anabranch.evidence.ranking import ranked_by_evidence  # noqa: PLC0415  chat does not need it
 
         with self._telemetry.span("evidence", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
             ranked = await ranked_by_evidence(self._judge(), question.text, passages, left_s)
-        return ranked[: question.top_k * len(question.sources)]
+        return ranked[:most]
 
     async def _composed(
         self, question: Question, model: Endpoint, passages: tuple[Passage, ...], basis: Ground, context: Context

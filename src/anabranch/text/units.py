@@ -42,6 +42,15 @@ class Unit(NamedTuple):
     subject: Span | None
 
 
+# Kinds of units that make up a list.
+LISTED = ("item", "definition", "row")
+
+
+def are_of_one_list(one: Unit, other: Unit) -> bool:
+    """Whether two neighbours are parts of the same list or table."""
+    return one.kind == other.kind and one.kind in LISTED and (one.lead, one.heading) == (other.lead, other.heading)
+
+
 def units(text: str) -> list[Unit]:
     """The units in order. Their bodies never overlap, and begin and end on something visible. Every sentence is in one;
     headings, list markers, comments, link targets and table borders are in none."""
