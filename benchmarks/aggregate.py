@@ -9,17 +9,14 @@ from functools import partial
 from itertools import islice
 from statistics import median
 
-import msgspec
 from rapidfuzz.distance import Levenshtein
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from anabranch.domain.model import Passage, SourceReply, Status
 from anabranch.domain.ranking import Ranking
 from anabranch.pipeline.dedup import Distinct
 from anabranch.pipeline.scoring import Ranker
-from benchmarks.report import this_machine
+from benchmarks.report import LimitedFigure, show_limited
 
 SERVERS, RESULTS = 10, 100
 SHORTEST, LONGEST = 200, 2_000
@@ -31,14 +28,6 @@ MAX_TOP_MS, MAX_FULL_MS = 100.0, 300.0
 # As often as the letters of English, so that unrelated texts are as far from each other as they would be.
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 FREQUENCIES = (127, 91, 82, 75, 70, 67, 63, 61, 60, 43, 40, 28, 28, 24, 24, 22, 20, 20, 19, 15, 10, 8, 2, 2, 1, 1)
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """The median of the rounds, in CPU ms of this process."""
-
-    name: str
-    cpu_ms: float
-    must_be_below_ms: float | None = None
 
 
 def texts(chance: random.Random) -> Iterator[str]:
@@ -115,7 +104,7 @@ def measured(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
     return {name: median(each) for name, each in taken.items()}
 
 
-def figures(rounds: int) -> list[Figure]:
+def figures(rounds: int) -> list[LimitedFigure]:
     chance = random.Random(1)
     arrived = replies(chance)
     words = arrived[0].passages[0].text.split()
@@ -134,29 +123,14 @@ def figures(rounds: int) -> list[Figure]:
         "all, plainly": partial(plainly, found),
     }
     taken = measured(tasks, rounds)
-    return [Figure(name=name, cpu_ms=ms, must_be_below_ms=bounds.get(name)) for name, ms in taken.items()]
-
-
-def show(found: Sequence[Figure], console: Console) -> None:
-    machine = this_machine()
-    console.print(
-        f"Python {machine.python}, {machine.system}, {machine.cores} cores, load average {machine.load_average}"
-    )
-    title = f"{SERVERS} servers, {RESULTS} results each, of {SHORTEST} to {LONGEST:,} characters"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "CPU ms", "must be", ""):
-        table.add_column(name, justify="right" if name == "CPU ms" else "left")
-    for each in found:
-        bound = each.must_be_below_ms
-        verdict = "" if bound is None else "[green]PASS[/]" if each.cpu_ms < bound else "[red]FAIL[/]"
-        table.add_row(each.name, f"{each.cpu_ms:.1f}", "" if bound is None else f"< {bound:g}", verdict)
-    console.print(table)
+    return [LimitedFigure(name=name, ms=ms, must_be_below_ms=bounds.get(name)) for name, ms in taken.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    show(figures(parser.parse_args().rounds), Console())
+    title = f"{SERVERS} servers, {RESULTS} results each, of {SHORTEST} to {LONGEST:,} characters"
+    show_limited(Console(), title, "CPU ms", figures(parser.parse_args().rounds))
 
 
 if __name__ == "__main__":

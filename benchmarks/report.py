@@ -32,6 +32,29 @@ class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float
 
 
+class LimitedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """The median of the rounds, in ms."""
+
+    name: str
+    ms: float
+    must_be_below_ms: float | None = None
+
+
+def show_limited(console: Console, title: str, unit: str, figures: Iterable[LimitedFigure]) -> None:
+    machine = this_machine()
+    console.print(
+        f"Python {machine.python}, {machine.system}, {machine.cores} cores, load average {machine.load_average}"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("", unit, "must be", ""):
+        table.add_column(name, justify="right" if name == unit else "left")
+    for each in figures:
+        bound = each.must_be_below_ms
+        verdict = "" if bound is None else "[green]PASS[/]" if each.ms < bound else "[red]FAIL[/]"
+        table.add_row(each.name, f"{each.ms:.1f}", "" if bound is None else f"< {bound:.4g}", verdict)
+    console.print(table)
+
+
 class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The median time over what the slowest source and the model take together."""
 

@@ -29,7 +29,7 @@ from anabranch.testing import Space
 from support.examples import examples
 
 if TYPE_CHECKING:
-    from anabranch.models.evidence import OnnxEvidence
+    from anabranch.models.evidence import OnnxClaims, OnnxEvidence
 
 LOCAL = ("127.0.0.0/8",)
 
@@ -231,6 +231,14 @@ def shipped_evidence(models_dir: Path) -> "OnnxEvidence":
     from anabranch.models.evidence import OnnxEvidence  # noqa: PLC0415  only tests that need the model load it
 
     return OnnxEvidence(models_dir, threads=2)
+
+
+@pytest.fixture(scope="session")
+def shipped_claims(models_dir: Path) -> "OnnxClaims":
+    """The claim model of the package."""
+    from anabranch.models.evidence import OnnxClaims  # noqa: PLC0415  only tests that need the model load it
+
+    return OnnxClaims(models_dir, threads=2)
 
 
 @pytest.fixture(scope="session")

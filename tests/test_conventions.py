@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("conventions")
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "src" / "anabranch").rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "helpers", "manager", "service", "base", "common", "misc"}
@@ -17,32 +19,37 @@ MAX_FUNCTION_LINES = 60
 SERVER = "aiohttp,anabranch.app,anabranch.configuration.settings,numpy,opentelemetry,rich,starlette,uvicorn,yaml"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_a_module_has_a_docstring_and_no_function_over_60_lines(module: Path) -> None:
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "a module begins with a sentence on what it owns"
-    assert module.stem not in FORBIDDEN_NAMES
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or 0) - node.lineno
-            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """Each module by its path, parsed."""
+    return {str(module.relative_to(ROOT / "src")): ast.parse(module.read_text(encoding="utf-8")) for module in MODULES}
 
 
-def test_a_class_name_occurs_once_in_the_package() -> None:
-    names = Counter(
-        node.name
-        for module in MODULES
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+def test_a_module_has_a_docstring_and_a_name_that_says_what_it_owns(trees: dict[str, ast.Module]) -> None:
+    assert [module for module, tree in trees.items() if not ast.get_docstring(tree)] == []
+    assert [module for module in MODULES if module.stem in FORBIDDEN_NAMES] == []
+
+
+def test_no_function_has_more_than_60_lines(trees: dict[str, ast.Module]) -> None:
+    lengths = {
+        f"{module}: {node.name}": (node.end_lineno or 0) - node.lineno
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_a_class_name_occurs_once_in_the_package(trees: dict[str, ast.Module]) -> None:
+    nodes = (node for tree in trees.values() for node in ast.walk(tree))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.name not in ("settings.py", "main.py")], ids=str)
-def test_only_the_settings_read_the_environment(module: Path) -> None:
-    text = module.read_text(encoding="utf-8")
-    assert "os.environ" not in text
-    assert "getenv" not in text
+def test_only_the_settings_read_the_environment() -> None:
+    others = [module for module in MODULES if module.name not in ("settings.py", "main.py")]
+    read = [module for module in others if "os.environ" in module.read_text() or "getenv" in module.read_text()]
+    assert read == []
 
 
 @pytest.mark.parametrize(

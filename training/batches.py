@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.models.evidence_input import MAX_CLAIM
 from training import sources
 from training.corpus import Corpus
 from training.examples import UNKNOWN, Example, Examples
@@ -25,6 +26,8 @@ QUESTION, CLAIM, MADE = range(3)
 
 # The columns before those of the units and of the tokens.
 FIELDS = ("pages_start", "length", "relevance", "answerable", "claim", "span_start", "span_end", "unit_weight")
+# A claim begins after [CLS] and the token that says that it is one.
+CLAIM_START = 2
 # Weights are stored in hundredths.
 WEIGHT_UNIT = 100
 
@@ -37,12 +40,12 @@ class Shape(NamedTuple):
     tokens: int
 
     def width(self) -> int:
-        return len(FIELDS) + 2 * self.units + self.tokens
+        return len(FIELDS) + 2 * self.units + 2 * self.tokens
 
 
 class Chunk(NamedTuple):
     """The batches one after the other in one array: one transfer between processes, and one to the GPU. A row has the
-    FIELDS, the places of the unit markers, the labels of the units, the ids."""
+    FIELDS, the places of the unit markers, the labels of the units, the labels of a claim's tokens, the ids."""
 
     numbers: Shorts
     shapes: list[Shape]
@@ -51,10 +54,12 @@ class Chunk(NamedTuple):
 class Epochs:
     """All chunks of all epochs, by number."""
 
-    def __init__(self, corpus: Corpus, examples: Examples, *, seed: int, tokens: int, made_claims: int) -> None:
+    def __init__(
+        self, corpus: Corpus, examples: Examples, *, seed: int, tokens: int, made_claims: int, only_claims: bool = False
+    ) -> None:
         self._examples = examples
         self._seed, self._tokens = seed, tokens
-        self._kinds, self._numbers, self._draws = _draws(corpus, made_claims)
+        self._kinds, self._numbers, self._draws = _draws(corpus, made_claims, only_claims)
         self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
         # Every epoch has about as many draws; this many full chunks are taken of each.
         self.chunks = max(1, int(self._draws.sum()) // CHUNK_DRAWS)
@@ -75,7 +80,7 @@ class Epochs:
         kind, number = self._kinds[draw], int(self._numbers[draw])
         if kind == QUESTION:
             return self._examples.of_question(number, rng)
-        example = self._examples.of_claim(number) if kind == CLAIM else self._examples.made_claim(rng)
+        example = self._examples.of_claim(number, rng) if kind == CLAIM else self._examples.made_claim(rng)
         return [example] if example else []
 
     def _shuffled(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -88,11 +93,11 @@ class Epochs:
 
 
 def _draws(
-    corpus: Corpus, made_claims: int
+    corpus: Corpus, made_claims: int, only_claims: bool
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """What can be drawn: its kind, its number among those of its kind, and how often it is drawn in an epoch."""
     questions = []
-    for question in corpus.questions:
+    for question in () if only_claims else corpus.questions:
         complete = question.several and not question.incomplete and question.answerable
         questions.append(sources.source(question.source).draws * (sources.SEVERAL_DRAWS if complete else 1))
     claims = [sources.CLAIMS.get(claim.source, 1.0) for claim in corpus.claims]
@@ -124,7 +129,8 @@ def _rows(batch: list[Example]) -> tuple[Shorts, Shape]:
         _rounded(max(len(each.input.ids) for each in batch)),
     )
     rows = np.zeros((shape.inputs, shape.width()), np.int16)
-    first_label, first_id = len(FIELDS) + shape.units, len(FIELDS) + 2 * shape.units
+    first_label, first_word = len(FIELDS) + shape.units, len(FIELDS) + 2 * shape.units
+    first_id = first_word + shape.tokens
     rows[:, first_label:first_id] = UNKNOWN
     for row, each in zip(rows, batch, strict=True):
         ids, units = each.input.ids, len(each.units)
@@ -140,6 +146,8 @@ def _rows(batch: list[Example]) -> tuple[Shorts, Shape]:
         )
         row[len(FIELDS) : len(FIELDS) + units] = [place.marker for place in each.input.places]
         row[first_label : first_label + units] = each.units
+        wrong = each.wrong[:MAX_CLAIM]
+        row[first_word + CLAIM_START : first_word + CLAIM_START + len(wrong)] = wrong
         row[first_id : first_id + len(ids)] = ids
     return rows, shape
 

@@ -4,6 +4,7 @@ Only for training: a model that is evaluated on these would be measured with its
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 from random import Random
 
 MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\b")
@@ -186,6 +187,17 @@ def opposite(sentence: str, rng: Random) -> str | None:
     match = rng.choice(found)
     new = OPPOSITE[match[0].lower()]
     return _replaced(sentence, match, _capitalised(new) if match[0][0].isupper() else new)
+
+
+def differing(right: Sequence[int], wrong: Sequence[int]) -> list[int]:
+    """1 for each token of the wrong claim that differs from the right one. Where something is missing, the tokens
+    around the gap differ."""
+    marks = [0] * len(wrong)
+    for kind, _, _, begin, end in SequenceMatcher(None, right, wrong, autojunk=False).get_opcodes():
+        if kind != "equal":
+            first, last = (max(0, begin - 1), min(len(wrong), begin + 1)) if kind == "delete" else (begin, end)
+            marks[first:last] = [1] * (last - first)
+    return marks
 
 
 def _main_clause(text: str) -> str:

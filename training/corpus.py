@@ -3,7 +3,9 @@
 A file is JSON, compressed with xz: `P` passages (`t` title, `s` units, `b` what is read before each unit, `g` group),
 `Q` questions (`q`, `pos` passages that answer or seem to, `sup` evidence units by passage, `ans` [passage, character,
 text], `a` 1 if answerable, `neg` near passages, `cut` units to leave out, `m` 1 or 2 if several passages are needed,
-`k` the set), `C` claims ([claim, evidence, label, set] and sometimes a title). `held` is never read here."""
+`k` the set), `C` claims ([claim, evidence, label, set], sometimes a title, and sometimes the numbers of the evidence's
+units that the claim needs and the claim as it would be right; evidence of several units is a list). `held` is never
+read here."""
 
 import hashlib
 import json
@@ -57,13 +59,17 @@ UNUSED = Passage("", (), (), "")
 
 
 class Claim(NamedTuple):
-    """`label` is 0 supported, 1 unknown, 2 contradicted, -1 one of the last two."""
+    """`label` is 0 supported, 1 unknown, 2 contradicted, -1 one of the last two. `needed` has the units of the evidence
+    that decide; None if nobody has marked them."""
 
     text: str
-    evidence: str
+    evidence: tuple[str, ...]
     title: str
     label: int
     source: str
+    needed: tuple[int, ...] | None = None
+    # As the evidence supports it: where the two differ, the claim is wrong. None if nobody has written that.
+    right: str | None = None
 
 
 class Texts:
@@ -117,8 +123,7 @@ class Corpus:
             questions, claims = (rows[:: max(1, len(rows) // sample)][:sample] for rows in (questions, claims))
         self.questions += [self._question(row, first) for row in questions]
         for row in claims:
-            text, evidence, label, source, *title = row
-            self.claims.append(Claim(text, evidence, title[0] if title else "", label, source))
+            self.claims.append(_claim(*row))
 
     def _question(self, row: dict[str, Any], first: int) -> Question:
         evidence = {first + int(passage): tuple(units) for passage, units in (row.get("sup") or {}).items()}
@@ -158,7 +163,9 @@ class Corpus:
         self.before = self._texts([text for passage in read for text in passage.before])
         self.heads = self._texts([question.text for question in self.questions])
         self.claim_heads = self._texts([claim.text for claim in self.claims])
-        self.claim_evidence = self._texts([claim.evidence for claim in self.claims])
+        self.claim_titles = self._texts([claim.title for claim in self.claims])
+        self.claim_units = self._texts([unit for claim in self.claims for unit in claim.evidence])
+        self.first_claim_unit = np.cumsum([0, *(len(claim.evidence) for claim in self.claims)])
         # The number of the first unit of each passage.
         self.first_unit = np.cumsum([0, *(len(passage.units) for passage in read)])
         # Tokens that each unit takes in an input: what is before it, its marker, its text.
@@ -166,6 +173,26 @@ class Corpus:
 
     def _texts(self, texts: list[str]) -> Texts:
         return Texts(each.ids for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+
+
+def _claim(
+    text: str,
+    evidence: str | list[str],
+    label: int,
+    source: str,
+    title: str = "",
+    needed: list[int] | None = None,
+    right: str | None = None,
+) -> Claim:
+    return Claim(
+        text=text,
+        evidence=(evidence,) if isinstance(evidence, str) else tuple(evidence),
+        title=title,
+        label=label,
+        source=source,
+        needed=None if needed is None else tuple(needed),
+        right=text if label == 0 else right,
+    )
 
 
 def _place(units: Sequence[str], start: int, text: str, evidence: Sequence[int]) -> tuple[int, int]:

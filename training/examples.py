@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from anabranch.models.evidence_input import JOINT, MAX_QUESTION, SINGLE, InputIds, PageIds, UnitIds, laid_out
-from training.claims import made_wrong, reworded
+from training.claims import differing, made_wrong, reworded
 from training.corpus import Answer, Corpus, Question
 from training.sources import PASSAGE_ONLY, source
 from training.text import keywords
@@ -15,6 +15,9 @@ from training.text import keywords
 UNKNOWN = -1
 # The claim label of an example that is not a claim: -1 says "not supported".
 NO_CLAIM = -9
+# Of a claim that only a teacher judges.
+UNJUDGED = -2
+SUPPORTED, UNCERTAIN, CONTRADICTED = 0, 1, 2
 NO_SPAN, NO_ANSWER = (-1, -1), (0, 0)
 
 # Shares of the examples.
@@ -24,6 +27,12 @@ WITHOUT_MARK = 0.25
 CUT, CHANGED = 0.3, 0.3
 ONLY_NEAR = 0.1
 NEAR_SPAN = 0.3
+# Supported claims that are shown with something changed.
+MADE_WRONG = 0.3
+# With a teacher: claims that are shown as another of the same title, or with tokens changed at random.
+OTHER_CLAIM, NOISE = 0.12, 0.18
+# How many claims before and after may be of the same title; and the most tokens that are changed.
+NEIGHBOURS, CHANGES = 30, 3
 # With questions that need several passages.
 SEVERAL_DRAWS, SEVERAL_ONLY_NEAR = 3, 0.8
 # The weight of units of near passages: nobody has checked that none of them is evidence.
@@ -50,6 +59,8 @@ class Example(NamedTuple):
     answerable: int = UNKNOWN
     claim: int = NO_CLAIM
     unit_weight: float = 1.0
+    # Of each token of the claim, whether it is wrong; empty if that is not known.
+    wrong: tuple[int, ...] = ()
 
 
 class Part(NamedTuple):
@@ -62,9 +73,13 @@ class Part(NamedTuple):
 
 
 class Examples:
-    def __init__(self, corpus: Corpus, hard: dict[int, tuple[int, ...]] | None = None) -> None:
-        """`hard` has near passages that a trained model takes for right, by question."""
+    def __init__(
+        self, corpus: Corpus, hard: dict[int, tuple[int, ...]] | None = None, *, unjudged: bool = False
+    ) -> None:
+        """`hard` has near passages that a trained model takes for right, by question. `unjudged`: there is a teacher,
+        who also judges claims without a label."""
         self._corpus = corpus
+        self._unjudged = unjudged
         self._hard = hard or {}
         answers = [question for question in corpus.questions if question.answer]
         self._answered = [each for each in answers if each.answer and len(each.answer.text) < LONGEST_ANSWER]
@@ -100,14 +115,40 @@ class Examples:
             *self._only_near(question, head, near, rng),
         ]
 
-    def of_claim(self, number: int) -> Example:
-        claim = self._corpus.claims[number]
+    def of_claim(self, number: int, rng: Random) -> Example:
+        corpus, claim = self._corpus, self._corpus.claims[number]
+        first, end = corpus.first_claim_unit[number : number + 2].tolist()
+        titled = rng.random() >= WITHOUT_TITLE
         page = PageIds(
-            self._corpus.ids(claim.title) if claim.title else (),
-            [UnitIds((), self._corpus.claim_evidence[number])],
+            corpus.claim_titles[number] if titled else (),
+            [UnitIds((), corpus.claim_units[k]) for k in range(first, end)],
         )
-        input_ids = laid_out(self._corpus.claim_heads[number], [page], SINGLE, claim=True)
-        return Example(input_ids, (UNKNOWN,) * len(input_ids.places), claim=claim.label)
+        if self._unjudged and (draw := rng.random()) < OTHER_CLAIM + NOISE:
+            shown = [each for unit in page.units for each in unit.text]
+            head = self._other_claim(number, rng) if draw < OTHER_CLAIM else corpus.claim_heads[number]
+            input_ids = laid_out(_noisy(head, shown, rng) if draw >= OTHER_CLAIM else head, [page], SINGLE, claim=True)
+            return Example(input_ids, (UNKNOWN,) * len(input_ids.places), claim=UNJUDGED)
+        head, label, wrong = corpus.claim_heads[number], claim.label, self._wrong(claim.text, claim.right)
+        if label == SUPPORTED and self._claimed and rng.random() < MADE_WRONG:
+            elsewhere = self._text(rng.choice(self._claimed))
+            if changed := made_wrong(claim.text, " ".join(claim.evidence), elsewhere, rng):
+                head, label, wrong = corpus.ids(changed), CONTRADICTED, self._wrong(changed, claim.text)
+        input_ids = laid_out(head, [page], SINGLE, claim=True)
+        labels = [UNKNOWN if claim.needed is None else int(place.unit in claim.needed) for place in input_ids.places]
+        return Example(input_ids, tuple(labels), claim=label, wrong=wrong)
+
+    def _other_claim(self, number: int, rng: Random) -> list[int]:
+        """A claim near this one in the data, of the same title if there is one."""
+        claims = self._corpus.claims
+        near = range(max(0, number - NEIGHBOURS), min(len(claims), number + NEIGHBOURS + 1))
+        same = [each for each in near if claims[each].title == claims[number].title]
+        return self._corpus.claim_heads[rng.choice(same)]
+
+    def _wrong(self, text: str, right: str | None) -> tuple[int, ...]:
+        if right is None:
+            return ()
+        ids = self._corpus.ids(text)
+        return tuple(differing(self._corpus.ids(right), ids)) if text != right else (0,) * len(ids)
 
     def made_claim(self, rng: Random) -> Example | None:
         """A claim made of a sentence, or of a question and an answer; None if the draw does not give one."""
@@ -277,14 +318,16 @@ class Examples:
             if other.lower() not in right.lower() and right.lower() not in other.lower()
         ]
         draw = rng.random()
-        passage, evidence, label, said = answer.passage, question.evidence.get(answer.passage), 0, right
+        passage, evidence, label, said = answer.passage, question.evidence.get(answer.passage), SUPPORTED, right
         if draw >= 0.85 and question.negatives and wrong:
-            passage, evidence, label = rng.choice(question.negatives), (), 1
+            passage, evidence, label = rng.choice(question.negatives), (), UNCERTAIN
         elif draw >= 0.45 and wrong:
-            label, said = 2, rng.choice(wrong)
+            label, said = CONTRADICTED, rng.choice(wrong)
         text = question.text if rng.random() < 0.6 else question.text.rstrip("?")
         part = self._part(passage, evidence, evidence or (), CLAIM_ROOM, rng)
-        return self._claim_example(f"{text} {said}{rng.choice(('.', '.', ''))}", part, label)
+        end = rng.choice((".", ".", ""))
+        original = f"{text} {right}{end}" if label != UNCERTAIN else None
+        return self._claim_example(f"{text} {said}{end}", part, label, original)
 
     def _sentence_claim(self, rng: Random) -> Example | None:
         number = rng.choice(self._claimed)
@@ -297,18 +340,18 @@ class Examples:
         text = reworded(passage.units[unit], passage.title, rng)
         draw = rng.random()
         if draw < 0.4:
-            return self._claim_example(text, self._part(number, [unit], [unit], CLAIM_ROOM, rng), 0)
+            return self._claim_example(text, self._part(number, [unit], [unit], CLAIM_ROOM, rng), SUPPORTED, text)
         if draw < 0.82:
             wrong = made_wrong(text, self._text(number), self._text(rng.choice(self._claimed)), rng)
             part = self._part(number, [unit], [unit], CLAIM_ROOM, rng)
-            return self._claim_example(wrong, part, 2) if wrong else None
+            return self._claim_example(wrong, part, CONTRADICTED, text) if wrong else None
         if len(passage.units) < 3:
             return None
-        return self._claim_example(text, self._part(number, (), (), CLAIM_ROOM, rng, without=[unit]), 1)
+        return self._claim_example(text, self._part(number, (), (), CLAIM_ROOM, rng, without=[unit]), UNCERTAIN, None)
 
-    def _claim_example(self, text: str, part: Part, label: int) -> Example:
+    def _claim_example(self, text: str, part: Part, label: int, right: str | None) -> Example:
         input_ids = laid_out(self._corpus.ids(text), [self._page(part)], SINGLE, claim=True)
-        return Example(input_ids, _labels(input_ids, [part]), claim=label)
+        return Example(input_ids, _labels(input_ids, [part]), claim=label, wrong=self._wrong(text, right))
 
     # Inputs.
 
@@ -376,6 +419,23 @@ class Examples:
 def _choice(example: Example) -> Example:
     """Only which units are evidence, and where the answer is."""
     return example._replace(relevance=UNKNOWN, answerable=UNKNOWN)
+
+
+def _noisy(ids: list[int], shown: Sequence[int], rng: Random) -> list[int]:
+    """With a few tokens left out, exchanged, or replaced by some that are shown."""
+    ids = list(ids)
+    for _ in range(rng.randint(1, CHANGES)):
+        if len(ids) < 2:
+            break
+        at, other = rng.sample(range(len(ids)), 2)
+        way = rng.random()
+        if way < 0.3:
+            del ids[at]
+        elif way < 0.5 or not shown:
+            ids[at], ids[other] = ids[other], ids[at]
+        else:
+            ids[at] = rng.choice(shown)
+    return ids
 
 
 def _needed(evidence: Sequence[int] | None, answer: Answer | None) -> list[int]:

@@ -90,7 +90,7 @@ class Training:
         if self.teacher is not None:
             with torch.no_grad(), torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                 said = self.teacher(batch.ids, batch.types, batch.mask)
-            found["taught"] = taught(output, said, batch)
+            found["taught"] = taught(output, said, batch, hidden=self.arguments.teacher_base is None)
             loss = LABELS_SHARE * loss + found["taught"]
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -249,12 +249,20 @@ def prepared(arguments: argparse.Namespace, device: str) -> tuple[Training, Epoc
     hard = mined(arguments.mine, corpus) if arguments.mine else None
     made_claims = sources.MADE_CLAIMS if arguments.sample is None else arguments.sample
     epochs = Epochs(
-        corpus, Examples(corpus, hard), seed=arguments.seed, tokens=arguments.tokens, made_claims=made_claims
+        corpus,
+        Examples(corpus, hard, unjudged=arguments.teacher is not None),
+        seed=arguments.seed,
+        tokens=arguments.tokens,
+        made_claims=made_claims,
+        only_claims=arguments.only_claims,
     )
     torch.manual_seed(arguments.seed)
     started = trained_model(base, weights.read(arguments.start)) if arguments.start else None
     training = Training((started or new_model(base, arguments.layers)).to(device), arguments, device)
     if arguments.teacher:
+        if arguments.teacher_base:
+            with np.load(arguments.teacher_base) as held:
+                base = {name: held[name] for name in ("words", "scales")}
         training.teacher = trained_model(base, weights.read(arguments.teacher)).to(device).eval()
     if arguments.state and arguments.state.exists():
         training.resume(torch.load(arguments.state, map_location=device, weights_only=True))
@@ -275,8 +283,10 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     add("--lr", type=float, default=1.5e-4, help="learning rate of the highest layer")
     add("--tokens", type=int, default=32768, help="of a batch")
     add("--layers", type=_layers, default=(0, 1, 2, 3, 4, 5), help="layers of MiniLM to start from, such as 0,2,4")
+    add("--only-claims", action="store_true", help="train the model of claims: questions only make claims")
     add("--start", type=Path, help="start from these weights instead of MiniLM's")
     add("--teacher", type=Path, help="weights of a model to imitate")
+    add("--teacher-base", type=Path, help="the teacher's words, if they are not those of --base")
     add("--mine", type=Path, help="what training.mine wrote: near passages that are hard to tell apart")
     add("--quantize-aware", action="store_true", help="imitate 8 bits in the last fifth")
     add("--compile", action="store_true", help="torch.compile: slow to start, then faster")

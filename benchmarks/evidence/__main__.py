@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from anabranch.configuration.settings import Settings
-from anabranch.domain.evidence import EvidencePage, Reading, Verdict
+from anabranch.domain.evidence import EvidencePage, Reading
 from anabranch.domain.model import Prompt
 from anabranch.evidence.choice import candidates
 from anabranch.evidence.features import Observed
@@ -67,11 +67,6 @@ class Remembering:
         for pages, reading in zip(new, await self._inner.read(low, new, until=until), strict=True):
             self._known[low, pages] = reading
         return [self._known[low, pages] for pages in inputs]
-
-    async def check(
-        self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
-    ) -> Sequence[Verdict | None]:
-        return await self._inner.check(claim, inputs, until=until)
 
 
 Searched = Literal["rules", "model", "both"]

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
         Failed,
         FellBack,
         GenerationStarted,
+        PromptComposed,
         RetrievalFinished,
         RetrievalStarted,
+        SentenceChecked,
         SourceReplied,
         Token,
     )
+    from anabranch.domain.explanation import ExplainedPassage, Explanation, PassageStep
     from anabranch.domain.mcp import (
         AggregatedResponse,
         AggregatorError,
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
     )
     from anabranch.domain.model import (
         Answer,
+        CheckedSentence,
         Citation,
         Endpoint,
         Fallback,
         Message,
         Passage,
         Question,
+        SourceConflict,
         SourceReply,
         Status,
+        SupportingQuote,
         Until,
     )
 
@@ -51,9 +57,12 @@ __all__ = [
     "Answer",
     "AnswerEvent",
     "Answered",
+    "CheckedSentence",
     "Citation",
     "ConfigError",
     "Endpoint",
+    "ExplainedPassage",
+    "Explanation",
     "Failed",
     "Fallback",
     "FellBack",
@@ -61,18 +70,31 @@ __all__ = [
     "InvalidQuery",
     "Message",
     "Passage",
+    "PassageStep",
+    "PromptComposed",
     "Question",
     "RetrievalFinished",
     "RetrievalStarted",
+    "SentenceChecked",
     "Settings",
+    "SourceConflict",
     "SourceReplied",
     "SourceReply",
     "Status",
+    "SupportingQuote",
     "TimedOut",
     "Token",
     "Until",
 ]
 __getattr__ = lazy_names(
     __name__,
-    ("domain.model", "domain.events", "domain.errors", "domain.mcp", "configuration.settings", "app.anabranch"),
+    (
+        "domain.model",
+        "domain.events",
+        "domain.errors",
+        "domain.explanation",
+        "domain.mcp",
+        "configuration.settings",
+        "app.anabranch",
+    ),
 )

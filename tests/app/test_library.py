@@ -16,6 +16,7 @@ from anabranch import (
     FellBack,
     GenerationStarted,
     Message,
+    SentenceChecked,
     Settings,
     Token,
     Until,
@@ -41,6 +42,16 @@ async def test_ask_returns_a_cited_answer(ab: Anabranch, space: Space) -> None:
     citation = answer.citations[0]
     words = answer.passages[citation.passage].text[citation.passage_start : citation.passage_end]
     assert words.rstrip(".") in answer.text
+
+
+async def test_ask_explains_how_each_passage_came_to_its_place(ab: Anabranch, space: Space) -> None:
+    asked: dict[str, Any] = {"sources": urls(space, "docs"), "model": f"{space.url}/scribe"}
+    answer = await ab.ask("Why?", **asked, explain=True)
+    assert answer.explanation is not None
+    places = [(one.title, one.citation_index) for one in answer.explanation.passages]
+    assert places == [(one.title, number) for number, one in enumerate(answer.passages, 1)]
+    assert [step.stage for step in answer.explanation.passages[0].steps] == ["source", "merge", "evidence", "prompt"]
+    assert (await ab.ask("Why?", **asked)).explanation is None
 
 
 async def test_stream_yields_events_that_end_with_the_answer(ab: Anabranch, space: Space) -> None:
@@ -148,7 +159,7 @@ async def test_the_readmes_example_runs(space: Space, capsys: pytest.CaptureFixt
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
     await names["main"]()
-    assert capsys.readouterr().out == "Refunds take 30 days [policies].\n policies Refunds take 30 days\n"
+    assert capsys.readouterr().out == "Refunds take 30 days [policies].\n policies Refunds take 30 days.\n"
 
 
 async def test_what_the_hub_names_is_guarded_like_any_other_address(space: Space) -> None:
@@ -220,3 +231,44 @@ def test_the_public_names() -> None:
     assert sorted(anabranch.__all__) == anabranch.__all__
     for name in anabranch.__all__:
         assert getattr(anabranch, name) is not None
+
+
+WRITTEN = "Refunds take 30 days [policies]. Labels are free. Penguins swim well [policies]."
+
+
+async def test_each_sentence_of_an_answer_has_the_words_that_support_it(ab: Anabranch, space: Space) -> None:
+    said = "Refunds take 30 days. Labels are free."
+    space.source("policies", documents=[Document(title="Refunds", content=said)])
+    space.model("writer", reply=WRITTEN)
+    asked: dict[str, Any] = {"sources": [f"{space.url}/policies"], "model": f"{space.url}/writer"}
+    answer = await ab.ask("What about refunds?", **asked)
+    assert [sentence.verdict for sentence in answer.sentences] == ["supported", "supported", "unsupported"]
+    quotes = [said[one.start : one.end] for sentence in answer.sentences for one in sentence.quotes]
+    assert quotes == ["Refunds take 30 days.", "Labels are free."]
+    assert answer.faithfulness == pytest.approx(2 / 3, abs=1e-4)
+    assert (answer.sentences[1].added, answer.sentences[2].removed) == (1, 1)
+    async with ab.stream("What about refunds?", **asked) as events:
+        checked = [event.sentence async for event in events if isinstance(event, SentenceChecked)]
+    assert tuple(checked) == answer.sentences
+
+
+async def test_a_strict_answer_leaves_out_what_no_source_supports(ab: Anabranch, space: Space) -> None:
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days. Labels are free.")])
+    space.model("writer", reply=WRITTEN)
+    answer = await ab.ask(
+        "What about refunds?",
+        sources=[f"{space.url}/policies"],
+        model=f"{space.url}/writer",
+        answer_policy="strict",
+    )
+    assert "Penguins" not in answer.text
+    assert answer.text.startswith("Refunds take 30 days [policies]. Labels are free.")
+    assert (answer.left_out, answer.faithfulness) == (1, 1.0)
+
+
+async def test_without_verification_an_answer_has_no_sentences(ab: Anabranch, space: Space) -> None:
+    answer = await ab.ask(
+        "What is an anabranch?", sources=[f"{space.url}/docs"], model=f"{space.url}/scribe", verify=False
+    )
+    assert (answer.sentences, answer.faithfulness) == ((), None)
+    assert answer.citations

@@ -14,7 +14,7 @@ from anabranch import Anabranch, Settings
 from anabranch.domain.model import Until
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate
 from anabranch.knowledge.records.schema import MIGRATIONS
-from anabranch.testing import Space
+from anabranch.testing import Document, Space
 from conftest import LOCAL, ref, running
 from support.cli_runner import process
 from support.collection_server import library, text
@@ -104,6 +104,19 @@ async def test_the_command_line_is_recorded(space: Space, folder: Path) -> None:
     assert ran.code == 0, ran
     (row,) = recorded(folder)
     assert (row["surface"], row["outcome"], row["original"], row["user"]) == ("cli", "answered", "Why?", "")
+
+
+async def test_a_verified_answer_is_recorded_with_its_faithfulness_and_verdicts(space: Space, folder: Path) -> None:
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days.")])
+    space.model("writer", reply="Refunds take 30 days [1]. Penguins swim very well [1].")
+    asked: dict[str, Any] = {"sources": [f"{space.url}/policies"], "model": f"{space.url}/writer"}
+    async with Anabranch.open(settings=settings(folder), log_queries=True) as anabranch:
+        await anabranch.ask("Checked?", **asked)
+        await anabranch.ask("Not checked?", verify=False, **asked)
+    (checked,), (unchecked,) = recorded(folder, original="Checked?"), recorded(folder, original="Not checked?")
+    assert checked["faithfulness"] == 0.5
+    assert json.loads(checked["verdicts"]) == {"supported": 1, "unsupported": 1}
+    assert (unchecked["faithfulness"], unchecked["verdicts"]) == (None, None)
 
 
 async def test_leaving_a_stream_is_recorded_as_cancelled(space: Space, folder: Path) -> None:

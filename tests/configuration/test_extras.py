@@ -35,6 +35,7 @@ def run(extra: str, folder: Path, arguments: list[str], **environment: str) -> s
     [
         ("otel", {"AGGREGATOR_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, "AGGREGATOR_OTLP_ENDPOINT"),
         ("local-models", {"AGGREGATOR_RERANKER_PATH": "reranker"}, "AGGREGATOR_RERANKER_PATH"),
+        ("local-models", {"AGGREGATOR_VERIFIER_PATH": "verifier"}, "AGGREGATOR_VERIFIER_PATH"),
         ("local-models", {"AGGREGATOR_EVIDENCE": "on"}, "AGGREGATOR_EVIDENCE=on"),
         ("mcp", {"AGGREGATOR_CONFIG": "servers.yaml"}, "servers.yaml: mcpServers"),
     ],

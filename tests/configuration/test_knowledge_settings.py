@@ -280,7 +280,7 @@ async def test_context_compact_shows_excerpts_within_compact_tokens(
     messages = space.requests[-1].body["messages"]
     assert fewest <= sum(estimate(message["content"]) for message in messages) <= most
     assert "…" in messages[-1]["content"]
-    assert answer.prompt_version == "chat-1-compact"
+    assert answer.prompt_version == "chat-2-compact"
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,10 @@ async def test_the_redis_key_of_a_rag_rate_limit_is_the_users(tmp_path: Path, mo
 
 async def test_the_prompt_version_is_in_the_answer_and_in_its_cache_key(server: ModelServer, valkey: Valkey) -> None:
     async with shelf(server, REDIS_URL=valkey.url) as started:
-        assert (await ask(started)).end["prompt_version"] == "query-1"
+        assert (await ask(started)).end["prompt_version"] == "query-2"
     with redis.Redis.from_url(valkey.url) as kept_by_redis:
         [key] = kept_by_redis.keys("rag:qa:*")
-    assert key.decode().endswith(":query-1")
+    assert key.decode().endswith(":query-2")
 
 
 async def test_each_text_is_embedded_once_per_model() -> None:

@@ -70,7 +70,11 @@ DEFAULTS: dict[str, object] = {
     "query_rewriting": False,
     "evidence": "auto",
     "evidence_passages": 8,
+    "verify": "auto",
+    "min_faithfulness": None,
     "query_log_days": 30,
+    "recordings_dir": None,
+    "recordings_keep": 100,
     "embedding_url": None,
     "embedding_model": None,
     "embedding_api_key": None,
@@ -83,6 +87,10 @@ DEFAULTS: dict[str, object] = {
     "reranker_model": None,
     "reranker_api_key": None,
     "reranker_form": "cohere",
+    "verifier_path": None,
+    "verifier_url": None,
+    "verifier_model": None,
+    "verifier_api_key": None,
     "model_url": None,
     "model_name": None,
     "model_api_key": None,
@@ -132,6 +140,8 @@ DEFAULTS: dict[str, object] = {
 POLICIES = "configuration/test_policy_settings.py::"
 RESILIENCE = "configuration/test_resilience_settings.py::"
 STREAMS = "configuration/test_stream_settings.py::"
+VERIFIER = "configuration/test_verifier_settings.py::"
+RECORDINGS = "entrypoints/http/test_server_recordings.py::"
 TELEMETRY = "configuration/test_telemetry_settings.py::"
 
 SWITCHES = [f"{surface}_enabled" for surface in SWITCHED_SURFACES]
@@ -178,7 +188,12 @@ EFFECTS = {
     "query_rewriting": "configuration/test_knowledge_settings.py::test_query_rewriting_asks_the_model_to_rephrase",
     "evidence": "configuration/test_evidence_settings.py::test_evidence_decides_where_passages_are_ordered_by_evidence",
     "evidence_passages": "configuration/test_evidence_settings.py::test_evidence_passages_is_how_many_are_judged",
+    "verify": "configuration/test_verify_settings.py::test_verify_decides_where_sentences_are_checked",
+    "min_faithfulness": "configuration/test_verify_settings.py::"
+    "test_an_answer_below_the_minimum_is_withheld_and_a_streamed_one_is_flagged",
     "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
+    "recordings_dir": f"{RECORDINGS}test_the_runs_of_a_server_are_recorded_and_replay",
+    "recordings_keep": f"{RECORDINGS}test_the_oldest_recordings_are_deleted",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
     "embedding_model": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
     "embedding_api_key": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
@@ -191,6 +206,10 @@ EFFECTS = {
     "reranker_model": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
     "reranker_api_key": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
     "reranker_form": "configuration/test_knowledge_settings.py::test_reranker_url_decides_the_order",
+    "verifier_path": f"{VERIFIER}test_verifier_path_checks_the_sentences_of_answers",
+    "verifier_url": f"{VERIFIER}test_verifier_url_checks_the_sentences_of_answers",
+    "verifier_model": f"{VERIFIER}test_verifier_url_checks_the_sentences_of_answers",
+    "verifier_api_key": f"{VERIFIER}test_verifier_url_checks_the_sentences_of_answers",
     "model_url": "test_configured_model_answers_when_none_is_named",
     "model_name": "test_configured_model_answers_when_none_is_named",
     "model_api_key": "test_configured_model_answers_when_none_is_named",
@@ -265,6 +284,7 @@ ANY_TEXT = {
     "host",
     "data_dir",
     "models_dir",
+    "recordings_dir",
     "jwt_audience",
     "model_name",
     "model_api_key",
@@ -273,6 +293,9 @@ ANY_TEXT = {
     "reranker_path",
     "reranker_model",
     "reranker_api_key",
+    "verifier_path",
+    "verifier_model",
+    "verifier_api_key",
     "otlp_headers",
     "analytics_file",
 }
@@ -317,6 +340,9 @@ WRONG = {
     "query_rewriting": NO_FLAG,
     "evidence": ["garbage", "-1", "0", "nan", "ON", "[auto]", "null"],
     "evidence_passages": [*NO_COUNT, "26"],
+    "verify": ["garbage", "-1", "0", "nan", "ON", "[auto]", "null"],
+    "min_faithfulness": NO_SHARE,
+    "recordings_keep": NO_COUNT,
     "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
     "embedding_url": NO_URL,
     "embedding_window": NO_COUNT,
@@ -335,6 +361,7 @@ WRONG = {
         "null",
     ],
     "reranker_url": NO_URL,
+    "verifier_url": NO_URL,
     "reranker_form": ["garbage", "-1", "0", "nan", "Cohere"],
     "redis_url": ["garbage", "-1", "nan", "http://host", "redis://", "//host"],
     "redis_timeout": NO_SECONDS,
@@ -531,12 +558,13 @@ def test_a_setting_that_needs_another_says_so(name: str, needed: str) -> None:
     assert str(caught.value) == f"{PREFIX}{name.upper()} needs {PREFIX}{needed.upper()}, which is not set."
 
 
-def test_reranker_path_and_reranker_url_exclude_each_other() -> None:
-    with pytest.raises(ConfigurationError, match=r"^AGGREGATOR_RERANKER_PATH and AGGREGATOR_RERANKER_URL are both set"):
-        loaded(RERANKER_PATH="/models/reranker", RERANKER_URL="http://host")
+@pytest.mark.parametrize("name", ["RERANKER", "VERIFIER"])
+def test_the_path_and_the_url_of_a_model_exclude_each_other(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^AGGREGATOR_{name}_PATH and AGGREGATOR_{name}_URL are both set"):
+        loaded(**{f"{name}_PATH": "/models/reranker", f"{name}_URL": "http://host"})
 
 
-@pytest.mark.parametrize("name", ["DATA_DIR", "MODELS_DIR"])
+@pytest.mark.parametrize("name", ["DATA_DIR", "MODELS_DIR", "RECORDINGS_DIR"])
 def test_a_folder_cannot_be_a_file(tmp_path: Path, name: str) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.domain.model import Passage
 from anabranch.evidence.judge import JOINT_PAGES, JOINT_UNITS, SUPPORTED, Judge
 from anabranch.models.evidence import OnnxEvidence
 from anabranch.models.factory import LocalEvidence
@@ -36,6 +37,7 @@ async def test_nothing_is_read_after_a_passage_that_surely_answers() -> None:
     assert evidence.titles == ["Ferry"]
     assert len(evidence.inputs) == 1, "nor jointly"
     assert {unit.placed.passage for unit in judged.units} == {0}
+    assert judged.sure
 
 
 async def test_reading_goes_on_after_a_sure_answer_that_names_another_document() -> None:
@@ -108,6 +110,22 @@ async def test_what_was_read_before_the_time_was_over_is_judged() -> None:
     judged = await Judge(evidence, 8).judge(QUESTION, [passage(UNSURE, title) for title in others(8)], until=5.0)
     assert judged is not None
     assert {unit.placed.passage for unit in judged.units} == {0, 1, 2}
+    assert not judged.sure
+
+
+@pytest.mark.parametrize(
+    ("question", "passages", "reason"),
+    [
+        ("…?", [SURE], "the question has no words"),
+        ("Wann fährt die Fähre nach Sansibar ab?", [SURE], "the question is not in English"),
+        (QUESTION, [SURE, passage("Die Fähre nach Sansibar fährt jede Stunde.")], "too few passages are in English"),
+        (QUESTION, [SURE], "no time was left, or the evidence model is not installed"),
+    ],
+)
+async def test_without_a_judgement_there_is_a_reason(question: str, passages: list[Passage], reason: str) -> None:
+    judge = Judge(FakeEvidence(now=lambda: 100.0), 8)
+    assert await judge.judgement_or_reason(question, passages, until=99.0) == reason
+    assert await judge.judge(question, passages, until=99.0) is None
 
 
 async def test_without_the_model_files_there_is_no_judgement(tmp_path: Path) -> None:

@@ -184,6 +184,43 @@ def test_questions_of_an_earlier_version_are_counted_and_listed(tmp_path: Path, 
     assert (entry.surface, entry.settings, entry.filters, entry.variants) == (None, {"top_k": 5}, None, ())
 
 
+def test_answers_of_the_version_before_verdicts_are_listed_without(tmp_path: Path) -> None:
+    before = 4
+    with closing(connect(tmp_path / NAME)) as db:
+        migrate(db, MIGRATIONS[:before])
+        values = (
+            "old",
+            "alice",
+            None,
+            "Before?",
+            None,
+            "[]",
+            "null",
+            5,
+            None,
+            None,
+            1,
+            2,
+            MIDNIGHT,
+            "cli",
+            "{}",
+            "answered",
+        )
+        db.execute(f"INSERT INTO queries VALUES ({', '.join('?' * len(values))})", values)
+        answer = ("old", "That.", 0, "extractive", 0, 0, 1.0, None, None, None, MIDNIGHT, None)
+        db.execute(f"INSERT INTO responses VALUES ({', '.join('?' * len(answer))})", answer)
+    new = msgspec.structs.replace(
+        query_record("new", "alice"), faithfulness=0.5, verdicts={"supported": 1, "partly": 2}
+    )
+    with closing(Database.open(tmp_path)) as database:
+        database.writing(lambda db: queries.record(db, new))
+        found = database.reading(lambda db: queries.listed(db, ALICE, QueryFilter()))
+    assert [(one.id, one.faithfulness, one.verdicts) for one in found] == [
+        ("new", 0.5, {"supported": 1, "partly": 2}),
+        ("old", 1.0, None),
+    ]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, version: int) -> None:
     old_records(tmp_path, version).close()

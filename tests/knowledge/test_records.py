@@ -5,7 +5,9 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -75,10 +77,38 @@ def test_a_failed_write_transaction_is_rolled_back(tmp_path: Path) -> None:
     database.close()
 
 
+def test_closing_waits_for_threads_that_still_read(tmp_path: Path) -> None:
+    database = Database.open(tmp_path)
+    reads, goes_on, closed = Event(), Event(), Event()
+
+    def slow(db: sqlite3.Connection) -> list[sqlite3.Row]:
+        reads.set()
+        assert goes_on.wait(10)
+        assert not closed.is_set()
+        return db.execute("SELECT * FROM facts").fetchall()
+
+    def close() -> None:
+        database.close()
+        closed.set()
+
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(database.reading, slow)
+        assert reads.wait(10)
+        closing = threads.submit(close)
+        while not database._closed:
+            time.sleep(0.001)
+        goes_on.set()
+        assert read.result(10) == []
+        closing.result(10)
+    with pytest.raises(StoreFailed, match="closed"):
+        database.reading(lambda db: db.execute("SELECT * FROM facts").fetchall())
+
+
 def test_a_locked_database_is_tried_four_times_and_then_fails(tmp_path: Path) -> None:
     database = Database.open(tmp_path)
     database.writing(lambda db: db.execute("INSERT INTO facts VALUES ('before', '')"))
-    database._connection().execute("PRAGMA busy_timeout = 0")  # SQLite's own wait comes before each attempt
+    with database._connection() as own:
+        own.execute("PRAGMA busy_timeout = 0")  # SQLite's own wait comes before each attempt
     other = connect(tmp_path / NAME)
     other.execute("BEGIN IMMEDIATE")
     started = time.monotonic()

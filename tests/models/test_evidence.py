@@ -18,23 +18,26 @@ from onnx import numpy_helper
 
 from anabranch.domain.contracts import Clock, SystemClock
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.evidence import Evidence, EvidencePage, Reading, Verdict
+from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, ReadableUnit, Reading, Verdict
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceUnavailable
 from anabranch.models.evidence import (
+    CLAIMS_FILE,
+    CLAIMS_SHA256,
     FILE,
     MAX_ANSWER_TOKENS,
     SHA256,
     EvidenceMissing,
+    OnnxClaims,
     OnnxEvidence,
     WordTable,
     best_span,
 )
 from anabranch.models.evidence_input import JOINT, SINGLE, UnitPlace
-from anabranch.models.factory import LocalEvidence
+from anabranch.models.factory import LocalClaims, LocalEvidence
 from anabranch.models.minilm import ModelMissing, read
-from anabranch.policies.cache import CachedEvidence
+from anabranch.policies.cache import CachedClaims, CachedEvidence
 from anabranch.testing import FakeEvidence, ManualClock, Recorder
-from anabranch.testing.contracts.evidence import FAR, NEAR, QUESTION, EvidenceContract, page
+from anabranch.testing.contracts.evidence import FAR, NEAR, QUESTION, ClaimCheckerContract, EvidenceContract, page
 from support.evidence_model import ModelFile, word_overlap_model
 
 WHAT_TO_RUN = "Run: anabranch models install"
@@ -55,10 +58,33 @@ def shipped(models_dir: Path) -> OnnxEvidence:
     return OnnxEvidence(models_dir, threads=2)
 
 
+@pytest.fixture(scope="module")
+def shipped_claims(models_dir: Path) -> OnnxClaims:
+    return OnnxClaims(models_dir, threads=2)
+
+
 class TestFakeEvidence(EvidenceContract):
     @pytest.fixture
     def evidence(self) -> Evidence:
         return FakeEvidence()
+
+
+class TestFakeClaims(ClaimCheckerContract):
+    @pytest.fixture
+    def checker(self) -> ClaimChecker:
+        return FakeEvidence()
+
+
+class TestShippedClaims(ClaimCheckerContract):
+    @pytest.fixture
+    def checker(self, shipped_claims: OnnxClaims) -> ClaimChecker:
+        return shipped_claims
+
+
+class TestCachedClaims(ClaimCheckerContract):
+    @pytest.fixture
+    def checker(self) -> ClaimChecker:
+        return CachedClaims(FakeEvidence(), SystemClock(), Recorder())
 
 
 class TestOnnxEvidence(EvidenceContract):
@@ -99,11 +125,30 @@ async def test_the_shipped_model_finds_an_answer_and_knows_when_there_is_none(sh
     assert missing is not None
     assert there.answerable > 0 > missing.answerable
     assert there.units[0][1] > there.units[0][0]
-    [right] = await shipped.check("Oslo was founded by Harald Hardrada.", [(oslo,)])
-    [unknown] = await shipped.check("Oslo has two airports.", [(oslo,)])
+
+
+async def test_a_claim_longer_than_the_model_reads_says_so(shipped_claims: OnnxClaims) -> None:
+    page = EvidencePage(title="Ferry", units=(ReadableUnit(text="The ferry leaves at 7."),))
+    for claim, whole in (("The ferry leaves at 7.", True), ("The ferry leaves at 7" + ", and it is blue" * 40, False)):
+        (verdict,) = await shipped_claims.check(claim, [(page,)])
+        assert verdict is not None
+        assert verdict.whole is whole
+
+
+async def test_the_shipped_model_checks_claims(shipped_claims: OnnxClaims) -> None:
+    oslo = page("Oslo", "Oslo is the capital of Norway.", "It was founded in 1040 by Harald Hardrada.")
+    claim = "Oslo was founded by Harald Hardrada in 1040."
+    [right] = await shipped_claims.check(claim, [(oslo,)])
+    [wrong] = await shipped_claims.check(claim.replace("1040", "1140"), [(oslo,)])
+    [unknown] = await shipped_claims.check("Oslo has two airports.", [(oslo,)])
     assert right is not None
+    assert wrong is not None
     assert unknown is not None
-    assert right.supported > 0.5 > unknown.supported
+    assert right.supported > 0.5 > max(wrong.supported, unknown.supported)
+    assert wrong.contradicted > unknown.contradicted
+    assert right.units[1] > right.units[0]
+    doubted = max(wrong.words, key=lambda word: word[2])
+    assert claim[doubted[0] : doubted[1]] == "1040"
 
 
 def test_word_vectors_are_those_of_the_embedding_model(models_dir: Path) -> None:
@@ -287,8 +332,7 @@ async def test_every_part_of_an_input_counts_in_the_cache() -> None:
     for _ in range(2):
         await cached.read("q", inputs)
         await cached.read("q2", inputs)
-        await cached.check("q", inputs)
-    assert counted.inputs == 3 * len(inputs)
+    assert counted.inputs == 2 * len(inputs)
 
 
 async def test_what_was_not_read_is_tried_again() -> None:
@@ -324,7 +368,8 @@ def test_another_file_is_not_loaded(models_dir: Path, tiny: ModelFile, tmp_path:
 
 
 def test_the_hash_in_the_code_is_that_of_the_file() -> None:
-    assert (hashlib.sha256(FILE.read_bytes()).hexdigest() if FILE.exists() else "") == SHA256
+    for file, expected in ((FILE, SHA256), (CLAIMS_FILE, CLAIMS_SHA256)):
+        assert (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "") == expected
 
 
 def test_without_the_embedding_model_the_error_says_what_to_run(tiny: ModelFile, tmp_path: Path) -> None:
@@ -336,14 +381,15 @@ async def test_where_it_cannot_be_loaded_nothing_is_read_unless_it_is_required(t
     recorder = Recorder()
     optional, required = (LocalEvidence(tmp_path, 1, recorder, required=required) for required in (False, True))
     assert await optional.read(QUESTION, [(NEAR,), (FAR,)]) == [None, None]
-    assert await optional.check(QUESTION, [(NEAR,)]) == [None]
     [signal] = recorder.signals
     assert isinstance(signal, EvidenceUnavailable)
     assert WHAT_TO_RUN in signal.reason
     with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
         await required.read(QUESTION, [(NEAR,)])
+    claims, needed = (LocalClaims(tmp_path, 1, Recorder(), required=required) for required in (False, True))
+    assert await claims.check(QUESTION, [(NEAR,)]) == [None]
     with pytest.raises(ConfigurationError, match=WHAT_TO_RUN):
-        await required.check(QUESTION, [(NEAR,)])
+        await needed.check(QUESTION, [(NEAR,)])
 
 
 def test_nothing_is_loaded_before_the_first_question() -> None:

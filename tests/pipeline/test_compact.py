@@ -71,13 +71,14 @@ async def prompt(
 ) -> Prompt:
     question = Question(text=text, profile=profile, **more)  # type: ignore[arg-type]
     compaction = Compaction(tokens, Compactor(evidence).choose)
-    return await compose(question, passages, Ground.DOCUMENTS, 4_000, compaction)
+    return await compose(question, passages, Ground.DOCUMENTS, 4_000, compaction, "abcdefghijkl")
 
 
 def shown(composed: Prompt) -> list[str]:
     """The texts of the passages in a numbered prompt."""
-    inside = composed.messages[-1].content.partition("<passages>\n")[2].partition("\n</passages>")[0]
-    return [block.partition("\n")[2] for block in inside.split("\n\n[")]
+    content, line = composed.messages[-1].content, f"passage-{composed.boundary}"
+    blocks = [block.partition(f"\n</{line}>")[0] for block in content.split(f"<{line} ")[1:]]
+    return [block.split("\n", 2)[2] for block in blocks]
 
 
 class RecordingEvidence(FakeEvidence):
@@ -111,7 +112,7 @@ async def test_passages_that_contribute_nothing_are_left_out_and_numbers_stay_ri
     assert (composed.unused, composed.omitted) == ((ferry,), 1)
     assert "[1] Refunds" in composed.messages[-1].content
     assert "[2]" not in composed.messages[-1].content
-    assert composed.version == "query-1-compact"
+    assert composed.version == "query-2-compact"
 
 
 async def test_passages_of_the_prompt_are_whole_so_that_citations_open_the_document() -> None:
@@ -226,10 +227,10 @@ async def test_the_earliest_turns_are_left_out_of_a_compact_prompt() -> None:
 async def test_a_compact_document_prompt_names_its_sources() -> None:
     composed = await prompt("How long do refunds take?", passage(RETURNS), passage(FERRY), profile=ASK, tokens=900)
     content = composed.messages[-1].content
-    assert content.count("<document index=") == 1
+    assert content.count(f"<document-{composed.boundary} index=") == 1
     assert "<source>docs</source>" in content
     assert "1954" not in content
-    assert composed.version == "chat-1-compact"
+    assert composed.version == "chat-2-compact"
 
 
 def _tokens(composed: Prompt) -> int:

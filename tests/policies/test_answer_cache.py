@@ -8,10 +8,20 @@ import pytest
 
 from anabranch.domain.contracts import Emit
 from anabranch.domain.errors import DeadlineExceeded, GenerationFailed
-from anabranch.domain.events import AnswerEvent, RetrievalStarted, SourceReplied, Token, fold, unfold
+from anabranch.domain.events import (
+    AnswerEvent,
+    PromptComposed,
+    RetrievalStarted,
+    SentenceChecked,
+    SourceReplied,
+    Token,
+    fold,
+    unfold,
+)
 from anabranch.domain.model import (
     RAG,
     Answer,
+    CheckedSentence,
     Citation,
     Context,
     Endpoint,
@@ -22,6 +32,7 @@ from anabranch.domain.model import (
     Question,
     SourceReply,
     Status,
+    SupportingQuote,
     Until,
     Usage,
 )
@@ -33,6 +44,10 @@ MODEL = Endpoint(slug="writer", url="http://models.example", kind="openai", oper
 SHELF = Endpoint(slug="collections", kind="collection", operator=True)
 QUESTION = Question(text="How long do refunds take?", sources=(SHELF,), model=MODEL, profile=RAG, refuse=True)
 CONTEXT = Context(correlation_id="one", deadline=1e9, user_id="ada")
+
+
+def quoting(passage: int, start: int, end: int) -> SupportingQuote:
+    return SupportingQuote(passage=passage, start=start, end=end, support=0.9)
 
 
 class Drawer:
@@ -97,7 +112,7 @@ class Desk:
         self.seen: dict[str | None, str | None] = {}
         self.cached_answerer = self.answerer()
 
-    def answerer(self, *settings: str) -> CachedAnswerer:
+    def answerer(self, *settings: str, withholds: bool = False) -> CachedAnswerer:
         return CachedAnswerer(
             self.writer,
             cache=self.cache,
@@ -106,20 +121,26 @@ class Desk:
             settings=settings,
             clock=self.clock,
             telemetry=self.telemetry,
+            withholds=withholds,
         )
 
     async def _look(self, question: Question, context: Context) -> str | None:
         return self.seen.get(context.user_id, "v1")
 
     async def ask(
-        self, question: Question = QUESTION, user: str | None = "ada", deadline_s: float = 1e9
+        self,
+        question: Question = QUESTION,
+        user: str | None = "ada",
+        deadline_s: float = 1e9,
+        *,
+        streaming: bool = False,
     ) -> tuple[Answer, list[AnswerEvent]]:
         events: list[AnswerEvent] = []
 
         async def emit(event: AnswerEvent) -> None:
             events.append(event)
 
-        context = msgspec.structs.replace(CONTEXT, user_id=user, deadline=deadline_s)
+        context = msgspec.structs.replace(CONTEXT, user_id=user, deadline=deadline_s, streaming=streaming)
         return await self.cached_answerer.answer(question, context, emit), events
 
 
@@ -146,11 +167,37 @@ async def test_a_cached_answer_has_the_same_events_and_text(desk: Desk) -> None:
     assert desk.cache.ttls == [3600]
 
 
+async def test_a_cached_answer_has_its_checked_sentences_again(desk: Desk) -> None:
+    checked = CheckedSentence(start=0, end=8, verdict="supported", support=0.9, quotes=(quoting(0, 8, 20),))
+    desk.writer.change = lambda answer: msgspec.structs.replace(answer, sentences=(checked,), faithfulness=1.0)
+    question = msgspec.structs.replace(QUESTION, verify=True)
+    first, _ = await desk.ask(question)
+    again, told = await desk.ask(question)
+    assert (again.cached, again.sentences, again.faithfulness) == (True, (checked,), 1.0)
+    assert SentenceChecked(index=0, sentence=checked) in told
+    assert PromptComposed(passages=first.passages) in told
+
+
+async def test_an_answer_that_may_be_withheld_is_not_shared_with_streams(desk: Desk) -> None:
+    question = msgspec.structs.replace(QUESTION, verify=True)
+    desk.cached_answerer = desk.answerer(withholds=True)
+    for streaming in (True, False, True, False):
+        await desk.ask(question, streaming=streaming)
+    assert desk.writer.asked == 2
+    for streaming in (True, False):
+        await desk.ask(streaming=streaming)
+    assert desk.writer.asked == 3, "what is not verified is not withheld"
+    desk.cached_answerer = desk.answerer()
+    for streaming in (True, False):
+        await desk.ask(question, streaming=streaming)
+    assert desk.writer.asked == 4
+
+
 async def test_the_answer_cache_key_is_as_documented(desk: Desk) -> None:
     await desk.ask()
     (key,) = desk.cache.kept
     kind, name, digest, version = key.split(":")
-    assert (kind, name, version, len(digest)) == ("rag", "qa", "query-1", 40)
+    assert (kind, name, version, len(digest)) == ("rag", "qa", "query-2", 40)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +211,8 @@ async def test_the_answer_cache_key_is_as_documented(desk: Desk) -> None:
         {"threshold": 0.5},
         {"diversity": 0.7},
         {"evidence": "rank"},
+        {"verify": True},
+        {"answer_policy": "strict"},
         {"language": "de"},
         {"answer_in": "de"},
         {"system_prompt": "Be brief."},
@@ -188,7 +237,7 @@ async def test_white_space_and_unicode_normalization_do_not_change_the_cache_key
 
 async def test_prompt_version_and_settings_are_part_of_the_cache_key(desk: Desk) -> None:
     await desk.ask()
-    newer = msgspec.structs.replace(QUESTION, profile=msgspec.structs.replace(RAG, prompt_version="query-2"))
+    newer = msgspec.structs.replace(QUESTION, profile=msgspec.structs.replace(RAG, prompt_version="query-3"))
     await desk.ask(newer)
     desk.cached_answerer = desk.answerer("another embedder")
     await desk.ask(newer)
@@ -280,6 +329,11 @@ async def test_an_undecodable_cached_answer_is_a_miss(desk: Desk, rubbish: bytes
         {"citations": (Citation(start=0, end=2, source="shop", passage=99, passage_start=0, passage_end=1),)},
         {"citations": (Citation(start=0, end=999, source="shop", passage=0, passage_start=0, passage_end=1),)},
         {"citations": (Citation(start=0, end=2, source="shop", passage=0, passage_start=-1, passage_end=999),)},
+        {"sentences": (CheckedSentence(start=0, end=999, verdict="supported"),)},
+        {"sentences": (CheckedSentence(start=3, end=2, verdict="supported"),)},
+        {"sentences": (CheckedSentence(start=0, end=8, verdict="partly", doubted=((-1, 2),)),)},
+        {"sentences": (CheckedSentence(start=0, end=8, verdict="supported", quotes=(quoting(1, 0, 5),)),)},
+        {"sentences": (CheckedSentence(start=0, end=8, verdict="supported", quotes=(quoting(0, 0, 999),)),)},
     ],
 )
 async def test_an_invalid_cached_answer_is_a_miss(desk: Desk, change: dict[str, object]) -> None:

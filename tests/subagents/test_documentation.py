@@ -28,8 +28,9 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.steps import Directive, Expected, Fragment
 from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.verify import Verifier
 from anabranch.subagents.documentation import PENDING, DocumentationSubagent
-from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
+from anabranch.testing import FakeDirectory, FakeEvidence, FakeGenerator, FakeSource, ManualClock, Recorder
 
 TEXT = "Refunds are paid within thirty days. Shipping is free."
 PLACE = Place(chunk_id="k-1", collection="handbook", start=100, end=154, tokens=10, url="https://x.example/h")
@@ -125,6 +126,25 @@ async def test_the_documentation_subagent_streams_sources_text_and_answer() -> N
     assert answer["answer"][citation["answer_start"] : citation["answer_end"]] == "[1]"
     for partial in (shown(one)["answer"] for one in fragments if one.status == "partial"):
         assert "".join(WORDS).startswith(partial)
+
+
+async def test_a_verified_answer_of_the_documentation_subagent_has_its_faithfulness() -> None:
+    said = ("Refunds are paid within thirty days [1]. ", "Penguins swim very well.")
+    source = FakeSource(FOUND)
+    pipeline = Pipeline(
+        directory=FakeDirectory({"collections": source}, {"writer": FakeGenerator(said)}),
+        clock=SystemClock(),
+        telemetry=Recorder(),
+        limits=Limits(retrieval_timeout_s=10, generation_timeout_s=10, context_tokens=8_000),
+        verifier=lambda: Verifier(FakeEvidence(), SystemClock()),
+    )
+    template = msgspec.structs.replace(TEMPLATE, verify=True)
+    subagent = DocumentationSubagent(pipeline, SystemClock(), template=template, max_top_k=20, chosen=chosen)
+    async with aclosing(subagent.work(*envelope({"question": "When?"}), context())) as fragments:
+        *_, last = [fragment async for fragment in fragments]
+    payload = msgspec.json.decode(last.payload)
+    assert payload["faithfulness_score"] == 0.5
+    assert [one["quoted_text"] for one in payload["citations"]] == ["Refunds are paid within thirty days."]
 
 
 async def test_the_documentation_input_sets_question_collections_and_language() -> None:

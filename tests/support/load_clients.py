@@ -172,7 +172,9 @@ def is_exact(told: Sequence[Told]) -> None:
     """As many were answered as the limit says, and the others were told when to come back."""
     answered = [one for one in told if one.is_answered]
     refused = [one for one in told if one.status == 429]
-    assert (len(answered), len(refused)) == (LIMIT, len(told) - LIMIT)
+    others = [(one.status, one.frames[-1]) for one in told if one not in answered and one not in refused]
+    found = len(answered), len(refused), others
+    assert found == (LIMIT, len(told) - LIMIT, []), found
     assert all(one.end["error_code"] == "rate_limited" for one in refused)
     assert all(0 < int(one.headers["Retry-After"]) <= WINDOW_S for one in refused)
     assert {one.headers["RateLimit-Limit"] for one in told} == {str(LIMIT)}

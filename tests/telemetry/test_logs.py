@@ -22,6 +22,7 @@ from anabranch.domain.signals import (
     BreakerStateChanged,
     EvidenceUnavailable,
     RateLimitChecked,
+    RecordingFailed,
     RedisStateChanged,
     Rejected,
     Signal,
@@ -327,6 +328,13 @@ def test_an_evidence_model_that_cannot_be_loaded_is_logged_with_the_reason() -> 
     machinery.noted(EvidenceUnavailable(reason="It is not installed. Run: anabranch models install"))
     assert machinery.told == [("evidence_unavailable", "warning")]
     assert "Run: anabranch models install" in machinery.stream.getvalue()
+
+
+def test_a_recording_that_cannot_be_written_is_logged_with_the_reason() -> None:
+    machinery = Machinery()
+    machinery.noted(RecordingFailed(reason="/data/recordings: No space left on device."))
+    assert machinery.told == [("recording_failed", "warning")]
+    assert "No space left on device" in machinery.stream.getvalue()
 
 
 def test_repeated_rejections_are_logged_once_a_second() -> None:

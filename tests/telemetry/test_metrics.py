@@ -13,13 +13,25 @@ from pathlib import Path
 from typing import Any, get_args
 
 import aiohttp
+import msgspec
 import psutil
 import pytest
 
 from anabranch.configuration.settings import Settings
 from anabranch.domain.events import Answered, AnswerEvent, Failed, RetrievalFinished, SourceReplied, Token
 from anabranch.domain.mcp import McpServer
-from anabranch.domain.model import Answer, Context, Endpoint, Ground, Question, SourceReply, Status, Timings, Usage
+from anabranch.domain.model import (
+    Answer,
+    CheckedSentence,
+    Context,
+    Endpoint,
+    Ground,
+    Question,
+    SourceReply,
+    Status,
+    Timings,
+    Usage,
+)
 from anabranch.domain.signals import (
     AnswerShared,
     BreakerStateChanged,
@@ -119,6 +131,7 @@ def test_metrics_of_the_alerts_exist_before_the_first_question(watch: Watch) -> 
         "nothing_found",
         "weak",
         "abstained",
+        "unfaithful",
     }
     assert {"rate_limited", "generation_failed", "internal_error"} <= fresh.values(
         "rag_stream_errors_total", "error_code"
@@ -181,6 +194,42 @@ def test_refused_answers_are_counted_by_reason(watch: Watch, ground: Ground, rea
     after = watch.scraped
     assert {why for why, count in after.values("rag_guardrail_triggered_total", "reason").items() if count} == {reason}
     assert after.value("anabranch_questions_total", outcome="refused") == 1
+
+
+def test_a_withheld_answer_is_counted_as_unfaithful(watch: Watch) -> None:
+    withheld = Answer(text="Withheld.", ground=Ground.DOCUMENTS, refused=True, unfaithful=True, faithfulness=0.25)
+    watch.question(Answered(answer=withheld), surface="query")
+    after = watch.scraped
+    assert after.value("rag_guardrail_triggered_total", reason="unfaithful") == 1
+    assert after.value("anabranch_faithfulness_sum") == 0.25
+
+
+def test_the_sentences_and_citation_marks_of_a_verified_answer_are_counted(watch: Watch) -> None:
+    answer = Answer(
+        text="An arm. A leg [1]. [2]",
+        ground=Ground.DOCUMENTS,
+        sentences=(
+            CheckedSentence(start=0, end=7, verdict="supported", added=1),
+            CheckedSentence(start=8, end=22, verdict="unsupported", marks=2, removed=2),
+            CheckedSentence(start=8, end=22, verdict="unchecked", reason="no_claim"),
+        ),
+        faithfulness=0.5,
+    )
+    watch.question(Answered(answer=answer))
+    watch.question(Answered(answer=msgspec.structs.replace(answer, cached=True)))
+    after = watch.scraped
+    counted = {name: count for name, count in after.values("anabranch_sentences_total", "verdict").items() if count}
+    assert counted == {"supported": 1, "unsupported": 1, "unchecked": 1}
+    assert after.values("anabranch_citation_marks_total", "kind") == {
+        "written": 2,
+        "corrected": 0,
+        "removed": 2,
+        "added": 1,
+    }
+    assert (after.value("anabranch_faithfulness_count"), after.value("anabranch_faithfulness_sum")) == (1, 0.5)
+    *_, line = map(msgspec.json.decode, watch.log.getvalue().splitlines())
+    assert (line["event"], line["faithfulness"], line["left_out"]) == ("chat_request_completed", 0.5, 0)
+    assert line["sentences"] == {"supported": 1, "unsupported": 1, "unchecked": 1}
 
 
 def test_failed_cancelled_and_rejected_streams_are_counted(watch: Watch) -> None:

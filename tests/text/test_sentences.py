@@ -30,6 +30,17 @@ def read(text: str) -> list[str]:
         ['"Why?" she asked.', '"Because."', "(He left.)", "[End.]", "It was “over.”"],
         ["Jones et al. (1999) gave 10 mg. of it.", "Smith et al. disagree."],
         ["She works at Acme Inc. in Bonn.", "He works at Acme Inc.", "They met at 9 a.m. on Monday."],
+        [
+            "Check-in starts at 3 p.m.",
+            "Breakfast is served until 10 a.m.",
+            "Kraft was founded in 1903.",
+            "It is 9 a.m.",
+        ],
+        [
+            "They met at 9 a.m. Monday or 3 P.M. EST, or 5 p.m. Pacific time.",
+            "At 7 a.m. 20 left.",
+            "The a.m. News is on.",
+        ],
         ["what a day!", "nobody wrote in capitals.", "the notes continue.", "why?", "yes"],
         ["the stops stand apart .", "so do these .", "and the last ."],
         ["Dots . . . and more dots follow."],
@@ -94,6 +105,13 @@ def test_sentence_splitting_takes_linear_time(piece: str) -> None:
     for split in (sentences, items, lines):
         assert sum(1 for _ in split(text)) >= 1
     assert time.process_time() - began < 3
+
+
+def test_documents_are_split_as_before_after_units_and_abbreviations() -> None:
+    """Chunks are stored, and the evidence model was trained on these sentences. Answers are split otherwise."""
+    for text in ("The limit is 500 kg. Refunds are paid.", "We sell cheese etc. Refunds are paid."):
+        assert read(text) == [text]
+        assert len([*sentences(text, of_answer=True)]) == 2
 
 
 def test_a_heading_without_a_blank_line_is_not_part_of_the_sentence_below_it() -> None:

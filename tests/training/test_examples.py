@@ -125,7 +125,7 @@ def test_capital_letters_do_not_matter(corpus: Corpus) -> None:
 
 def test_a_claim_says_what_it_is(corpus: Corpus) -> None:
     examples = Examples(corpus)
-    assert [examples.of_claim(number).claim for number in (0, 1)] == [0, -1]
+    assert [examples.of_claim(number, Random(0)).claim for number in (0, 1)] == [0, -1]
     made = [examples.made_claim(Random(seed)) for seed in range(80)]
     assert {example.claim for example in made if example} == {0, 1, 2}
 
@@ -147,7 +147,7 @@ def test_batches_hold_their_examples_within_the_token_limit(corpus: Corpus) -> N
         at += rows.size
         assert shape.inputs * shape.tokens <= 512 or shape.inputs == 1
         lengths = rows[:, FIELDS.index("length")]
-        ids = rows[:, len(FIELDS) + 2 * shape.units :]
+        ids = rows[:, len(FIELDS) + 2 * shape.units + shape.tokens :]
         assert [int((row != 0).sum()) for row in ids] == lengths.tolist()
     assert at == chunk.numbers.size
 

@@ -13,9 +13,10 @@ from anabranch.domain.contracts import Telemetry
 from anabranch.domain.errors import Unauthorized
 from anabranch.domain.events import AnswerEvent
 from anabranch.domain.mcp import AggregatedResponse, Aggregation, AggregatorQuery, McpServer, ServerHealth
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Until
+from anabranch.domain.model import Answer, AnswerPolicy, Context, Endpoint, Message, Question, Until
 from anabranch.knowledge.model import Identified
 from anabranch.knowledge.records import keys
+from anabranch.pipeline.run import Run
 from anabranch.telemetry.log import SilentTelemetry
 
 
@@ -96,13 +97,25 @@ class Anabranch:
         top_k: int | None = None,
         until: Until = Until.GENERATE,
         fallback: bool | None = None,
+        explain: bool = False,
+        verify: bool | None = None,
+        answer_policy: AnswerPolicy = "all",
+        record: Path | str | None = None,
     ) -> Answer:
         """The whole answer. Sources and models are named as in the configuration, as `owner/slug` on the hub, or as
         `URL/slug`; without sources, every collection, every configured source and every MCP server is asked, of the
         servers those that the routing rules select (docs/asking.md). `fallback` says whether the documents are quoted
-        if the model fails before its first token; None is as AGGREGATOR_MODEL_FALLBACK says."""
-        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until, fallback)
-        return await self.start(asked, self.context(tokens=tokens, operator=True)).value()
+        if the model fails before its first token; None is as AGGREGATOR_MODEL_FALLBACK says. With `explain`, the
+        answer's `explanation` has each passage's way to the prompt (docs/explain.md). `verify` says whether its
+        sentences are checked against the passages; None is as AGGREGATOR_VERIFY says. With the `answer_policy`
+        `strict`, sentences that no source supports are left out (docs/evidence.md). With `record`, the run is recorded
+        in that file, without secrets (docs/recording.md); RecordingError if that fails."""
+        asked = await self.questions.library(
+            question, sources, model, history, tokens, top_k, until, fallback,
+            explain=explain, verify=verify, answer_policy=answer_policy,
+        )  # fmt: skip
+        async with self._started(asked, self.context(tokens=tokens, operator=True), record) as run:
+            return await run.value()
 
     @asynccontextmanager
     async def stream(
@@ -116,12 +129,37 @@ class Anabranch:
         top_k: int | None = None,
         until: Until = Until.GENERATE,
         fallback: bool | None = None,
+        explain: bool = False,
+        verify: bool | None = None,
+        answer_policy: AnswerPolicy = "all",
+        record: Path | str | None = None,
+        streaming: bool = True,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
-        """The same, event by event. Leaving the block ends the question and everything it started."""
-        asked = await self.questions.library(question, sources, model, history, tokens, top_k, until, fallback)
-        run = self.start(asked, self.context(tokens=tokens, operator=True, streaming=True))
-        async with run.listen() as listener:
+        """The same, event by event. Leaving the block ends the question and everything it started; one that
+        is left before its last event is not recorded. Without `streaming`, an answer below
+        AGGREGATOR_MIN_FAITHFULNESS is withheld, as by `ask`; with it, the answer says that it is."""
+        asked = await self.questions.library(
+            question, sources, model, history, tokens, top_k, until, fallback,
+            explain=explain, verify=verify, answer_policy=answer_policy,
+        )  # fmt: skip
+        context = self.context(tokens=tokens, operator=True, streaming=streaming)
+        async with self._started(asked, context, record) as run, run.listen() as listener:
             yield aiter(listener)
+
+    @asynccontextmanager
+    async def _started(self, asked: Question, context: Context, record: Path | str | None) -> AsyncIterator[Run]:
+        if record is None:
+            yield self.start(asked, context)
+            return
+        from anabranch.app.recording import RunRecorder  # noqa: PLC0415  most runs are not recorded
+
+        recorder = RunRecorder(self.settings)
+        watched = recorder.telemetry(self._parts.telemetry)
+        try:
+            yield self.start(asked, context, self._parts.recorded(recorder), telemetry=watched)
+        finally:
+            if recorder.finished:
+                await recorder.save(Path(record))
 
     async def aggregate(
         self,

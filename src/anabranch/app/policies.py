@@ -77,6 +77,7 @@ class Policies:
             settings=_answer_settings(self._settings),
             clock=self._clock,
             telemetry=self._telemetry,
+            withholds=self._settings.min_faithfulness is not None,
         )
 
     def embedder(self, inner: Embedder) -> Embedder:
@@ -101,7 +102,12 @@ def _answer_settings(settings: Settings) -> tuple[str, ...]:
         settings.reranker_path,
         settings.reranker_url,
         settings.reranker_model,
+        settings.verifier_path,
+        settings.verifier_url,
+        settings.verifier_model,
         settings.evidence,
         settings.evidence_passages,
+        settings.verify,
+        settings.min_faithfulness,
     )
     return tuple(map(str, chosen))

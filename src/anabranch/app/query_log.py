@@ -172,8 +172,9 @@ class Logged:
             latency_ms=answer.timings.total_ms,
             rewritten=answer.rewritten if keeps_text else None,
             variants=answer.variants if keeps_text else (),
-            # Quoted sentences are faithful; of a model's own, nothing is known.
-            faithfulness=1.0 if verbatim and question.until is Until.GENERATE else None,
+            # Quoted sentences are faithful, also if they were not checked.
+            faithfulness=1.0 if verbatim and question.until is Until.GENERATE else answer.faithfulness,
+            verdicts=answer.verdicts if answer.sentences else None,
             relevance=sum(scores) / len(scores) if scores else None,
         )
 

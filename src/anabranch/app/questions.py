@@ -12,9 +12,11 @@ from anabranch.domain.model import (
     AGGREGATE,
     ASK,
     CHAT,
+    DEFENDED_CHAT,
     PUBLISHED,
     QUERY,
     RAG,
+    AnswerPolicy,
     Context,
     Endpoint,
     EvidenceUse,
@@ -63,6 +65,10 @@ class Options(Value):
     answer_in: str | None = None
     evidence: EvidenceUse | None = None
     fallback: bool | None = None
+    explain: bool = False
+    defence: bool = False
+    verify: bool | None = None
+    answer_policy: AnswerPolicy = "all"
 
 
 class Questions:
@@ -134,12 +140,15 @@ class Questions:
             max_tokens=_or(options.max_tokens, DEFAULTS.max_tokens),
             temperature=_or(options.temperature, DEFAULTS.temperature),
             system_prompt=options.system_prompt,
+            profile=DEFENDED_CHAT if options.defence else CHAT,
             until=Until.GENERATE if model is not None else Until.MERGE,
             refuse=model is EXTRACTIVE,
             diversity=self._settings.mmr_lambda,
             threshold=self._settings.guard_threshold,
             evidence=_or(options.evidence, "off"),
             fallback=self._fallback(CHAT, model, options.fallback),
+            verify=self._verifies(CHAT, options.verify, options.answer_policy),
+            answer_policy=options.answer_policy,
         )
 
     def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
@@ -184,9 +193,9 @@ class Questions:
             diversity=self._settings.mmr_lambda,
         )
 
-    def ask_tool(self, text: str, scope: SearchScope, top_k: int, model: Endpoint | None = None) -> Question:
+    def ask_tool(self, text: str, scope: SearchScope, options: Options, model: Endpoint | None = None) -> Question:
         """The MCP tool `ask`."""
-        options = Options(top_k=top_k, similarity_threshold=_threshold(scope.sources))
+        options = msgspec.structs.replace(options, similarity_threshold=_threshold(scope.sources))
         return self._from_collections(QUERY, text, scope, (), options, TOP_K, model)
 
     def documentation(self) -> Question:
@@ -205,6 +214,10 @@ class Questions:
         top_k: int | None,
         until: Until,
         fallback: bool | None = None,
+        *,
+        explain: bool = False,
+        verify: bool | None = None,
+        answer_policy: AnswerPolicy = "all",
     ) -> Question:
         """`Anabranch.ask` and `anabranch ask`: sources and model by any name that the resolver knows."""
         chosen = await self._names.sources(text, sources, tokens or {})
@@ -224,6 +237,9 @@ class Questions:
             threshold=self._settings.guard_threshold,
             evidence=self._evidence(writer),
             fallback=self._fallback(ASK, writer, fallback),
+            verify=self._verifies(ASK, verify, answer_policy),
+            answer_policy=answer_policy,
+            explain=explain,
         )
 
     def _from_collections(
@@ -256,6 +272,9 @@ class Questions:
             fresh=options.fresh,
             evidence=_or(options.evidence, self._evidence(model)),
             fallback=self._fallback(profile, model, options.fallback),
+            verify=self._verifies(profile, options.verify, options.answer_policy),
+            answer_policy=options.answer_policy,
+            explain=options.explain,
         )
 
     def _top_k(self, model: Endpoint) -> int:
@@ -274,6 +293,13 @@ class Questions:
         if wanted is None:
             wanted = chosen == "on" or (chosen == "auto" and profile.name in FALLS_BACK)
         return EXTRACTIVE if wanted and model is not None and model.kind != EXTRACTIVE.kind else None
+
+    def _verifies(self, profile: Profile, wanted: bool | None, policy: AnswerPolicy) -> bool:
+        """Whether the sentences of an answer are checked: as the request says, else as the settings say. A strict
+        answer needs it."""
+        chosen = self._settings.verify
+        default = chosen == "on" or (chosen == "auto" and profile.name != CHAT.name)
+        return policy == "strict" or _or(wanted, default)
 
     def _rewrites(self, model: Endpoint) -> bool:
         """Whether a question is rewritten before the search: an extractive model cannot."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from anabranch.app.policies import Policies
 from anabranch.app.query_log import LogEntry, QueryLog
+from anabranch.app.recording_folder import RecordingFolder
 from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Telemetry
@@ -36,7 +37,9 @@ class Runs:
         query_log: QueryLog,
         revocations: Revocations,
         telemetry: Telemetry,
+        recordings: RecordingFolder | None = None,
     ) -> None:
+        self._recordings = recordings
         self.draining = False
         self._settings = settings
         self._answerer = answerer
@@ -86,10 +89,12 @@ class Runs:
         context: Context,
         answerer: Answerer | None = None,
         entry: LogEntry | None = None,
+        telemetry: Telemetry | None = None,
     ) -> Run:
-        """Start a Run. Attach to it (`listen`, `value`) before the loop turns again."""
+        """Start a Run, which reports to `telemetry` if it is given. Attach to it (`listen`, `value`) before the loop
+        turns again."""
         self._validate(question)
-        return self._start(question, context, answerer, entry, self._slot(context))
+        return self._start(question, context, answerer, entry, self._slot(context), telemetry=telemetry)
 
     async def drain(self, grace_s: float) -> None:
         """Start no new Run, give the running ones `grace_s`, then end the rest with ShuttingDown."""
@@ -101,6 +106,8 @@ class Runs:
             for run in tuple(self._running):
                 run.stop(ShuttingDown(CLOSING))
         await self._idle.wait()
+        if self._recordings is not None:
+            await self._recordings.settled()
 
     def _slot(self, context: Context) -> AdmissionSlot:
         if self.draining:
@@ -115,8 +122,15 @@ class Runs:
         entry: LogEntry | None,
         slot: AdmissionSlot,
         key: str | None = None,
+        telemetry: Telemetry | None = None,
     ) -> Run:
+        recording = self._recordings.begin() if self._recordings is not None and answerer is None else None
+        if recording is not None:
+            answerer, telemetry = recording.answerer, recording.telemetry
+
         def ended(run: Run) -> None:
+            if recording is not None and self._recordings is not None:
+                self._recordings.keep(recording.recorder)
             slot.leave()
             self._running.discard(run)
             if not self._running:
@@ -125,7 +139,7 @@ class Runs:
                 self._revocations.discard(key, run.stop)
 
         logged = self._query_log.logged(answerer or self._answerer, question, entry)
-        run = Run(slot.admitted(logged), question, context, self._telemetry, ended=ended)
+        run = Run(slot.admitted(logged), question, context, telemetry or self._telemetry, ended=ended)
         if key is not None:
             self._revocations.add(key, run.stop)
         self._running.add(run)

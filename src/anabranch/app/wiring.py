@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
@@ -14,20 +15,24 @@ from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
 from anabranch.app.query_log import QueryLog
 from anabranch.app.questions import Questions
+from anabranch.app.recording_folder import RecordingFolder
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Clock, Directory, Outbound, SystemClock, Telemetry
-from anabranch.domain.evidence import Evidence
-from anabranch.models.factory import evidence_for
+from anabranch.domain.contracts import Answerer, Clock, Directory, Outbound, SystemClock, Telemetry
+from anabranch.domain.evidence import ClaimChecker, Evidence
+from anabranch.domain.model import UncheckedReason
+from anabranch.models.factory import claims_for, evidence_for, verifier_for
 from anabranch.network.hub import HubClient
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.prompt import Compaction
 
 if TYPE_CHECKING:
+    from anabranch.app.recording import RunRecorder
     from anabranch.evidence.judge import Judge
     from anabranch.network.hub_tokens import HubTokens
+    from anabranch.pipeline.verify import Verifier
 
 
 def build_pipeline(
@@ -37,6 +42,7 @@ def build_pipeline(
     telemetry: Telemetry,
     evidence: Evidence | None = None,
     judge: "Callable[[], Judge] | None" = None,
+    claims: ClaimChecker | None = None,
 ) -> Pipeline:
     return Pipeline(
         directory=directory,
@@ -50,7 +56,20 @@ def build_pipeline(
         ),
         compaction=_compaction(settings, evidence),
         judge=judge,
+        verifier=cache(partial(_verifier, settings, claims, clock)) if claims is not None else None,
     )
+
+
+def _verifier(settings: Settings, claims: ClaimChecker, clock: Clock) -> "Verifier":
+    from anabranch.pipeline.verify import Verifier  # noqa: PLC0415  chat does not need it
+
+    reason: UncheckedReason = "off" if settings.verify == "off" else "unavailable"
+    return Verifier(claims, clock, minimum=settings.min_faithfulness, reason=reason)
+
+
+def judge_for(settings: Settings, evidence: Evidence) -> "Callable[[], Judge]":
+    """The judge, which is constructed when it is first needed."""
+    return cache(partial(_judge, settings, evidence))
 
 
 def _judge(settings: Settings, evidence: Evidence) -> "Judge":
@@ -80,6 +99,8 @@ class Role(NamedTuple):
 
 class Parts(NamedTuple):
     runs: Runs
+    recorded: "Callable[[RunRecorder], Answerer]"
+    telemetry: Telemetry
     questions: Questions
     aggregator: Aggregator
     query_log: QueryLog
@@ -102,22 +123,18 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         if role.streaming:
             outbound.load()
         leaving.push_async_callback(policies.close)
-        knowledge = KnowledgeOpener(
-            settings,
-            outbound,
-            indexing=role.indexing,
-            cached=policies.embedder,
-            resilience=policies.resilience,
-            died=role.indexer_died,
-        )
+        knowledge = _knowledge(settings, outbound, policies, role)
         leaving.push_async_callback(knowledge.close)
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry))
-        judge = cache(partial(_judge, settings, evidence)) if evidence is not None else None
-        directory = EndpointDirectory(settings, outbound, knowledge.existing, resilience, servers.source, judge)
-        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge)
+        judge = judge_for(settings, evidence) if evidence is not None else None
+        endpoints = partial(EndpointDirectory, settings, outbound, knowledge.existing, resilience, servers.source)
+        directory = endpoints(judge)
+        external = verifier_for(settings, outbound, clock, telemetry, resilience)
+        claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external))
+        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
@@ -125,7 +142,9 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         revocations = Revocations(lambda: _valid_keys(knowledge), every_s=role.timing.keys_every_s)
         leaving.push_async_callback(revocations.close)
         answerer = policies.cached(pipeline, knowledge)
-        runs = Runs(settings, answerer, policies, query_log, revocations, telemetry)
+        recorded = partial(_recorded, settings, endpoints, clock, telemetry, evidence, claims)
+        recordings = _recordings(settings, recorded, telemetry, role)
+        runs = Runs(settings, answerer, policies, query_log, revocations, telemetry, recordings)
         policies.start()
         streams = EventStreams()
         if role.streaming:
@@ -143,6 +162,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             streams = await leaving.enter_async_context(kept)
         yield Parts(
             runs=runs,
+            recorded=recorded,
+            telemetry=telemetry,
             questions=questions,
             aggregator=Aggregator(servers, runs.begin, clock),
             query_log=query_log,
@@ -154,6 +175,49 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             servers=servers,
             timing=role.timing,
         )
+
+
+def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role: Role) -> KnowledgeOpener:
+    return KnowledgeOpener(
+        settings,
+        outbound,
+        indexing=role.indexing,
+        cached=policies.embedder,
+        resilience=policies.resilience,
+        died=role.indexer_died,
+    )
+
+
+def _recorded(
+    settings: Settings,
+    endpoints: "Callable[[Callable[[], Judge] | None], Directory]",
+    clock: Clock,
+    telemetry: Telemetry,
+    evidence: Evidence | None,
+    claims: ClaimChecker,
+    recorder: "RunRecorder",
+) -> Answerer:
+    """A pipeline for one Run that is recorded: the same parts, each in the wrapper of its contract. It has no cache."""
+    heard = recorder.evidence(evidence) if evidence is not None else None
+    judge = judge_for(settings, heard) if heard is not None else None
+    return build_pipeline(
+        settings,
+        recorder.directory(endpoints(judge)),
+        recorder.clock(clock),
+        recorder.telemetry(telemetry),
+        heard,
+        judge,
+        recorder.claims(claims),
+    )
+
+
+def _recordings(
+    settings: Settings, recorded: "Callable[[RunRecorder], Answerer]", telemetry: Telemetry, role: Role
+) -> RecordingFolder | None:
+    """Where a server keeps its runs, if it does."""
+    if settings.recordings_dir is None or not role.streaming:
+        return None
+    return RecordingFolder(settings, Path(settings.recordings_dir), recorded, telemetry)
 
 
 async def _valid_keys(knowledge: KnowledgeOpener) -> set[str]:

@@ -7,7 +7,7 @@ from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -33,6 +33,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of second
 Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
 Flag = Annotated[bool, Meta(description="true or false")]
+FLAGS = {"on": True, "yes": True, "off": False, "no": False}
 # Not quoted in YAML, on and off are true and false.
 Switch = Annotated[Literal["on", "off", "auto"], Meta(description="on, off or auto")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="DEBUG, INFO, WARNING or ERROR")]
@@ -133,6 +134,18 @@ def convert(value: object, kind: Any, where: str, *, secret: bool = False) -> An
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError):
         raise _invalid(where, kind, value, secret=secret) from None
+
+
+def convert_field(struct: type, name: str, text: str, where: str) -> Any:
+    """The value of a field from text; `none` is no value. ConfigurationError, which names `where`, if it is wrong."""
+    kind = without_none(get_type_hints(struct)[name])
+    choices = ("on", "off") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+    value = None if text.lower() == "none" else FLAGS.get(text.lower(), text) if kind is bool else text
+    try:
+        return msgspec.convert(value, get_type_hints(struct, include_extras=True)[name], strict=False)
+    except msgspec.ValidationError as error:
+        why = f"it takes {' or '.join(choices)}" if choices else error
+        raise ConfigurationError(f"{where}={text} is not valid: {why}.") from None
 
 
 def check_value(value: str, check: Callable[[str], object], kind: Any, where: str) -> None:

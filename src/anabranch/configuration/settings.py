@@ -66,7 +66,7 @@ class TrackedEnvironment(dict[str, str]):
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
 SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp")
-SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "redis_url", "otlp_headers")
+SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "verifier_api_key", "redis_url", "otlp_headers")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     query_rewriting: Flag = False
     evidence: Switch = "auto"
     evidence_passages: Annotated[int, Meta(ge=1, le=25, description="a whole number from 1 to 25")] = 8
+    verify: Switch = "auto"
+    min_faithfulness: Share | None = None
+    verifier_path: Text | None = None
+    verifier_url: Address | None = None
+    verifier_model: Text | None = None
+    verifier_api_key: Text | None = None
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
+    recordings_dir: Folder | None = None
+    recordings_keep: Count = 100
     embedding_url: Address | None = None
     embedding_model: Text | None = None
     embedding_api_key: Text | None = None
@@ -228,6 +236,8 @@ NEEDS = {
     "embedding_api_key": "embedding_url",
     "reranker_model": "reranker_url",
     "reranker_api_key": "reranker_url",
+    "verifier_model": "verifier_url",
+    "verifier_api_key": "verifier_url",
     "otlp_headers": "otlp_endpoint",
     "analytics_otlp": "otlp_endpoint",
 }
@@ -235,7 +245,9 @@ CHECKS: Mapping[str, Callable[[str], object]] = {
     "endpoint_allowlist": lambda entry: parse(entry) if "://" in entry else ip_network(entry, strict=False),
     "cors_origins": lambda entry: entry == "*" or ORIGIN.fullmatch(entry),
     "trusted_proxies": lambda entry: ip_network(entry, strict=False),
-    **dict.fromkeys(("syfthub_url", "model_url", "embedding_url", "reranker_url", "otlp_endpoint"), parse),
+    **dict.fromkeys(
+        ("syfthub_url", "model_url", "embedding_url", "reranker_url", "verifier_url", "otlp_endpoint"), parse
+    ),
 }
 TYPES = get_type_hints(Settings, include_extras=True)
 # Names without our prefix: this one is the planner's switch (spec 2).
@@ -290,7 +302,12 @@ def _is_set(variable: str, environment: Mapping[str, str]) -> bool:
 
 def secrets_of(settings: Settings) -> Iterator[str]:
     """Every secret among the settings except those of MCP servers, which can change."""
-    keys = (settings.model_api_key, settings.embedding_api_key, settings.reranker_api_key)
+    keys = (
+        settings.model_api_key,
+        settings.embedding_api_key,
+        settings.reranker_api_key,
+        settings.verifier_api_key,
+    )
     tokens = (endpoint.token for endpoint in (*settings.sources.values(), *settings.models.values()))
     headers = (pair.partition("=")[2] for pair in (settings.otlp_headers or "").split(","))
     for value in (*keys, *tokens, *headers, *PASSWORDS.findall(settings.redis_url or "")):
@@ -312,6 +329,11 @@ def unknown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     names = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
     near = {name: nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)) for name in names}
     return {name: f"did you mean {PREFIX}{meant}?" if meant else "" for name, meant in near.items()}
+
+
+def converted(name: str, value: str, where: str) -> Any:
+    """The value of a setting from text. ConfigurationError, which names `where`, if it is wrong."""
+    return _convert(name, value, where)
 
 
 def _convert(name: str, value: object, where: str, *, secret: bool = False) -> Any:
@@ -347,7 +369,9 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(
             f"{PREFIX}DEFAULT_TOP_K takes at most {settings.max_top_k} (MAX_TOP_K), not {settings.default_top_k}."
         )
-    for name in ("data_dir", "models_dir"):
+    for name in ("data_dir", "models_dir", "recordings_dir"):
+        if getattr(settings, name) is None:
+            continue
         folder = Path(getattr(settings, name)).expanduser().absolute()
         with suppress(PermissionError):  # whether it may be read is seen when it is needed
             existing = next(place for place in (folder, *folder.parents) if place.exists())
@@ -359,8 +383,10 @@ def _check(settings: Settings) -> None:
     _check_extras(settings)
     if settings.analytics_file and not Path(settings.analytics_file).expanduser().absolute().parent.is_dir():
         raise ConfigurationError(f"{PREFIX}ANALYTICS_FILE takes a file in a folder that exists.")
-    if settings.reranker_path is not None and settings.reranker_url is not None:
-        raise ConfigurationError(f"{PREFIX}RERANKER_PATH and {PREFIX}RERANKER_URL are both set; leave one of them out.")
+    for name in ("RERANKER", "VERIFIER"):
+        path, url = (getattr(settings, f"{name}_{place}".lower()) for place in ("PATH", "URL"))
+        if path is not None and url is not None:
+            raise ConfigurationError(f"{PREFIX}{name}_PATH and {PREFIX}{name}_URL are both set; leave one of them out.")
 
 
 def _check_extras(settings: Settings) -> None:
@@ -368,5 +394,9 @@ def _check_extras(settings: Settings) -> None:
         require("otel", f"{PREFIX}OTLP_ENDPOINT")
     if settings.reranker_path is not None:
         require("local-models", f"{PREFIX}RERANKER_PATH")
+    if settings.verifier_path is not None:
+        require("local-models", f"{PREFIX}VERIFIER_PATH")
     if settings.evidence == "on":
         require("local-models", f"{PREFIX}EVIDENCE=on")
+    if settings.verify == "on" and settings.verifier_url is None:
+        require("local-models", f"{PREFIX}VERIFY=on")

@@ -24,6 +24,8 @@ AnabranchError
 ├── StreamFull              a stream has reached its size limit
 │   └── StreamsFull         this process has reached its limit of streams; a retry can help
 ├── LeaseLost               another worker owns this stream, or has ended it
+├── RecordingError          a run cannot be recorded, or a recording cannot be read
+├── NotRecorded             a replay needs what the recording does not have
 ├── InternalError           a bug in Anabranch
 └── UpstreamError           a call to another machine failed; sources and models convert it
     └── UpstreamTimedOut    it did not answer in time
@@ -190,6 +192,14 @@ class StreamsFull(StreamFull):
 
 class LeaseLost(AnabranchError):
     code = "worker_lost"
+
+
+class RecordingError(AnabranchError):
+    code = "recording_error"
+
+
+class NotRecorded(AnabranchError):
+    code = "not_recorded"
 
 
 class InternalError(AnabranchError):

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from anabranch.domain.model import Answer, Fallback, SourceReply, Value
+from anabranch.domain.model import Answer, CheckedSentence, Fallback, Passage, SourceReply, Value
 
 
 class Event(Value, tag=True):
@@ -28,6 +28,13 @@ class RetrievalFinished(Event):
     time_ms: int
 
 
+class PromptComposed(Event):
+    """The passages that the model gets, of an answer that is verified: the quotes of its sentences name them by their
+    place."""
+
+    passages: tuple[Passage, ...]
+
+
 class GenerationStarted(Event):
     model: str
 
@@ -41,6 +48,13 @@ class FellBack(Event):
 
 class Token(Event, gc=False):
     text: str
+
+
+class SentenceChecked(Event):
+    """A sentence of the answer is complete and was checked; `index` counts from 0."""
+
+    index: int
+    sentence: CheckedSentence
 
 
 class Answered(Event):
@@ -59,7 +73,16 @@ class Failed(Event):
 
 
 AnswerEvent = (
-    RetrievalStarted | SourceReplied | RetrievalFinished | GenerationStarted | FellBack | Token | Answered | Failed
+    RetrievalStarted
+    | SourceReplied
+    | RetrievalFinished
+    | PromptComposed
+    | GenerationStarted
+    | FellBack
+    | Token
+    | SentenceChecked
+    | Answered
+    | Failed
 )
 TERMINAL = (Answered, Failed)
 
@@ -87,8 +110,10 @@ def unfold(answer: Answer) -> tuple[AnswerEvent, ...]:
         RetrievalStarted(sources=tuple(reply.path for reply in answer.replies)),
         *(SourceReplied(index=index, reply=reply) for index, reply in enumerate(answer.replies)),
         RetrievalFinished(passages=found, time_ms=answer.timings.retrieval_ms),
+        *([PromptComposed(passages=answer.passages)] if answer.sentences else []),
         *_generation(answer),
         *([Token(text=answer.text)] if answer.text else []),
+        *(SentenceChecked(index=index, sentence=sentence) for index, sentence in enumerate(answer.sentences)),
         Answered(answer=answer),
     )
 

@@ -1,4 +1,4 @@
-"""The evidence contract: what a small model says about a question, or a claim, and the text of passages."""
+"""The evidence contracts: what small models say about a question, or a claim, and the text of passages."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -42,12 +42,18 @@ class Reading(Value):
     answer: AnswerSpan | None = None
 
 
-class Verdict(Value, gc=False):
-    """The probabilities that pages support a claim, say nothing about it, or contradict it."""
+class Verdict(Value):
+    """The probabilities that pages support a claim, say nothing about it, or contradict it. `units` are the log-odds of
+    each unit of the first page that the claim depends on it; `words` has the parts of the claim that a model has judged
+    by themselves, as start, end and log-odds that they are wrong. Both are empty for a model that cannot say. `whole`:
+    all of the claim was read."""
 
     supported: float
     unknown: float
     contradicted: float
+    units: tuple[float, ...] = ()
+    words: tuple[tuple[int, int, float], ...] = ()
+    whole: bool = True
 
 
 class Evidence(Protocol):
@@ -58,6 +64,10 @@ class Evidence(Protocol):
     async def read(
         self, question: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None
     ) -> Sequence[Reading | None]: ...
+
+
+class ClaimChecker(Protocol):
+    """Says whether pages support a claim. Inputs and results are those of `Evidence`."""
 
     async def check(
         self, claim: str, inputs: Sequence[tuple[EvidencePage, ...]], *, until: float | None = None

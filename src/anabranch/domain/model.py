@@ -1,12 +1,14 @@
 """The values of the pipeline: questions, contexts, passages, answers."""
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, dataclass_transform
+from typing import Annotated, Any, Literal, dataclass_transform, get_args
 
 import msgspec
 
 from anabranch.domain.errors import GenerationReason
+from anabranch.domain.explanation import Explanation
 from anabranch.domain.ranking import Breakdown, Ranking
 
 
@@ -103,7 +105,8 @@ class Profile(Value):
     passages by their scores or by their ranks; `prompt` is a list of documents or of numbered passages; `marks` are
     the citation marks of quoted sentences: numbers of passages, or names of sources where no list of numbers follows.
     Of passages that are more similar than `near_duplicates`, only the best is kept; None keeps all that are not equal.
-    With `timeout_fails` the question fails when every source times out."""
+    With `timeout_fails` the question fails when every source times out. With `defence` documents are data, not orders:
+    the prompt has boundaries that no document can write, and links that no source has do not reach the answer."""
 
     name: str
     merge: Literal["similarity", "rank"]
@@ -112,19 +115,22 @@ class Profile(Value):
     marks: Literal["numbers", "sources"] = "numbers"
     near_duplicates: float | None = None
     timeout_fails: bool = False
+    defence: bool = False
 
 
 # docs/search.md says why: below it, texts of the same form that say other things are too similar.
 NEAR_DUPLICATES = 0.95
 CHAT = Profile(name="chat", merge="similarity", prompt="documents", prompt_version="chat-1", marks="sources")
+# Spec 1 fixes the structure of chat's prompt, so chat has the defence only on request.
+DEFENDED_CHAT = msgspec.structs.replace(CHAT, prompt_version="chat-2", defence=True)
 # The library and the command line: as chat, but their answers list passages by number.
-ASK = msgspec.structs.replace(CHAT, name="ask", marks="numbers")
+ASK = msgspec.structs.replace(DEFENDED_CHAT, name="ask", marks="numbers")
 # A published collection returns every copy: its reply has no place to name those that are left out.
-PUBLISHED = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-1")
-QUERY = msgspec.structs.replace(PUBLISHED, near_duplicates=NEAR_DUPLICATES)
+PUBLISHED = Profile(name="query", merge="rank", prompt="numbered", prompt_version="query-2")
+QUERY = msgspec.structs.replace(PUBLISHED, near_duplicates=NEAR_DUPLICATES, defence=True)
 # Spec 4's surface is the only one that has an error for a search that took too long.
 RAG = msgspec.structs.replace(QUERY, name="rag", timeout_fails=True)
-AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-1")
+AGGREGATE = Profile(name="aggregate", merge="rank", prompt="numbered", prompt_version="query-2")
 
 
 # `rank` orders passages of all sources by how well they answer the question; `off` keeps the order of the search.
@@ -137,13 +143,29 @@ EvidenceUse = Annotated[
 ]
 
 
+AnswerPolicy = Annotated[
+    Literal["all", "strict"],
+    msgspec.Meta(
+        description="`strict` checks each sentence before it is sent, and leaves out those that no source supports; "
+        "the answer says how many. `all` sends what the model writes as it comes."
+    ),
+]
+
+
+# What a request may ask of a model.
+MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+
+
 class Question(Value):
     """A question with its sources, model and options. `refuse` answers with a refusal, without a model, when nothing
     was found; `threshold` also when the passages are, on average, less similar than that. `rewrite` lets the model
     rewrite the question before the search; `diversity` is the λ of maximal marginal relevance (1 is relevance alone,
     None disables it). `language` is that of our own messages, `answer_in` that of the model's answer. `fresh` bypasses
     the answer cache. `fallback` is the model that answers if `model` fails before its first token. `ranking` belongs to
-    the profile `aggregate`; `patience_s` is the time for the sources, if not that of the settings."""
+    the profile `aggregate`; `patience_s` is the time for the sources, if not that of the settings. `explain`: the
+    stages note what they did to each passage. `verify`: each sentence of the answer is checked against the
+    passages."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -151,8 +173,8 @@ class Question(Value):
     history: tuple[Message, ...] = ()
     top_k: int = 5
     similarity_threshold: float = 0.5
-    max_tokens: int = 1024
-    temperature: float = 0.7
+    max_tokens: MaxTokens = 1024
+    temperature: Temperature = 0.7
     system_prompt: str | None = None
     until: Until = Until.GENERATE
     profile: Profile = CHAT
@@ -169,13 +191,17 @@ class Question(Value):
     ranking: Ranking | None = None
     patience_s: float | None = None
     evidence: EvidenceUse = "off"
+    explain: bool = False
+    verify: bool = False
+    answer_policy: AnswerPolicy = "all"
 
 
 class Context(Value):
     """What varies per request: caller, surface, tokens, deadline (monotonic) and trace. An `operator` may read every
     collection. `key` is the id of the API key of the request, `bearer` the token itself, which is never forwarded.
     `hops` counts the aggregators that the question has passed. `streaming`: the caller reads the answer as it comes.
-    `local_operator`: the operator asks on this machine, without a key; set only where that makes a difference."""
+    `local_operator`: the operator asks on this machine, without a key; set only where that makes a difference.
+    `boundary` is that of the prompt of a recorded run; without one, a prompt has its own random letters."""
 
     correlation_id: str
     deadline: float
@@ -193,6 +219,7 @@ class Context(Value):
     hops: int = 0
     streaming: bool = False
     local_operator: bool = False
+    boundary: str = ""
 
     def may_know_address(self, endpoint: Endpoint) -> bool:
         """Whether an error may name the endpoint's address: the request named it, or the caller is the operator."""
@@ -212,7 +239,8 @@ class Context(Value):
 
 class Query(Value):
     """The query for one source. `raw` returns its results as they are, for a later ranking; `near_duplicates` is that
-    of the profile; `complete` asks for passages that end where a list or code ends."""
+    of the profile; `complete` asks for passages that end where a list or code ends; `explain` asks a source that
+    searches here what its stages did."""
 
     text: str
     limit: int
@@ -225,6 +253,7 @@ class Query(Value):
     raw: bool = False
     near_duplicates: float | None = None
     complete: bool = False
+    explain: bool = False
 
 
 class Scores(Value, gc=False):
@@ -272,7 +301,8 @@ MAX_ALSO_IN = 20
 
 class Passage(Value):
     """A piece of text that a source returned. `date` is its last change, in seconds since 1970; `breakdown` has the
-    parts of its score, if a `Ranking` gave it; `also_in` names the near-duplicates that were left out."""
+    parts of its score, if a `Ranking` gave it; `also_in` names the near-duplicates that were left out.
+    `suspected_instructions` are sentences of it that seem to give orders to a model, as one reads them."""
 
     source: str
     title: str
@@ -285,6 +315,7 @@ class Passage(Value):
     breakdown: Breakdown | None = None
     also_in: tuple[Duplicate, ...] = ()
     evidence: float | None = None
+    suspected_instructions: tuple[str, ...] = ()
 
     @property
     def shown_duplicates(self) -> dict[str, Any]:
@@ -295,7 +326,8 @@ class Passage(Value):
 class SourceReply(Value):
     """A source's reply. `seen` identifies the documents that were visible to this caller, if the source knows: replies
     with equal values searched the same documents. `fault`: the upstream failed, not the request. `empty`: there is no
-    document at all that this caller could have found. `distinct`: the source has left out near-duplicates itself."""
+    document at all that this caller could have found. `distinct`: the source has left out near-duplicates itself.
+    `explanation` is what its own stages did, if the query asks for it."""
 
     path: str
     status: Status
@@ -306,10 +338,35 @@ class SourceReply(Value):
     fault: bool = False
     empty: bool = False
     distinct: bool = False
+    explanation: Explanation | None = None
+
+
+class QuotedSpan(Value, gc=False):
+    """Characters of a passage's text."""
+
+    passage: int
+    start: int
+    end: int
+
+
+# In what two documents differ.
+ConflictKind = Literal["number", "date", "name", "negation", "other"]
+
+
+class SourceConflict(Value, gc=False):
+    """Words of two documents that contradict each other on what was asked, with the probability that they do. `claim`
+    is in the passage that ranks higher."""
+
+    claim: QuotedSpan
+    against: QuotedSpan
+    kind: ConflictKind
+    probability: float
 
 
 class Prompt(Value):
-    """The prompt for a model; `passages` are those that fit, `unused` are numbered passages that do not."""
+    """The prompt for a model; `passages` are those that fit, `unused` are numbered passages that do not. `boundary` are
+    the random letters in the lines around its passages, if it has some; `defence` is that of the profile. `conflicts`
+    are those between its passages."""
 
     question: str
     messages: tuple[Message, ...]
@@ -321,20 +378,15 @@ class Prompt(Value):
     omitted: int = 0
     language: str | None = None
     marks: Literal["numbers", "sources"] = "numbers"
+    boundary: str = ""
+    defence: bool = False
+    conflicts: tuple[SourceConflict, ...] = ()
 
 
 class Usage(Value, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
-
-
-class QuotedSpan(Value, gc=False):
-    """Characters of a passage's text."""
-
-    passage: int
-    start: int
-    end: int
 
 
 class Delta(Value, gc=False):
@@ -396,6 +448,45 @@ class Citation(Value, gc=False):
     passage_end: int
 
 
+# How far the sources support a sentence of an answer.
+Support = Literal["supported", "partly", "unsupported", "contradicted", "unchecked"]
+# Why a sentence was not checked: verification is off, there was no time, it or the sources are not English, it claims
+# nothing, it is code, or the model that checks is not available.
+UncheckedReason = Literal["off", "over_budget", "not_english", "no_claim", "code", "unavailable"]
+
+
+MarkKind = Literal["written", "corrected", "removed", "added"]
+
+
+class SupportingQuote(Value, gc=False):
+    """Words of a passage (`start` and `end` in its text) that a sentence depends on. `support` is the probability that
+    they support it."""
+
+    passage: int
+    start: int
+    end: int
+    support: float
+
+
+class CheckedSentence(Value):
+    """A sentence of an answer (`start` and `end` in its text) with what was found about it. Of a contradicted one the
+    quotes say something else. `doubted` are the parts of the answer that the quotes do not say. `marks` counts the
+    citation marks that the model wrote: `corrected` of them named a passage that does not support it instead of one
+    that does, `removed` are wrong and have no right passage; `added` citations had no mark."""
+
+    start: int
+    end: int
+    verdict: Support
+    support: float | None = None
+    reason: UncheckedReason | None = None
+    quotes: tuple[SupportingQuote, ...] = ()
+    doubted: tuple[tuple[int, int], ...] = ()
+    marks: int = 0
+    corrected: int = 0
+    removed: int = 0
+    added: int = 0
+
+
 class Timings(Value, gc=False):
     retrieval_ms: int = 0
     generation_ms: int = 0
@@ -415,7 +506,11 @@ class Answer(Value):
     """The whole answer; `passages` are those in the prompt, best first, `unused` those that numbered passages left no
     room for. `model` has written it; `fallback` names the model that should have. `support` is the probability that the
     passages answer the question, of an answer that quotes them. `distinct` counts results without duplicates, for a
-    `Ranking`; `compared`: all pairs were compared for that."""
+    `Ranking`; `compared`: all pairs were compared for that. `explanation` is each passage's way to the prompt, of a
+    question that asks for it. `removed_links` are addresses that the model wrote and no source has: in the answer they
+    are no links. `sentences` are those of a verified answer, `faithfulness` is the share of them that the sources
+    support; `unfaithful`: it is below the minimum of the settings; `left_out` counts the sentences that a strict answer
+    does without. `conflicts`: passages contradict each other on what was asked."""
 
     text: str
     ground: Ground
@@ -437,3 +532,27 @@ class Answer(Value):
     compared: bool = True
     support: float | None = None
     fallback: Fallback | None = None
+    explanation: Explanation | None = None
+    removed_links: tuple[str, ...] = ()
+    sentences: tuple[CheckedSentence, ...] = ()
+    faithfulness: float | None = None
+    unfaithful: bool = False
+    left_out: int = 0
+    conflicts: tuple[SourceConflict, ...] = ()
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many sentences have each verdict; without those that have none."""
+        return dict(Counter[str](sentence.verdict for sentence in self.sentences))
+
+    @property
+    def marks(self) -> dict[MarkKind, int]:
+        """How many citation marks the model wrote, and how many of them were corrected or removed; and how many were
+        added."""
+        sums: dict[MarkKind, int] = dict.fromkeys(get_args(MarkKind), 0)
+        for one in self.sentences:
+            sums["written"] += one.marks
+            sums["corrected"] += one.corrected
+            sums["removed"] += one.removed
+            sums["added"] += one.added
+        return sums

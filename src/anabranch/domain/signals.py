@@ -26,7 +26,14 @@ class EvidenceJudged(Value, gc=False):
 
 
 class EvidenceUnavailable(Value, gc=False):
-    """The evidence model cannot be loaded, and is not used; noted once for each reason."""
+    """The evidence model, or the configured verifier, cannot be loaded or asked, and is not used; noted once for each
+    reason."""
+
+    reason: str
+
+
+class RecordingFailed(Value, gc=False):
+    """The recording of a run could not be written."""
 
     reason: str
 
@@ -156,6 +163,7 @@ Signal = (
     CacheLookup
     | EvidenceJudged
     | EvidenceUnavailable
+    | RecordingFailed
     | AnswerShared
     | RateLimitChecked
     | Rejected

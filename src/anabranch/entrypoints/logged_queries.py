@@ -17,7 +17,8 @@ MAX_SNIPPET = 200
 class QueryEntry(Value):
     """A question in the query log. `query` is null if its text was not kept; `outcome` is `answered`, `refused` or the
     code of an error. `rewritten_query` is null and `variants` empty if they may repeat an answer that is withheld.
-    `user` is sent to operators only: null is the operator on this machine."""
+    `faithfulness` is the share of the answer's sentences that its sources support, and `verdicts` how many have each
+    verdict; null if they were not checked. `user` is sent to operators only: null is the operator on this machine."""
 
     id: str
     created_at: datetime
@@ -37,6 +38,8 @@ class QueryEntry(Value):
     retrieval_ms: int
     settings: dict[str, Any]
     filters: dict[str, Any] | None
+    faithfulness: float | None
+    verdicts: dict[str, int] | None
     user: str | UnsetType | None = UNSET
 
 
@@ -70,7 +73,6 @@ class QueryDetail(QueryEntry, kw_only=True):
     answer_withheld: bool
     citations: list[LoggedCitation]
     passages: list[LoggedPassage]
-    faithfulness: float | None
     relevance: float | None
 
 
@@ -107,6 +109,8 @@ def query_entry(found: LoggedQuery, *, operator: bool) -> QueryEntry:
         output_tokens=found.output_tokens,
         rating=found.rating,
         comment=found.comment,
+        faithfulness=found.faithfulness,
+        verdicts=found.verdicts,
         user=found.user or None if operator else UNSET,
     )
 
@@ -137,7 +141,6 @@ def query_detail(found: LoggedAnswer, *, operator: bool) -> QueryDetail:
             )
             for one in found.passages
         ],
-        faithfulness=found.faithfulness,
         relevance=found.relevance,
     )
 

@@ -37,13 +37,15 @@ class JudgedUnit(NamedTuple):
 
 class Judgement(NamedTuple):
     """`support` is the probability that the passages answer the question; `passages` that of each passage that it has
-    evidence, None if it was not read; `units` are those that were read, `whole` all units of each passage."""
+    evidence, None if it was not read; `units` are those that were read, `whole` all units of each passage. `sure`: a
+    passage surely answers, which ends the reading."""
 
     support: float
     passages: tuple[float | None, ...]
     units: tuple[JudgedUnit, ...]
     whole: Mapping[int, Sequence[Unit]]
     words: QuestionWords
+    sure: bool
 
 
 class Judge:
@@ -56,16 +58,29 @@ class Judge:
     async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
         """None where rules have to do: the question has no words, it or most of the passages are not English, the model
         is not there or had no time, or it would refuse although some passages are not English."""
+        found = await self.judgement_or_reason(question, passages, until)
+        return found if isinstance(found, Judgement) else None
+
+    async def judgement_or_reason(
+        self, question: str, passages: Sequence[Passage], until: float | None = None
+    ) -> Judgement | str:
+        """The judgement, or why rules have to do."""
         order = candidates(question, passages, self._limit)
         chosen = [passages[index] for index in order]
         foreign = sum(not is_english(passage.text) for passage in chosen)
-        if not WORD.search(question) or not is_english(question) or foreign * 2 >= len(chosen):
-            return None
+        if not WORD.search(question):
+            return "the question has no words"
+        if not is_english(question):
+            return "the question is not in English"
+        if foreign * 2 >= len(chosen):
+            return "too few passages are in English"
         found = await self.observe(question, chosen, until)
         if found is None:
-            return None
+            return "no time was left, or the evidence model is not installed"
         judged = judgement(found, order, len(passages))
-        return None if foreign and judged.support < SUPPORTED else judged
+        if foreign and judged.support < SUPPORTED:
+            return "those in English do not answer, and others are not in English"
+        return judged
 
     async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:
         """None if nothing was read. The best passage of every source comes before a second one of a source."""
@@ -126,4 +141,5 @@ def judgement(found: Observed, order: Sequence[int], passages: int) -> Judgement
         units=units,
         whole={order[index]: whole for index, whole in enumerate(found.whole)},
         words=found.words,
+        sure=found.support.answerable >= SURE,
     )

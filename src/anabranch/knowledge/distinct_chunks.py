@@ -1,10 +1,12 @@
 """Leaves out chunks that nearly repeat a better one."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anabranch.domain.explanation import ExplainedPassage, named
 from anabranch.domain.model import Duplicate
 from anabranch.knowledge.index.reader import View
 from anabranch.knowledge.index.segment import products
@@ -20,10 +22,19 @@ BUDGET = 50_000_000
 CALL_STEPS = 1_000
 
 
+class Repeat(NamedTuple):
+    """A chunk that is left out, and the better one that it nearly repeats."""
+
+    row: Row
+    better: Row
+    similarity: float
+
+
 class DistinctChunks:
     """Selects chunks by rank: one is left out if a selected one has a text that is more similar than `threshold`, and
     the same numbers and negations. Once the budget is spent, only equal texts are left out. `copies` names what was
-    left out, by the id of the selected chunk; only chunks that the caller may see are compared or named."""
+    left out, by the id of the selected chunk, and `repeats` has it by its own key; only chunks that the caller may see
+    are compared or named."""
 
     def __init__(self, db: Connection, view: View, threshold: float, caller: Caller, source: str | None) -> None:
         self._db = db
@@ -34,12 +45,14 @@ class DistinctChunks:
         self._decisive: dict[int, tuple[str, ...]] = {}
         self._left = BUDGET
         self.copies: dict[str, list[Duplicate]] = {}
+        self.repeats: dict[int, Repeat] = {}
 
     def first(
         self, keys: NDArray[np.int64], limit: int, dimensions: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The positions of the first distinct chunks among these, at most `limit`, and their vectors."""
         self.copies.clear()
+        self.repeats.clear()
         kept: list[int] = []
         vectors = np.empty((0, dimensions), np.float32)
         begin = 0
@@ -85,15 +98,22 @@ class DistinctChunks:
             if alike > self._threshold:
                 copy = Duplicate(
                     title=row["title"],
-                    source=row["collection_name"] if self._source is None else self._source,
+                    source=self._source_of(row),
                     similarity=round(alike, 4),
                     document_id=row["id"],
                     chunk_id=row["chunk_id"],
                     url=row["url"],
                 )
                 self.copies.setdefault(other["chunk_id"], []).append(copy)
+                self.repeats[row["chunk_key"]] = Repeat(row, other, copy.similarity)
                 return True
         return False
+
+    def named(self, row: Row) -> ExplainedPassage:
+        return named(self._source_of(row), row["title"], row["id"], row["chunk_id"], row["text"])
+
+    def _source_of(self, row: Row) -> str:
+        return str(row["collection_name"]) if self._source is None else self._source
 
     def _similarity(self, row: Row, other: Row) -> float:
         one, two = row["text"], other["text"]

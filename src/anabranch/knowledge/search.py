@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anabranch.domain.contracts import Embedder, Reranker
 from anabranch.domain.errors import RerankFailed
+from anabranch.domain.explanation import ExplainedPassage, Notes
 from anabranch.domain.model import Duplicate, Embedding, Passage, Place, Query, RelevanceCurve, Scores
 from anabranch.knowledge.completing import MOST, completed
 from anabranch.knowledge.distinct_chunks import DistinctChunks
@@ -94,7 +95,8 @@ MAX_CONTENT = 100_000
 
 
 class Candidates(NamedTuple):
-    """The retrieved chunks, best first, with their vectors and scores."""
+    """The retrieved chunks, best first, with their vectors and scores. `repeats` are those that were left out as
+    near-duplicates, if the query asks for an explanation."""
 
     keys: NDArray[np.int64]
     vectors: Floats
@@ -104,18 +106,22 @@ class Candidates(NamedTuple):
     fused: Floats
     relevance: NDArray[np.float64]
     reranked: Floats | None = None
+    repeats: "Candidates | None" = None
 
     def chosen(self, order: NDArray[np.int64]) -> "Candidates":
-        return Candidates(*(part[order] if part is not None else None for part in self))  # type: ignore[arg-type]
+        parts = (part[order] if part is not None else None for part in self[:-1])
+        return Candidates(*parts)._replace(repeats=self.repeats)  # type: ignore[arg-type]
 
 
 class SearchHits(NamedTuple):
     """Passages, best first. `seen` is a hash of all documents that the caller could have found; `vectors` are those of
-    the passages, if MMR has yet to choose among them."""
+    the passages, if MMR has yet to choose among them; `notes` what was done to all that were found, if the query asks
+    for it."""
 
     passages: list[Passage]
     seen: str
     vectors: Floats | None = None
+    notes: Notes | None = None
 
 
 class Searcher:
@@ -142,8 +148,12 @@ class Searcher:
         if found.vectors is not None:
             order = varied(np.array([passage.score for passage in passages]), found.vectors, query)
             passages = [passages[at] for at in order]
+            if found.notes is not None:
+                found.notes.ranked(passages[: query.limit], "variety")
         relevant = [one for one in passages if one.score >= query.similarity_threshold]
-        return SearchHits(relevant[: query.limit], found.seen)
+        if found.notes is not None:
+            note_ends(found.notes, passages, query, is_varied=found.vectors is not None)
+        return SearchHits(relevant[: query.limit], found.seen, notes=found.notes)
 
     async def _reranked(self, query: Query, found: SearchHits) -> SearchHits:
         """The passages in the order of the reranking model."""
@@ -152,7 +162,10 @@ class Searcher:
         scored = [_scored(*pair) for pair in zip(found.passages, scores, strict=True)]
         order = sorted(range(len(scored)), key=lambda at: -scores[at])
         vectors = None if found.vectors is None else found.vectors[order]
-        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors)
+        if found.notes is not None:
+            for rank, at in enumerate(order, 1):
+                found.notes.add(scored[at], "rerank", rank=rank, score=scores[at], note="by the reranking model")
+        return SearchHits(in_order([scored[at] for at in order]), found.seen, vectors, found.notes)
 
     def _candidates(
         self, db: Connection, query: Query, caller: Caller, embedded: Sequence[Embedding], source: str | None
@@ -160,6 +173,7 @@ class Searcher:
         """The passages to return, or those that the reranking model orders."""
         documents.check_embedder(db, self._embedder.name)  # `index rebuild` may have changed it
         view = self._reader.view(db, query.filters, caller)
+        notes = Notes() if query.explain else None
         distinct = None
         if query.near_duplicates is not None:
             distinct = DistinctChunks(db, view, query.near_duplicates, caller, source)
@@ -173,10 +187,14 @@ class Searcher:
         else:
             order = None if query.diversity is None else varied(found.relevance, found.vectors, query)
             fetched = fetch(db, found, query.limit, caller, source, order, complete=query.complete)
+        if notes is not None:
+            others = fetch_others(db, found, fetched, caller, source)
+            note_search(notes, found, {**fetched, **others}, distinct)
+            note_choice(notes, found, fetched, others, is_varied=order is not None)
         passages = list(fetched.values())
         if distinct is not None and distinct.copies:
             passages = [_naming(passage, distinct.copies) for passage in passages]
-        return SearchHits(passages, view.seen, vectors)
+        return SearchHits(passages, view.seen, vectors, notes)
 
 
 def retrieve(
@@ -203,7 +221,22 @@ def retrieve(
         if len(best) >= query.limit or not more or wanted >= MOST_WANTED:
             break
         wanted = min(WIDEN * wanted, MOST_WANTED)
-    keys = ranked[best]
+    found = _with_scores(ranked[best], stored, fused[best], vectors, lexical, curve)
+    if not query.explain or distinct is None or not distinct.repeats:
+        return found
+    again = np.flatnonzero(np.isin(ranked, list(distinct.repeats)))
+    stored = view.vectors(ranked[again], len(vectors[0]))
+    return found._replace(repeats=_with_scores(ranked[again], stored, fused[again], vectors, lexical, curve))
+
+
+def _with_scores(
+    keys: NDArray[np.int64],
+    stored: Floats,
+    fused: NDArray[np.float64],
+    vectors: Sequence[Floats],
+    lexical: Sequence[Lexical],
+    curve: RelevanceCurve,
+) -> Candidates:
     dense = products(np.stack(vectors), stored).max(axis=0)
     shared = lexical[0].shares(keys)
     return Candidates(
@@ -212,7 +245,7 @@ def retrieve(
         dense=dense,
         sparse=np.max([one.at(keys) for one in lexical], axis=0).astype(np.float32),
         shared=shared,
-        fused=fused[best].astype(np.float32),
+        fused=fused.astype(np.float32),
         relevance=relevance(dense, shared, curve),
     )
 
@@ -296,6 +329,69 @@ def varied(scores: NDArray[np.float64], vectors: Floats, query: Query) -> NDArra
     weight = 1.0 if query.diversity is None else query.diversity
     chosen = mmr(monotone[:pool].astype(np.float32), vectors[:pool], query.limit, weight)
     return np.concatenate((chosen, np.setdiff1d(np.arange(len(scores)), chosen)))
+
+
+def fetch_others(
+    db: Connection, found: Candidates, fetched: Mapping[int, Passage], caller: Caller, source: str | None
+) -> dict[int, Passage]:
+    """The candidates that were not fetched, by rank, for an explanation; each is checked against the permissions."""
+    others = np.setdiff1d(np.arange(len(found.keys)), np.fromiter(fetched, np.int64, len(fetched)))
+    return fetch(db, found, len(others), caller, source, others) if len(others) else {}
+
+
+def note_search(
+    notes: Notes, found: Candidates, candidates: Mapping[int, Passage], distinct: DistinctChunks | None
+) -> None:
+    """The score parts of all candidates and near-duplicates, their ranks among what the caller may see, and what the
+    near-duplicates repeat."""
+    repeats = distinct.repeats if distinct is not None else {}
+    ranked: list[tuple[Candidates, int, Passage | ExplainedPassage]] = [
+        (found, at, passage) for at, passage in candidates.items()
+    ]
+    if distinct is not None and found.repeats is not None:
+        keys = found.repeats.keys.tolist()
+        ranked += [(found.repeats, at, distinct.named(repeats[key].row)) for at, key in enumerate(keys)]
+    for rank, (scores, at, passage) in enumerate(sorted(ranked, key=lambda one: -one[0].fused[one[1]]), 1):
+        dense, sparse, fused = (float(part[at]) for part in (scores.dense, scores.sparse, scores.fused))
+        notes.add(passage, "search", rank=rank, dense=dense, sparse=sparse or None, fused=fused)
+    for repeat in repeats.values():
+        assert distinct is not None
+        notes.repeats(distinct.named(repeat.row), distinct.named(repeat.better), repeat.similarity)
+
+
+def note_choice(
+    notes: Notes, found: Candidates, fetched: Mapping[int, Passage], others: Mapping[int, Passage], *, is_varied: bool
+) -> None:
+    """The ranks after reranking and MMR, and why `others` were not fetched."""
+    everything = {**fetched, **others}
+    if found.reranked is not None:
+        for rank, at in enumerate(sorted(everything), 1):
+            notes.add(everything[at], "rerank", rank=rank, score=float(found.reranked[at]))
+    if is_varied:
+        notes.ranked(fetched.values(), "variety")
+    for passage in others.values():
+        _note_not_chosen(notes, passage, len(fetched), is_varied=is_varied)
+
+
+def note_ends(notes: Notes, passages: Sequence[Passage], query: Query, *, is_varied: bool) -> None:
+    """Why passages at the end of the list are not returned."""
+    returned = 0
+    for passage in passages:
+        if passage.score < query.similarity_threshold:
+            least = query.similarity_threshold
+            note = "its score is below the similarity threshold"
+            notes.add(passage, "threshold", left_out=True, note=note, score=passage.score, threshold=least)
+        elif returned >= query.limit:
+            _note_not_chosen(notes, passage, query.limit, is_varied=is_varied)
+        else:
+            returned += 1
+
+
+def _note_not_chosen(notes: Notes, passage: Passage, most: int, *, is_varied: bool) -> None:
+    if is_varied:
+        notes.add(passage, "variety", left_out=True, note="others are more relevant, or less like the chosen ones")
+    else:
+        notes.add(passage, "limit", left_out=True, note="the source returns only its best passages", most=most)
 
 
 def in_order(passages: Sequence[Passage]) -> list[Passage]:

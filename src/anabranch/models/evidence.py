@@ -1,26 +1,26 @@
-"""The evidence model in ONNX Runtime."""
+"""The evidence model and the claim model in ONNX Runtime: one shape, two sets of weights."""
 
-import asyncio
 import hashlib
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from tokenizers import Encoding
 
-from anabranch.domain.contracts import Clock, SystemClock
+from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import ConfigurationError
-from anabranch.domain.evidence import AnswerSpan, EvidencePage, Reading, Verdict
+from anabranch.domain.evidence import AnswerSpan, Reading, Verdict
 from anabranch.models import minilm
 from anabranch.models.evidence_input import (
+    CLAIM_START,
     JOINT,
     MAX_BEFORE,
+    MAX_CLAIM,
     SINGLE,
     InputIds,
     PageIds,
@@ -28,23 +28,23 @@ from anabranch.models.evidence_input import (
     UnitPlace,
     laid_out,
 )
+from anabranch.models.reader_threads import MAX_INPUT_CHARS, Pages, ReaderThreads
+from anabranch.text.plain_numbers import plain_numbers
 
 FILE = Path(__file__).with_name("evidence.onnx")
-# Of FILE.
+CLAIMS_FILE = Path(__file__).with_name("claims.onnx")
+# Of these files.
 SHA256 = "ac4fb8c1f84684ad3a445045cb4f111017b7a1be82d86cd51cddb62772177337"
+CLAIMS_SHA256 = "181108af5b171abbae572ca8efcb2665f5c44cb54261829e650f6709223dcf66"
 
-# The limits of a call: inputs beyond them are not read, and of a long input only the beginning is.
-MAX_INPUTS = 64
-MAX_CALL_CHARS = 131_072
-MAX_INPUT_CHARS = 4_096
 MAX_ANSWER_TOKENS = 30
 
-# The columns of the model's two outputs.
+# The columns of the two outputs.
 RELEVANCE, ANSWERABLE, CLAIM = 0, 1, slice(2, 5)
 START, END, UNIT = range(3)
+# Of a claim's tokens, the first column says whether they are wrong.
+WRONG = START
 
-T = TypeVar("T")
-Pages = tuple[EvidencePage, ...]
 Floats = npt.NDArray[np.float32]
 Encode = Callable[[str], Encoding]
 
@@ -63,14 +63,11 @@ class Tokenized(NamedTuple):
     texts: dict[tuple[int, int], Encoding]
 
 
-class OnnxEvidence:
-    """An Evidence. An input is a run of its own: a batch is not faster on a CPU, needs padding, and would delay the
-    first results. A thread pool of its own runs them first come, first served. A call waits with at most as many
-    inputs as there are threads, so a call with many inputs does not delay others by more than one each."""
+class OnnxReader:
+    """A model of pages. An input is a run of its own: a batch is not faster on a CPU, needs padding, and would delay
+    the first results."""
 
-    def __init__(
-        self, models: Path, *, threads: int = 1, file: Path = FILE, sha256: str = SHA256, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, models: Path, file: Path, sha256: str, threads: int, clock: Clock | None) -> None:
         """Load `file`, and the word table of the embedding model in the folder `models`; raises EvidenceMissing or
         ModelMissing."""
         model = _verified(file, sha256)
@@ -79,40 +76,37 @@ class OnnxEvidence:
         self._words = WordTable(embedder.model)
         self._session = minilm.session(str(model))
         self._inputs = {each.name for each in self._session.get_inputs()}
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "evidence")
-        self._clock = clock or SystemClock()
+        self._readers = ReaderThreads(threads, file.stem, clock)
+        self.close = self._readers.close
+
+    def _run(self, laid: InputIds) -> tuple[Floats, Floats]:
+        """The outputs for the input as a whole, and for each of its tokens."""
+        ids = np.array(laid.ids, np.int32)
+        types = (np.arange(len(ids)) >= laid.pages_start).astype(np.int32)
+        given = {"words": self._words[ids][None], "types": types[None], "mask": np.ones_like(types)[None]}
+        feed = {name: value for name, value in given.items() if name in self._inputs}
+        passage, tokens = self._session.run(["passage", "tokens"], feed)
+        return passage[0], tokens[0]
+
+
+class OnnxEvidence(OnnxReader):
+    """An Evidence."""
+
+    def __init__(
+        self,
+        models: Path,
+        *,
+        threads: int = 1,
+        file: Path = FILE,
+        sha256: str = SHA256,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(models, file, sha256, threads, clock)
 
     async def read(
         self, question: str, inputs: Sequence[Pages], *, until: float | None = None
     ) -> Sequence[Reading | None]:
-        return await self._each(partial(self._read, question, cache(self._vocabulary.encoding)), inputs, until)
-
-    async def check(
-        self, claim: str, inputs: Sequence[Pages], *, until: float | None = None
-    ) -> Sequence[Verdict | None]:
-        return await self._each(partial(self._check, claim, cache(self._vocabulary.encoding)), inputs, until)
-
-    async def close(self) -> None:
-        """End the threads, after the inputs that they are reading."""
-        await asyncio.to_thread(self._pool.shutdown)
-
-    async def _each(
-        self, judge: Callable[[Pages], T], inputs: Sequence[Pages], until: float | None
-    ) -> Sequence[T | None]:
-        found: list[T | None] = [None] * len(inputs)
-        waiting = enumerate(_within_limits(inputs))
-        loop = asyncio.get_running_loop()
-
-        def judged(pages: Pages) -> T | None:
-            return judge(pages) if until is None or self._clock.monotonic() < until else None
-
-        async def work() -> None:
-            for number, pages in waiting:
-                found[number] = await loop.run_in_executor(self._pool, judged, pages)
-
-        await asyncio.gather(*(work() for _ in range(min(self._threads, len(inputs)))))
-        return found
+        return await self._readers.each(partial(self._read, question, cache(self._vocabulary.encoding)), inputs, until)
 
     def _read(self, question: str, encode: Encode, pages: Pages) -> Reading:
         tokenized = _tokenized(question, pages, encode)
@@ -126,21 +120,6 @@ class OnnxEvidence:
             units=tuple(map(tuple, units)),
             answer=self._answer(tokenized, tokens),
         )
-
-    def _check(self, claim: str, encode: Encode, pages: Pages) -> Verdict:
-        passage, _ = self._run(_tokenized(claim, pages, encode, claim=True).laid)
-        odds = np.exp(passage[CLAIM].astype(np.float64) - passage[CLAIM].max())
-        supported, unknown, contradicted = (odds / odds.sum()).tolist()
-        return Verdict(supported=supported, unknown=unknown, contradicted=contradicted)
-
-    def _run(self, laid: InputIds) -> tuple[Floats, Floats]:
-        """The outputs for the input as a whole, and for each of its tokens."""
-        ids = np.array(laid.ids, np.int32)
-        types = (np.arange(len(ids)) >= laid.pages_start).astype(np.int32)
-        given = {"words": self._words[ids][None], "types": types[None], "mask": np.ones_like(types)[None]}
-        feed = {name: value for name, value in given.items() if name in self._inputs}
-        passage, tokens = self._session.run(["passage", "tokens"], feed)
-        return passage[0], tokens[0]
 
     def _answer(self, tokenized: Tokenized, tokens: Floats) -> AnswerSpan | None:
         laid = tokenized.laid
@@ -162,6 +141,59 @@ class OnnxEvidence:
         )
 
 
+class OnnxClaims(OnnxReader):
+    """A ClaimChecker."""
+
+    def __init__(
+        self,
+        models: Path,
+        *,
+        threads: int = 1,
+        file: Path = CLAIMS_FILE,
+        sha256: str = CLAIMS_SHA256,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(models, file, sha256, threads, clock)
+
+    async def check(
+        self, claim: str, inputs: Sequence[Pages], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        return await self._readers.each(partial(self._check, claim, cache(self._vocabulary.encoding)), inputs, until)
+
+    def _check(self, claim: str, encode: Encode, pages: Pages) -> Verdict:
+        """Numbers are read in one form: the model takes 1,250 and 1250 for different ones."""
+        said, places = plain_numbers(claim[:MAX_INPUT_CHARS])
+        laid = _tokenized(said, pages, lambda text: encode(plain_numbers(text)[0]), claim=True).laid
+        passage, tokens = self._run(laid)
+        odds = np.exp(passage[CLAIM].astype(np.float64) - passage[CLAIM].max())
+        supported, unknown, contradicted = (odds / odds.sum()).tolist()
+        return Verdict(
+            supported=supported,
+            unknown=unknown,
+            contradicted=contradicted,
+            units=tuple(float(tokens[place.marker, UNIT]) for place in laid.places if place.page == 0),
+            words=tuple(
+                (places[start], places[end], odds) for start, end, odds in self._wrong(encode(said), laid, tokens)
+            ),
+            whole=len(claim) <= MAX_INPUT_CHARS and len(encode(said).ids) <= MAX_CLAIM,
+        )
+
+    def _wrong(self, claim: Encoding, laid: InputIds, tokens: Floats) -> tuple[tuple[int, int, float], ...]:
+        """Whole words: the highest of their tokens."""
+        last = laid.pages_start - 1
+        ids = np.array(laid.ids[CLAIM_START:last], np.int32)
+        scores = tokens[CLAIM_START:last, WRONG].tolist()
+        words: list[tuple[int, int, float]] = []
+        continued = self._vocabulary.continues_word(ids)
+        for continues, (start, end), score in zip(continued, claim.offsets, scores, strict=False):
+            if continues and words:
+                begin, _, highest = words[-1]
+                words[-1] = begin, end, max(highest, score)
+            else:
+                words.append((start, end, score))
+        return tuple(words)
+
+
 def _verified(file: Path, sha256: str) -> Path:
     try:
         with file.open("rb") as content:
@@ -171,15 +203,6 @@ def _verified(file: Path, sha256: str) -> Path:
     if digest.hexdigest() != sha256:
         raise EvidenceMissing(f"is damaged: {file} is not the file of this version")
     return file
-
-
-def _within_limits(inputs: Sequence[Pages]) -> Iterator[Pages]:
-    left = MAX_CALL_CHARS
-    for pages in inputs[:MAX_INPUTS]:
-        left -= min(MAX_INPUT_CHARS, sum(len(unit.before) + len(unit.text) for page in pages for unit in page.units))
-        if left < 0:
-            return
-        yield pages
 
 
 def _tokenized(head: str, pages: Pages, encode: Encode, *, claim: bool = False) -> Tokenized:

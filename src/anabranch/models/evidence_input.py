@@ -7,6 +7,8 @@ from typing import NamedTuple
 CLS, SEP = 101, 102
 # Unused entries of the vocabulary: one stands before each unit, the other after [CLS] says that the head is a claim.
 UNIT, CLAIM = 1, 2
+# Where a claim's own tokens begin.
+CLAIM_START = 2
 
 MAX_QUESTION, MAX_CLAIM = 64, 96
 MAX_TITLE, MAX_BEFORE = 32, 24

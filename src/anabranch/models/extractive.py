@@ -28,6 +28,7 @@ SUPPORTED = 0.5
 
 MAX_PICKED = 3
 MAX_SENTENCES = 4
+MAX_SIDES = 4
 MAX_CHARACTERS = 600
 MAX_SENTENCE = 1_000
 MAX_HEADING = 80
@@ -64,7 +65,11 @@ class Extractive:
             text = abstention(prompt)
             yield Delta(text=text, usage=Usage(), finish_reason=ABSTAINED, support=supported)
             return
-        written = [Written(quotation, prompt) for quotation in chosen]
+        sides = _disagreeing(prompt)
+        if sides:
+            yield Delta(text=message("sources_disagree", prompt.language) + "\n", support=supported)
+        written = [Written(quotation, prompt, item=True) for quotation in sides]
+        written += [Written(quotation, prompt) for quotation in _beside(sides, chosen)]
         for at, (one, following) in enumerate(zip_longest(written, written[1:])):
             last = following is None
             yield Delta(
@@ -96,10 +101,29 @@ class Extractive:
 
 
 def _gap(one: "Written", following: "Written") -> str:
-    """Blocks are paragraphs of their own, and each source has a line."""
-    if one.block or following.block:
+    """Blocks and lists are paragraphs of their own, and each source has a line."""
+    if one.block or following.block or one.item != following.item:
         return "\n\n"
-    return "\n" if following.named else " "
+    return "\n" if following.named or following.item else " "
+
+
+def _disagreeing(prompt: Prompt) -> list[Quotation]:
+    """The two sides of each conflict, each with the title of its document."""
+    spans = dict.fromkeys(side for one in prompt.conflicts for side in (one.claim, one.against))
+    return [
+        Quotation(side.passage, ((side.start, side.end),), heading=prompt.passages[side.passage].title)
+        for side in list(spans)[:MAX_SIDES]
+    ]
+
+
+def _beside(sides: Sequence[Quotation], chosen: Sequence[Quotation]) -> list[Quotation]:
+    """What is quoted beside the sides of a conflict: nothing of it twice."""
+    said = [(one.passage, *span) for one in sides for span in one.spans]
+    return [
+        one
+        for one in chosen
+        if not any(one.passage == at and a < end and start < b for at, start, end in said for a, b in one.spans)
+    ]
 
 
 def abstention(prompt: Prompt) -> str:
@@ -119,10 +143,11 @@ def abstention(prompt: Prompt) -> str:
 
 class Written:
     """A quotation as it is written: its words, then its citation mark, which also replaces bracketed references inside
-    it."""
+    it. An `item` is one of a list."""
 
-    def __init__(self, quotation: Quotation, prompt: Prompt) -> None:
+    def __init__(self, quotation: Quotation, prompt: Prompt, *, item: bool = False) -> None:
         self.block = quotation.block
+        self.item = item
         self.named = bool(quotation.source)
         passages = prompt.passages
         passage = passages[quotation.passage]
@@ -144,7 +169,7 @@ class Written:
         gap = "\n" if quotation.block else " "
         # Brackets in code and tables are not references.
         words = words if quotation.block else self._marked(words, passages)
-        self.text = (f"{said}{gap}" if said else "") + words + gap + self.mark
+        self.text = ("- " if item else "") + (f"{said}{gap}" if said else "") + words + gap + self.mark
 
     def _marked(self, words: str, passages: Sequence[Passage]) -> str:
         mark = f" {self.mark}"

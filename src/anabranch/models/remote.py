@@ -1,6 +1,7 @@
 """Models behind HTTP: OpenAI-compatible servers and SyftHub endpoints; chat and embeddings."""
 
 import asyncio
+import json
 import math
 import re
 from array import array
@@ -24,6 +25,7 @@ from anabranch.domain.model import Calibration, Context, Delta, Embedding, Endpo
 from anabranch.models.calibration import MINILM
 from anabranch.network import sse, syft_wire
 from anabranch.network.redaction import quoted
+from anabranch.network.surrogates import repair_surrogates
 from anabranch.policies.resilience import GuardedCalls, Sleep, backoff_s, refused
 
 RETRIES = 3
@@ -112,7 +114,7 @@ async def deltas(
     """Call a model and yield its deltas; every failure is a GenerationFailed, `with_address` if the caller may know the
     address, and then also with the hint for it. A stream without a finish reason gets one: `stop` if it ends with
     `[DONE]`, else `incomplete`."""
-    finished = False
+    finished, pieces = False, StreamPieces()
     try:
         async with ask() as exchange:
             if not 200 <= exchange.status < 300:
@@ -127,7 +129,7 @@ async def deltas(
                     if not finished:
                         yield Delta(text="", finish_reason=COMPLETE)
                     return
-                piece = _piece(data)
+                piece = pieces.delta(data)
                 finished = finished or piece.finish_reason is not None
                 yield piece
             if not finished:
@@ -150,8 +152,8 @@ async def _drain(events: AsyncIterator[str]) -> None:
 
 def _whole(body: bytes, content_type: str) -> Delta:
     try:
-        reply = msgspec.json.decode(body)
-    except UNDECODABLE as error:
+        reply = _decoded(body)
+    except (ValueError, RecursionError) as error:
         what = "an HTML page" if content_type == "text/html" else "something else"
         raise GenerationFailed(f"The model's reply should be JSON, but it is {what}.", FailureKind.UNUSABLE) from error
     text = _text(reply)
@@ -164,22 +166,54 @@ def _whole(body: bytes, content_type: str) -> Delta:
     return _delta(reply, text)
 
 
-def _piece(data: str) -> Delta:
-    """One event of a stream: JSON in one of the known forms, or plain text."""
+def _decoded(data: bytes | str) -> object:
+    """JSON, also with lone surrogates, which U+FFFD replaces, and with NaN, which servers in Python write."""
     try:
-        piece = msgspec.json.decode(data)
+        return msgspec.json.decode(data)
     except UNDECODABLE:
-        return Delta(text=data)
-    if not isinstance(piece, dict):
-        return Delta(text=piece if isinstance(piece, str) else data)
-    if piece.get("error"):
-        why = syft_wire.reason(piece)
-        code = _field(piece["error"], "code")
-        raise GenerationFailed(
-            f"The model reported an error in the middle of its answer{f': {why}' if why else '.'}",
-            syft_wire.failure_kind(code) if isinstance(code, int) else FailureKind.REQUEST,
-        )
-    return _delta(piece, _text(piece) or "")
+        body = data.encode() if isinstance(data, str) else data
+        found: object = json.loads(repair_surrogates(body).decode())
+        return found
+
+
+# How a chunk of a stream begins.
+CHUNK = re.compile(r'\s*\{\s*"(?:id|object|created|model|choices|delta|summary|usage|error)"\s*:')
+
+
+class StreamPieces:
+    """Reads the events of one stream: JSON in one of the known forms, or plain text."""
+
+    def __init__(self) -> None:
+        self._has_plain_text = False
+
+    def delta(self, data: str) -> Delta:
+        """GenerationFailed if the event reports an error, or if it is broken JSON."""
+        try:
+            piece = _decoded(data)
+        except (ValueError, RecursionError) as error:
+            # Plain text, such as code, may begin with a brace.
+            if CHUNK.match(data) and not self._has_plain_text:
+                why = "The model's stream has an event that should be JSON, but it cannot be decoded."
+                raise GenerationFailed(why, FailureKind.UNUSABLE) from error
+            piece = None
+        if isinstance(piece, str):
+            return Delta(text=piece)
+        if not isinstance(piece, dict):
+            # An empty event only keeps the connection open.
+            self._has_plain_text = self._has_plain_text or bool(data.strip())
+            return Delta(text=data)
+        if piece.get("error"):
+            raise _reported_error(piece)
+        return _delta(piece, _text(piece) or "")
+
+
+def _reported_error(piece: Mapping[str, object]) -> GenerationFailed:
+    why = syft_wire.reason(piece)
+    code = _field(piece["error"], "code")
+    return GenerationFailed(
+        f"The model reported an error in the middle of its answer{f': {why}' if why else '.'}",
+        syft_wire.failure_kind(code) if isinstance(code, int) else FailureKind.REQUEST,
+    )
 
 
 def _delta(reply: object, text: str) -> Delta:

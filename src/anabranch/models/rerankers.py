@@ -9,18 +9,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
-from anabranch.domain.errors import ConfigurationError, RerankFailed, UpstreamError
+from anabranch.domain.errors import RerankFailed, UpstreamError
 from anabranch.domain.model import Passage, Value
-from anabranch.models.minilm import batches, padded, session
+from anabranch.models.cross_encoder import CrossEncoder
+from anabranch.models.minilm import batches
 from anabranch.models.remote import UNDECODABLE, ModelServer, api_url
 
 Form = Literal["cohere", "tei"]
 
-MAX_PAIR_TOKENS = 512
-KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
-PADS = ("[PAD]", "<pad>")
 # The default batch limit of servers of each form.
 BATCH: dict[Form, int] = {"cohere": 100, "tei": 32}
 
@@ -30,26 +28,10 @@ class OnnxCrossEncoder:
     A model with two logits has the second for "relevant"."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
-        model, tokenizer = _files(path)
-        try:
-            self._tokenizer = Tokenizer.from_file(str(tokenizer))
-            self._session = session(str(model), threads)
-        except Exception as error:  # both libraries raise bare exceptions for a file that they cannot read
-            raise ConfigurationError(f"The reranker in {path} cannot be loaded: {error}") from error
-        self._inputs = {
-            each.name: np.int32 if each.type == "tensor(int32)" else np.int64 for each in self._session.get_inputs()
-        }
-        if "input_ids" not in self._inputs or self._inputs.keys() - KNOWN_INPUTS:
-            raise ConfigurationError(
-                f"The reranker in {path} is not a cross-encoder: its inputs are {', '.join(sorted(self._inputs))}."
-            )
-        self._output = self._session.get_outputs()[0].name
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(MAX_PAIR_TOKENS, strategy="longest_first")
-        self._pad = next((pad for each in PADS if (pad := self._tokenizer.token_to_id(each)) is not None), 0)
+        self._model = CrossEncoder(path, "reranker", threads=threads)
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
-        pairs = await asyncio.to_thread(lambda: [self._tokenizer.encode(query, each.text) for each in passages])
+        pairs = await asyncio.to_thread(lambda: [self._model.encode(query, each.text) for each in passages])
         scores: dict[int, float] = {}
         for batch in batches([len(pair.ids) for pair in pairs]):
             found = await asyncio.to_thread(self._scores, [pairs[number] for number in batch])
@@ -57,11 +39,7 @@ class OnnxCrossEncoder:
         return [scores[number] for number in range(len(pairs))]
 
     def _scores(self, pairs: list[Encoding]) -> list[float]:
-        ids, mask = padded([np.array(pair.ids, np.int32) for pair in pairs], self._pad)
-        types, _ = padded([np.array(pair.type_ids, np.int32) for pair in pairs])
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-        feed = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
-        return _relevance(np.asarray(self._session.run([self._output], feed)[0], np.float64), len(pairs))
+        return _relevance(self._model.logits(pairs), len(pairs))
 
 
 class RerankEndpoint:
@@ -136,12 +114,3 @@ def _relevance(logits: npt.NDArray[np.float64], count: int) -> list[float]:
     rows = logits.reshape(count, -1)
     scores: list[float] = (rows[:, -1] - (rows[:, 0] if rows.shape[1] == 2 else 0)).tolist()
     return scores
-
-
-def _files(path: Path) -> tuple[Path, Path]:
-    models = [path] if path.suffix == ".onnx" else [path / "model.onnx", path / "onnx" / "model.onnx"]
-    for model in models:
-        for tokenizer in (model.parent / "tokenizer.json", model.parent.parent / "tokenizer.json"):
-            if model.is_file() and tokenizer.is_file():
-                return model, tokenizer
-    raise ConfigurationError(f"There is no reranker in {path}: it needs model.onnx, and tokenizer.json beside it.")

@@ -69,9 +69,14 @@ def forget(owner: object) -> None:
 
 def learn_tokens(question: Question, context: Context) -> None:
     """Remove the tokens of this question, in this task and in tasks that it starts."""
-    tokens = [context.bearer, *context.tokens.values(), *context.transactions.values()]
-    tokens += [endpoint.token for endpoint in (*question.sources, question.model) if endpoint is not None]
+    tokens = _tokens(question, context)
     _callers.set(Secrets(tokens) if any(tokens) else NONE)
+
+
+def all_forms(question: Question, context: Context) -> tuple[str, ...]:
+    """Every form of the secrets of a question and of this process, longest first."""
+    found = {form for secrets in (Secrets(_tokens(question, context)), *_known()) for form in secrets.forms}
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def removed(text: str, own: Secrets = NONE) -> str:
@@ -135,6 +140,11 @@ def of_server(server: McpServer, *, certain: bool = False) -> Iterator[str]:
             yield from secret_parts(value)
         if not certain:
             yield from (part for part in SEPARATORS.split(value) if part.lower() not in SCHEMES)
+
+
+def _tokens(question: Question, context: Context) -> list[str | None]:
+    tokens = [context.bearer, *context.tokens.values(), *context.transactions.values()]
+    return tokens + [endpoint.token for endpoint in (*question.sources, question.model) if endpoint is not None]
 
 
 def _known() -> tuple[Secrets, ...]:

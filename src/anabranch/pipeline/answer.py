@@ -21,6 +21,7 @@ from anabranch.domain.events import (
     AnswerEvent,
     FellBack,
     GenerationStarted,
+    PromptComposed,
     RetrievalFinished,
     RetrievalStarted,
     SourceReplied,
@@ -37,6 +38,7 @@ from anabranch.domain.model import (
     Prompt,
     Query,
     Question,
+    SourceConflict,
     SourceReply,
     Status,
     Timings,
@@ -44,13 +46,16 @@ from anabranch.domain.model import (
     Usage,
 )
 from anabranch.pipeline.cite import cite, cited
-from anabranch.pipeline.merge import Merging
+from anabranch.pipeline.defence import checked_answer, checked_deltas, marked
+from anabranch.pipeline.merge import Merged, Merging
 from anabranch.pipeline.prompt import Compaction, compose
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.text.messages import message
 
 if TYPE_CHECKING:
     from anabranch.evidence.judge import Judge
+    from anabranch.pipeline.explain import PipelineNotes
+    from anabranch.pipeline.verify import Verified, Verifier, Verifying
 
 
 def observed(
@@ -97,6 +102,7 @@ def route(
                 raw=question.ranking is not None,
                 near_duplicates=question.profile.near_duplicates,
                 complete=question.evidence == "rank",
+                explain=question.explain,
             ),
         )
         for endpoint in question.sources
@@ -197,6 +203,34 @@ class Generated(NamedTuple):
     fallback: Fallback | None = None
     citations: tuple[Citation, ...] = ()
     support: float | None = None
+    removed_links: tuple[str, ...] = ()
+
+
+def _found(
+    question: Question, rewritten: Rewritten, replies: tuple[SourceReply, ...], merged: Merged, basis: Ground
+) -> Answer:
+    """The answer before anything is written."""
+    return Answer(
+        text="",
+        ground=basis,
+        replies=replies,
+        passages=merged.passages,
+        rewritten=rewritten.text if rewritten.text != question.text else None,
+        variants=rewritten.variants,
+        distinct=merged.distinct,
+        compared=merged.complete,
+    )
+
+
+def _with_verdicts(answer: Answer, verified: "Verified", conflicts: tuple[SourceConflict, ...]) -> Answer:
+    return msgspec.structs.replace(
+        answer,
+        sentences=verified.sentences,
+        faithfulness=verified.faithfulness,
+        unfaithful=verified.unfaithful,
+        left_out=verified.left_out,
+        conflicts=conflicts,
+    )
 
 
 FAILED = "Model generation failed: "
@@ -211,15 +245,18 @@ async def generate(
     clock: Clock,
     timeout_s: float,
     fallback: Fallback | None = None,
+    verifying: "Verifying | None" = None,
 ) -> Generated:
-    """What the model writes; with `fallback` it replaces one that has failed."""
+    """What the model writes; with `fallback` it replaces one that has failed. `verifying` learns what is quoted."""
     await emit(GenerationStarted(model=model) if fallback is None else FellBack(model=model, fallback=fallback))
     began = clock.monotonic()
     text: list[str] = []
+    blank = ""
     usage: Usage | None = None
     finish_reason: str | None = None
     support: float | None = None
     citations: list[Citation] = []
+    checked = checked_answer(prompt) if prompt.defence else None
     own = timeout_s < context.deadline - began
     limit = asyncio.timeout(timeout_s) if own else nullcontext()
     if own:
@@ -227,25 +264,43 @@ async def generate(
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
         async with limit, aclosing(generator.generate(prompt, context)) as deltas:
-            async for delta in deltas:
+            async for delta in deltas if checked is None else checked_deltas(deltas, checked):
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
                 support = round(delta.support, 4) if delta.support is not None else support
                 if delta.quotes:
                     citations += cited(delta, sum(map(len, text)), prompt.passages)
-                if delta.text:
-                    text.append(delta.text)
-                    await emit(Token(text=delta.text))
+                if verifying is not None:
+                    verifying.learn(delta)
+                if written := blank + delta.text:
+                    # White space before the first word is no answer yet.
+                    blank = "" if text or written.strip() else written
+                    if not blank:
+                        text.append(written)
+                        await emit(Token(text=written))
             if not text:
-                ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
-                raise EmptyReply(f"The model's reply holds no answer{ended}.")
+                raise _empty(finish_reason)
     except TimeoutError:
         late = f"the model did not finish within {timeout_s:.3g} seconds (AGGREGATOR_GENERATION_TIMEOUT)."
         raise _reported(GenerationTimedOut(late), model, _since(began, clock), started=bool(text)) from None
     except GenerationFailed as error:
         raise _reported(error, model, _since(began, clock), started=bool(text)) from error
-    written = "".join(text)
-    return Generated(written, usage, finish_reason, _since(began, clock), model, fallback, tuple(citations), support)
+    return Generated(
+        text="".join(text),
+        usage=usage,
+        finish_reason=finish_reason,
+        time_ms=_since(began, clock),
+        model=model,
+        fallback=fallback,
+        citations=tuple(citations),
+        support=support,
+        removed_links=checked.removed if checked is not None else (),
+    )
+
+
+def _empty(finish_reason: str | None) -> EmptyReply:
+    ended = f" (it ended with {finish_reason})" if finish_reason not in (None, "stop") else ""
+    return EmptyReply(f"The model's reply holds no answer{ended}.")
 
 
 def _reported(error: GenerationFailed, model: str, latency_ms: int, *, started: bool) -> GenerationFailed:
@@ -258,6 +313,12 @@ def _reported(error: GenerationFailed, model: str, latency_ms: int, *, started: 
 
 def _since(began: float, clock: Clock) -> int:
     return round((clock.monotonic() - began) * 1000)
+
+
+def _notes(question: Question) -> "PipelineNotes":
+    from anabranch.pipeline.explain import PipelineNotes  # noqa: PLC0415  few questions need it
+
+    return PipelineNotes(question)
 
 
 ABSTAINED = "abstained"
@@ -287,7 +348,9 @@ class Pipeline:
         limits: Limits,
         compaction: Compaction | None = None,
         judge: "Callable[[], Judge] | None" = None,
+        verifier: "Callable[[], Verifier] | None" = None,
     ) -> None:
+        self._verifier = verifier
         self._compaction = compaction
         self._directory = directory
         self._judge = judge
@@ -297,7 +360,8 @@ class Pipeline:
 
     async def answer(self, question: Question, context: Context, emit: Emit) -> Answer:
         began = self._clock.monotonic()
-        merging = Merging(question)
+        notes = _notes(question) if question.explain else None
+        merging = Merging(question, notes)
         emit = observed(emit, self._telemetry, context, merging.read)
         rewritten = await self._rewritten(question, context, began)
         replies = await self._retrieved(question, rewritten, context, emit)
@@ -305,40 +369,43 @@ class Pipeline:
         found = sum(len(reply.passages) for reply in replies)
         await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
 
-        with self._telemetry.span("merge", context):
-            merged = await merging.merged(replies, self._merging_budget_s(question, context, began))
-        passages = await self._ranked(question, merged.passages, context)
+        merged = await self._merged(question, merging, replies, context, began, notes)
+        passages = merged.passages
         basis = ground(replies, passages, question.threshold if question.until is Until.GENERATE else None)
-        answer = Answer(
-            text="",
-            ground=basis,
-            replies=replies,
-            passages=passages,
-            rewritten=rewritten.text if rewritten.text != question.text else None,
-            variants=rewritten.variants,
-            distinct=merged.distinct,
-            compared=merged.complete,
-        )
+        answer = _found(question, rewritten, replies, merged, basis)
         if question.profile.timeout_fails and replies and all(reply.status is Status.TIMEOUT for reply in replies):
             raise RetrievalTimedOut("None of the sources answered in time.")
         if question.until is Until.MERGE:
-            return self._timed(answer, began, retrieval_ms)
+            return self._timed(answer, began, retrieval_ms, notes=notes)
         if basis is Ground.WEAK or (question.refuse and basis is not Ground.DOCUMENTS):
             text = refusal(basis, replies, question.language)
             await emit(Token(text=text))
-            return self._timed(msgspec.structs.replace(answer, text=text, refused=True), began, retrieval_ms)
+            answer = msgspec.structs.replace(answer, text=text, refused=True)
+            return self._timed(answer, began, retrieval_ms, notes=notes)
         if question.model is None:
             raise InvalidQuestion("No model is named, and none is configured.")
 
-        prompt = await self._composed(question, question.model, passages, basis, context)
-        written = await self._generated(question, question.model, prompt, context, emit)
+        prompt = await self._composed(question, question.model, passages, basis, context, notes)
+        written, verified = await self._written(question, question.model, prompt, context, emit)
+        answer = self._with_text(answer, prompt, written, verified, context)
+        return self._timed(answer, began, retrieval_ms, written.time_ms, notes)
+
+    def _with_text(
+        self, answer: Answer, prompt: Prompt, written: Generated, verified: "Verified | None", context: Context
+    ) -> Answer:
+        """The answer with what the model has written, and its citations."""
         refused = written.finish_reason == ABSTAINED
-        with self._telemetry.span("cite", context):
-            # A refusal names a document, whose title may look like a mark.
-            citations = () if refused else written.citations or cite(written.text, prompt.passages)
-        answer = msgspec.structs.replace(
+        if verified is not None:
+            text, citations, refused = verified.text, verified.citations, refused or verified.withheld
+            answer = _with_verdicts(answer, verified, () if refused else prompt.conflicts)
+        else:
+            with self._telemetry.span("cite", context):
+                text = written.text
+                # A refusal names a document, whose title may look like a mark.
+                citations = () if refused else written.citations or cite(text, prompt.passages)
+        return msgspec.structs.replace(
             answer,
-            text=written.text,
+            text=text,
             passages=prompt.passages,
             unused=prompt.unused,
             citations=citations,
@@ -350,8 +417,8 @@ class Pipeline:
             omitted=prompt.omitted,
             refused=refused,
             support=written.support,
+            removed_links=written.removed_links,
         )
-        return self._timed(answer, began, retrieval_ms, written.time_ms)
 
     async def _rewritten(self, question: Question, context: Context, now: float) -> Rewritten:
         if not question.rewrite or question.model is None:
@@ -370,47 +437,125 @@ class Pipeline:
         with self._telemetry.span("retrieve", context, **{"anabranch.sources": len(routes)}) as span:
             return await fan_out(routes, span.context, emit, self._clock, self._telemetry, budget_s, setting)
 
-    async def _ranked(self, question: Question, passages: tuple[Passage, ...], context: Context) -> tuple[Passage, ...]:
+    async def _merged(
+        self,
+        question: Question,
+        merging: Merging,
+        replies: tuple[SourceReply, ...],
+        context: Context,
+        began: float,
+        notes: "PipelineNotes | None",
+    ) -> Merged:
+        """The passages of all replies, best first; those that seem to give orders say so."""
+        if notes is not None:
+            notes.returned(replies)
+        with self._telemetry.span("merge", context):
+            merged = await merging.merged(replies, self._merging_budget_s(question, context, began))
+        passages = await self._ranked(question, merged.passages, context, notes)
+        return merged._replace(passages=await marked(passages) if question.profile.defence else passages)
+
+    async def _ranked(
+        self, question: Question, passages: tuple[Passage, ...], context: Context, notes: "PipelineNotes | None"
+    ) -> tuple[Passage, ...]:
         """By evidence, if the question asks for it. More were looked for than it wants: the best are kept."""
-        if question.evidence == "off" or not passages:
-            return passages
-        most = question.top_k * len(question.sources)
-        if self._judge is None:
+        most = question.top_k * len(question.sources) if question.evidence != "off" else len(passages)
+        if self._judge is None or question.evidence == "off" or not passages:
+            if notes is not None:
+                notes.not_judged(passages, most)
             return passages[:most]
         from anabranch.evidence.ranking import ranked_by_evidence  # noqa: PLC0415  chat does not need it
 
+        judge = self._judge() if notes is None else notes.judging(self._judge())
         with self._telemetry.span("evidence", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
-            ranked = await ranked_by_evidence(self._judge(), question.text, passages, left_s)
+            ranked = await ranked_by_evidence(judge, question.text, passages, left_s)
+        if notes is not None:
+            notes.judged(ranked, most)
         return ranked[:most]
 
+    async def _conflicts(
+        self, question: Question, passages: tuple[Passage, ...], context: Context
+    ) -> tuple[SourceConflict, ...]:
+        """Where the passages contradict each other on what is asked."""
+        if self._verifier is None or len(passages) < 2:
+            return ()
+        with self._telemetry.span("conflicts", context):
+            left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
+            return await self._verifier().conflicts(question.text, passages, left_s)
+
     async def _composed(
-        self, question: Question, model: Endpoint, passages: tuple[Passage, ...], basis: Ground, context: Context
+        self,
+        question: Question,
+        model: Endpoint,
+        passages: tuple[Passage, ...],
+        basis: Ground,
+        context: Context,
+        notes: "PipelineNotes | None",
     ) -> Prompt:
         documents = question.profile.prompt == "documents"
         budget = self._limits.context_tokens if documents else self._limits.query_context_tokens
         # The operator's models get excerpts. One that quotes, or that the caller has named, gets whole passages.
-        compacted = model.operator and model.kind != "extractive"
+        compaction = self._compaction if model.operator and model.kind != "extractive" else None
+        conflicts = await self._conflicts(question, passages, context) if question.verify else ()
         with self._telemetry.span("prompt", context):
-            return await compose(question, passages, basis, budget, self._compaction if compacted else None)
+            prompt = await compose(question, passages, basis, budget, compaction, context.boundary, conflicts)
+        if notes is not None:
+            notes.composed(passages, prompt, budget, compaction)
+        return prompt
+
+    async def _written(
+        self, question: Question, model: Endpoint, prompt: Prompt, context: Context, emit: Emit
+    ) -> "tuple[Generated, Verified | None]":
+        """What the model writes, with each sentence checked as soon as it is complete, if the question asks for it."""
+        if not question.verify or self._verifier is None:
+            return await self._generated(question, model, prompt, context, emit), None
+        await emit(PromptComposed(passages=prompt.passages))
+        strict = question.answer_policy == "strict"
+        verifying = self._verifier().verifying(
+            prompt.passages,
+            emit,
+            strict=strict,
+            streaming=context.streaming,
+            deadline=context.deadline,
+            language=question.language,
+            crashed=lambda error: self._telemetry.crashed(error, context),
+            conflicts=prompt.conflicts,
+            markdown=checked_answer(prompt) if strict and prompt.defence else None,
+        )
+        async with verifying:
+            written = await self._generated(question, model, prompt, context, verifying.emit, verifying)
+            with self._telemetry.span("verify", context):
+                return written, await verifying.finish()
 
     async def _generated(
-        self, question: Question, model: Endpoint, prompt: Prompt, context: Context, emit: Emit
+        self,
+        question: Question,
+        model: Endpoint,
+        prompt: Prompt,
+        context: Context,
+        emit: Emit,
+        verifying: "Verifying | None" = None,
     ) -> Generated:
         """What the model writes, or the question's fallback, if the model fails before its first token. Without
         passages the fallback has nothing to write."""
         began = self._clock.monotonic()
         try:
-            return await self._written_by(model, prompt, context, emit)
+            return await self._written_by(model, prompt, context, emit, verifying=verifying)
         except GenerationFailed as error:
             if error.started or question.fallback is None or not prompt.passages:
                 raise
             why = Fallback(failed=model.path, reason=error.reason, message=error.message.removeprefix(FAILED))
-        written = await self._written_by(question.fallback, prompt, context, emit, why)
+        written = await self._written_by(question.fallback, prompt, context, emit, why, verifying)
         return written._replace(time_ms=_since(began, self._clock))
 
     async def _written_by(
-        self, model: Endpoint, prompt: Prompt, context: Context, emit: Emit, fallback: Fallback | None = None
+        self,
+        model: Endpoint,
+        prompt: Prompt,
+        context: Context,
+        emit: Emit,
+        fallback: Fallback | None = None,
+        verifying: "Verifying | None" = None,
     ) -> Generated:
         attributes = {
             "gen_ai.operation.name": "chat",
@@ -422,7 +567,7 @@ class Pipeline:
         with self._telemetry.span("generate", context, **attributes) as span:
             generator, timeout_s = self._directory.generator(model), self._limits.generation_timeout_s
             written = await generate(
-                generator, model.path, prompt, span.context, emit, self._clock, timeout_s, fallback
+                generator, model.path, prompt, span.context, emit, self._clock, timeout_s, fallback, verifying
             )
             if written.usage is not None:
                 span.set("gen_ai.usage.input_tokens", written.usage.prompt_tokens)
@@ -444,8 +589,18 @@ class Pipeline:
         ends = context.deadline if question.patience_s is None else began + question.patience_s
         return min(ends, context.deadline) - self._clock.monotonic()
 
-    def _timed(self, answer: Answer, began: float, retrieval_ms: int, generation_ms: int = 0) -> Answer:
+    def _timed(
+        self,
+        answer: Answer,
+        began: float,
+        retrieval_ms: int,
+        generation_ms: int = 0,
+        notes: "PipelineNotes | None" = None,
+    ) -> Answer:
         timings = Timings(retrieval_ms=retrieval_ms, generation_ms=generation_ms, total_ms=self._since_ms(began))
+        if notes is not None:
+            explanation = notes.ended(answer, similarity(answer.passages))
+            answer = msgspec.structs.replace(answer, explanation=explanation)
         return msgspec.structs.replace(answer, timings=timings)
 
     def _since_ms(self, began: float) -> int:

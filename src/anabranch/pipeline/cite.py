@@ -1,13 +1,28 @@
 """Cite: maps each citation mark in the answer to the words of a passage that support it."""
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Citation, Delta, Passage
+from anabranch.text.statements import MARK, code_spans
 
-MARK = re.compile(r"\[([^\[\]\n]{1,500})\]")
+NAMES = re.compile(r"[,;]|(?<=\d) (?:and|&) (?=\d)")
+# A passage by its number, or several: 3, 1-3, Source 1, ^1.
+NUMBER = re.compile(
+    r"(?:(?:source|passage|document|doc|ref|reference|citation)s?[ :#]{0,3}|[#^])?"
+    r"([0-9]{1,5})(?:\s?[-\u2010-\u2014]\s?([0-9]{1,5}))?",
+    re.IGNORECASE,
+)
+# A number of at most so many digits can only be a citation, even if there is no passage of that number.
+SHORT = 3
+# A source, by its owner and name.
+SOURCE_PATH = re.compile(r"[\w.-]{1,100}/[\w.-]{1,100}")
+# Brackets that are an index, as in code: behind a variable of one letter (but not behind a unit, as in "20 l"), behind
+# a call, within a word, or the first of all.
+INDEX = re.compile(r"(?<=(?<![^\s(=])[a-z_])(?<!\d\s[a-z])|(?<=\(\))|(?a:(?<=\w)\[(?:[^\[\]\n]{1,500}\](?=\w)|0\]))")
 WORD = re.compile(r"\d+|\w{4,}")
 SENTENCE = re.compile(r"[^\n]+?(?:[.!?][\"')\]]*(?=\s)|(?=\n)|$)", re.DOTALL)
 MAX_WORDS = 24
@@ -26,14 +41,12 @@ class SupportingSpan(NamedTuple):
 
 def cite(text: str, passages: Sequence[Passage]) -> tuple[Citation, ...]:
     """Citations for the marks that name a source (`[owner/slug]`, several with commas) or a passage (`[3]`)."""
-    by_source: dict[str, list[int]] = {}
-    for index, passage in enumerate(passages):
-        by_source.setdefault(passage.source, []).append(index)
+    marks = Marks(passages)
     supporting = SupportingWords(passages)
     found: list[Citation] = []
     last = 0
-    for mark in MARK.finditer(text):
-        named = _named(mark[1], by_source, len(passages))
+    for mark, read in marks.read(text):
+        named = list(filter(None, read))
         if not named:
             continue
         claim = _claim(text, mark.start())
@@ -75,16 +88,67 @@ def cited(delta: Delta, offset: int, passages: Sequence[Passage]) -> Iterator[Ci
         at = delta.text.find(delta.mark, at + 1)
 
 
-def _named(inside: str, by_source: Mapping[str, list[int]], count: int) -> list[list[int]]:
-    """The candidate passages of each name inside a mark."""
-    meant: list[list[int]] = []
-    for part in re.split(r"[,;]", inside):
-        name = part.strip()
-        if name in by_source:
-            meant.append(by_source[name])
-        elif name.isdecimal() and name.isascii() and len(name) < 6 and 0 < int(name) <= count:
-            meant.append([int(name) - 1])
-    return meant
+class WrittenMark(NamedTuple):
+    """A name in a citation mark of an answer, and the passages that it names; none, if it is wrong."""
+
+    start: int
+    end: int
+    named: Sequence[int]
+
+
+class Marks:
+    """What the citation marks of an answer name."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._count = len(passages)
+        self._by_source: dict[str, list[int]] = {}
+        for index, passage in enumerate(passages):
+            self._by_source.setdefault(passage.source, []).append(index)
+        self._by_path = any(map(SOURCE_PATH.fullmatch, self._by_source))
+
+    def named(self, inside: str) -> list[list[int]]:
+        """The candidate passages of each name inside a mark."""
+        meant: list[list[int]] = []
+        for part in NAMES.split(inside):
+            name = part.strip()
+            if name in self._by_source:
+                meant.append(self._by_source[name])
+            elif number := NUMBER.fullmatch(name):
+                first, last = int(number[1]), int(number[2] or number[1])
+                meant += ([one - 1] for one in range(max(1, first), min(last, self._count) + 1))
+        return meant
+
+    def read(self, text: str) -> Iterator[tuple[re.Match[str], list[list[int]]]]:
+        """The marks of a text with the passages that each of their names names: none, if it is wrong. Brackets directly
+        behind others that are no mark are none either."""
+        end = 0
+        for mark in MARK.finditer(text):
+            start = mark.start()
+            if text[max(end, start - 2) : start] not in ("", "]") and (
+                text[start - 1] == "]" or INDEX.match(text, start)
+            ):
+                continue
+            if named := self.named(mark[1]) or ([[]] if self._is_wrong(mark[1].strip()) else []):
+                end = mark.end()
+                yield mark, named
+
+    def _is_wrong(self, name: str) -> bool:
+        """Whether a name that names nothing can only be meant for a passage or a source."""
+        return _is_short(name) or (self._by_path and SOURCE_PATH.fullmatch(name) is not None)
+
+    def written(self, text: str, offset: int = 0) -> Iterator[WrittenMark]:
+        """The marks of a text that begins at `offset`, also those that are wrong. A mark with two names comes twice.
+        What is in brackets in code is no mark."""
+        code = code_spans(text)
+        for mark, named in self.read(text):
+            before = bisect_right(code, (mark.start(), len(text))) - 1
+            if before < 0 or mark.start() >= code[before][1]:
+                yield from (WrittenMark(offset + mark.start(), offset + mark.end(), one) for one in named)
+
+
+def _is_short(name: str) -> bool:
+    number = NUMBER.fullmatch(name)
+    return number is not None and max(len(one or "") for one in number.groups()) <= SHORT
 
 
 def _claim(text: str, mark_start: int) -> str:

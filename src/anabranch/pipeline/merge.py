@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from anabranch.domain.events import AnswerEvent, SourceReplied
+from anabranch.domain.explanation import Notes, explained
 from anabranch.domain.model import Duplicate, Passage, Profile, Question, SourceReply
 from anabranch.domain.ranking import Ranking
 from anabranch.text.near_duplicates import decisive_words, similarity
@@ -36,7 +37,7 @@ def by_similarity(replies: Sequence[SourceReply]) -> Sequence[Passage]:
     return sorted(found, key=lambda passage: -passage.score)
 
 
-def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
+def by_rank(replies: Sequence[SourceReply], notes: Notes | None = None) -> Sequence[Passage]:
     """Reciprocal rank fusion: scores of different sources cannot be compared, ranks can. Equal texts count together,
     and the first of them names the others. What has no relation to the question (score 0) comes last, whatever its rank
     in its source: it would take the place of passages that answer."""
@@ -47,7 +48,13 @@ def by_rank(replies: Sequence[SourceReply]) -> Sequence[Passage]:
             best[passage.text] = best.get(passage.text, 0.0) + 1 / (RRF_K + rank)
             equal.setdefault(passage.text, []).append(passage)
     first = [naming(passages[0], [(one, 1.0) for one in passages[1:]]) for passages in equal.values()]
-    return sorted(first, key=lambda passage: (passage.score <= 0, -best[passage.text], -passage.score))
+    ranked = sorted(first, key=lambda passage: (passage.score <= 0, -best[passage.text], -passage.score))
+    if notes is not None:
+        for rank, passage in enumerate(ranked, 1):
+            notes.add(passage, "merge", rank=rank, fused=best[passage.text])
+            for one in equal[passage.text][1:]:
+                _note_equal(notes, one, passage)
+    return ranked
 
 
 def naming(passage: Passage, left_out: Sequence[tuple[Passage, float]]) -> Passage:
@@ -74,7 +81,9 @@ def _name(passage: Passage, alike: float) -> Duplicate:
     )
 
 
-def without_near_duplicates(passages: Sequence[Passage], threshold: float, until: float) -> Sequence[Passage]:
+def without_near_duplicates(
+    passages: Sequence[Passage], threshold: float, until: float, notes: Notes | None = None
+) -> Sequence[Passage]:
     """Of texts that are more similar than the threshold, only the first; but texts that differ in a number or a
     negation say different things."""
     from anabranch.pipeline.dedup import Distinct  # noqa: PLC0415
@@ -92,21 +101,32 @@ def without_near_duplicates(passages: Sequence[Passage], threshold: float, until
         # Past the end of the time, what is known has to do: it is above the threshold.
         alike = similarity(texts[index], texts[other], threshold) if time.monotonic() < until else threshold
         kept[other].append((passages[index], round(alike, 4)))
+        if notes is not None:
+            notes.repeats(passages[index], passages[other], round(alike, 4))
     return [naming(passages[index], left_out) for index, left_out in kept.items()]
 
 
-def exact_duplicates_once(passages: Sequence[Passage]) -> Sequence[Passage]:
+def exact_duplicates_once(passages: Sequence[Passage], notes: Notes | None = None) -> Sequence[Passage]:
     seen: dict[str, Passage] = {}
     for passage in passages:
         seen.setdefault(passage.text, passage)
+    if notes is not None:
+        for passage in passages:
+            _note_equal(notes, passage, seen[passage.text])
     return tuple(seen.values())
 
 
-def without_overlap(passages: Sequence[Passage]) -> Sequence[Passage]:
+def _note_equal(notes: Notes, passage: Passage, kept: Passage) -> None:
+    """A source that returned the kept passage twice has left out nothing."""
+    if explained(passage).key != explained(kept).key:
+        notes.add(passage, "merge", other=kept, left_out=True, note="a better passage has the same text")
+
+
+def without_overlap(passages: Sequence[Passage], notes: Notes | None = None) -> Sequence[Passage]:
     """Of overlapping chunks of a document, a lower one keeps only what the higher ones do not have."""
     kept: list[Passage] = []
     taken: dict[str, list[tuple[int, int]]] = {}
-    for passage in exact_duplicates_once(passages):
+    for passage in exact_duplicates_once(passages, notes):
         if passage.place is None or passage.document_id is None:
             kept.append(passage)
             continue
@@ -117,7 +137,31 @@ def without_overlap(passages: Sequence[Passage]) -> Sequence[Passage]:
             # What completes a list stays with it, even if another passage has it, too.
             kept.append(_cut(passage, start, passage.place.end if end == own else end))
             spans.append((start, end))
+            if notes is not None and (start, end) != (passage.place.start, own):
+                _note_overlap(notes, passage, kept[:-1], end - start)
+        elif notes is not None:
+            _note_overlap(notes, passage, kept, 0)
     return kept
+
+
+def _note_overlap(notes: Notes, passage: Passage, kept: Sequence[Passage], left: int) -> None:
+    """`left` characters of the passage are kept."""
+    other = next((one for one in kept if one.document_id == passage.document_id and _overlap(one, passage)), None)
+    note = (
+        f"cut to {left:,} of {len(passage.text):,} characters"
+        if left
+        else "better passages of the same document have almost all of it"
+    )
+    notes.add(passage, "overlap", other=other, note=note, left_out=not left)
+
+
+def _overlap(one: Passage, other: Passage) -> bool:
+    return (
+        one.place is not None
+        and other.place is not None
+        and one.place.start < other.place.end
+        and one.place.end > other.place.start
+    )
 
 
 def _uncovered(start: int, end: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -142,14 +186,19 @@ def _cut(passage: Passage, start: int, end: int) -> Passage:
     return msgspec.structs.replace(passage, text=text, place=cut)
 
 
-def merge(replies: Sequence[SourceReply], profile: Profile, until: float = math.inf) -> tuple[Passage, ...]:
+def merge(
+    replies: Sequence[SourceReply], profile: Profile, until: float = math.inf, notes: Notes | None = None
+) -> tuple[Passage, ...]:
     """`until` is the end (monotonic) of the time for comparing texts."""
     if profile.merge == "similarity":
-        return tuple(exact_duplicates_once(by_similarity(replies)))
-    ranked = by_rank(replies)
+        found = tuple(exact_duplicates_once(by_similarity(replies), notes))
+        if notes is not None:
+            notes.ranked(found, "merge")
+        return found
+    ranked = by_rank(replies, notes)
     if profile.near_duplicates is not None and not _is_distinct(replies):
-        ranked = without_near_duplicates(ranked, profile.near_duplicates, until)
-    return tuple(without_overlap(ranked))
+        ranked = without_near_duplicates(ranked, profile.near_duplicates, until, notes)
+    return tuple(without_overlap(ranked, notes))
 
 
 def _is_distinct(replies: Sequence[SourceReply]) -> bool:
@@ -170,8 +219,9 @@ class Merged(NamedTuple):
 class Merging:
     """The merge of one question's replies. A ranking reads each reply as it arrives."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, notes: Notes | None = None) -> None:
         self._question = question
+        self._notes = notes
         self._ranker: Ranker | None = None
         self._unread: list[SourceReplied] = []
 
@@ -189,7 +239,7 @@ class Merging:
         ranking, profile = self._question.ranking, self._question.profile
         until = time.monotonic() + left_s
         if ranking is None and (profile.near_duplicates is None or _is_distinct(replies)):
-            return Merged(merge(replies, profile))
+            return Merged(merge(replies, profile, notes=self._notes))
         if sum(len(reply.passages) for reply in replies) > MANY or sum(map(_size, replies)) > LONG:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(THREADS, self._compared, replies, until)
@@ -198,7 +248,7 @@ class Merging:
     def _compared(self, replies: Sequence[SourceReply], until: float) -> Merged:
         ranking = self._question.ranking
         if ranking is None:
-            return Merged(merge(replies, self._question.profile, until))
+            return Merged(merge(replies, self._question.profile, until, self._notes))
         ranker = self._reader(ranking)
         for event in self._unread:
             ranker.read(event.index, event.reply)

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from anabranch.domain.contracts import Answerer, Span, Telemetry
+from anabranch.domain.contracts import Answerer, Clock, Span, SystemClock, Telemetry
 from anabranch.domain.errors import OUT_OF_TIME, AnabranchError, Cancelled, DeadlineExceeded, InternalError
 from anabranch.domain.events import TERMINAL, Answered, AnswerEvent, Failed
 from anabranch.domain.model import Answer, Context, Question
 
 PENDING_EVENTS = 256
+SYSTEM_CLOCK = SystemClock()
 
 
 class Listener:
@@ -81,7 +82,9 @@ class Run:
         context: Context,
         telemetry: Telemetry,
         ended: Callable[["Run"], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._answerer = answerer
         self._question = question
         self._context = context
@@ -98,7 +101,7 @@ class Run:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> Self:
-        self._began = asyncio.get_running_loop().time()
+        self._began = self._clock.monotonic()
         self._task = asyncio.create_task(self._main())
         self._task.add_done_callback(self._settle)
         return self
@@ -200,7 +203,7 @@ class Run:
 
     def _fail(self, error: AnabranchError) -> Failed:
         self._outcome = error
-        time_ms = round((asyncio.get_running_loop().time() - self._began) * 1000)
+        time_ms = round((self._clock.monotonic() - self._began) * 1000)
         return Failed(code=error.code, message=error.message, details=error.details, time_ms=time_ms)
 
 

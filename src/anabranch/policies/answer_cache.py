@@ -12,7 +12,7 @@ import msgspec
 from anabranch.domain.contracts import Answerer, Cache, Clock, Emit, Telemetry
 from anabranch.domain.errors import OUT_OF_TIME, DeadlineExceeded
 from anabranch.domain.events import AnswerEvent, SourceReplied, unfold
-from anabranch.domain.model import Answer, Citation, Context, Ground, Question, Status, Timings, Until
+from anabranch.domain.model import Answer, CheckedSentence, Citation, Context, Ground, Question, Status, Timings, Until
 from anabranch.domain.signals import AnswerShared, CacheLookup
 from anabranch.policies.cache import lookup
 
@@ -37,7 +37,8 @@ class Identity(NamedTuple):
 class CachedAnswerer:
     """An Answerer that caches complete, grounded answers from collections, and lets equal questions that run at once
     share one answer. `look` identifies what the caller may find; if it gives None, nothing is cached. `settings` are
-    those that the answer depends on."""
+    those that the answer depends on. `withholds`: a verified answer is another one if it is streamed, because it may be
+    withheld otherwise."""
 
     def __init__(
         self,
@@ -49,12 +50,14 @@ class CachedAnswerer:
         settings: tuple[str, ...],
         clock: Clock,
         telemetry: Telemetry,
+        withholds: bool = False,
     ) -> None:
         self._inner = inner
         self._cache = cache
         self._ttl_s = ttl_s
         self._look = look
         self._settings = settings
+        self._withholds = withholds
         self._clock = clock
         self._telemetry = telemetry
         self._running: dict[str, SharedRun] = {}
@@ -74,10 +77,11 @@ class CachedAnswerer:
             return await self._inner.answer(question, context, emit)
 
     async def _identity(self, question: Question, context: Context) -> Identity | None:
-        """None if the answer is not cached: it has other sources than collections, or a model that the caller named."""
+        """None if the answer is not cached: it has other sources than collections, or a model that the caller named; or
+        the question asks for the explanation of its own run."""
         model = question.model
         local = question.sources and all(source.kind == "collection" for source in question.sources)
-        if not local or question.until is not Until.GENERATE or model is None or not model.operator:
+        if not local or question.until is not Until.GENERATE or model is None or not model.operator or question.explain:
             return None
         seen = await self._look(question, context)
         if seen is None:
@@ -85,7 +89,9 @@ class CachedAnswerer:
         plain = msgspec.structs.replace(question, text=normalized(question.text), sources=(), model=None, fresh=False)
         collections = tuple(source.slug for source in question.sources)
         version = question.profile.prompt_version
-        recipe = {"prompt_version": version, "settings": self._settings}
+        recipe: dict[str, object] = {"prompt_version": version, "settings": self._settings}
+        if self._withholds and question.verify:
+            recipe["streaming"] = context.streaming
         try:
             parts = encode((plain, collections, msgspec.structs.replace(model, token=None), recipe, seen))
         except UnicodeEncodeError:  # half of a surrogate pair, from a command line
@@ -231,12 +237,28 @@ def _cacheable(answer: Answer, seen: str) -> bool:
         and bool(answer.replies)
         and all(reply.status is Status.SUCCESS and reply.seen == seen for reply in answer.replies)
         and all(_within(citation, answer) for citation in answer.citations)
+        and all(_sentence_within(sentence, answer) for sentence in answer.sentences)
+        and all(
+            _stands(side.passage, side.start, side.end, answer)
+            for conflict in answer.conflicts
+            for side in (conflict.claim, conflict.against)
+        )
     )
 
 
 def _within(citation: Citation, answer: Answer) -> bool:
-    return (
-        0 <= citation.start <= citation.end <= len(answer.text)
-        and 0 <= citation.passage < len(answer.passages)
-        and 0 <= citation.passage_start <= citation.passage_end <= len(answer.passages[citation.passage].text)
+    return 0 <= citation.start <= citation.end <= len(answer.text) and _stands(
+        citation.passage, citation.passage_start, citation.passage_end, answer
     )
+
+
+def _sentence_within(sentence: CheckedSentence, answer: Answer) -> bool:
+    spans = ((sentence.start, sentence.end), *sentence.doubted)
+    return all(0 <= start <= end <= len(answer.text) for start, end in spans) and all(
+        _stands(quote.passage, quote.start, quote.end, answer) for quote in sentence.quotes
+    )
+
+
+def _stands(passage: int, start: int, end: int, answer: Answer) -> bool:
+    """Whether there is such a passage, with these characters."""
+    return 0 <= passage < len(answer.passages) and 0 <= start <= end <= len(answer.passages[passage].text)

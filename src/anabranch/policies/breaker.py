@@ -172,7 +172,7 @@ MIN_LATENCIES = 20
 SLOW = 0.95
 # A caller may give a URL any name, also one of the operator's.
 UNTRUSTED = " (named in a request)"
-Role = Literal["source", "model", "embeddings", "reranker", "subagent"]
+Role = Literal["source", "model", "embeddings", "reranker", "verifier", "subagent"]
 SEVERITY: Mapping[BreakerState, int] = {"closed": 0, "half_open": 1, "open": 2}
 
 

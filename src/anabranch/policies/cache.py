@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from anabranch.domain.contracts import Cache, Clock, Embedder, Telemetry
-from anabranch.domain.evidence import Evidence, EvidencePage, Reading, Verdict
+from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding
 from anabranch.domain.signals import CacheLookup, EvidenceJudged, EvidenceTask
 from anabranch.redis.client import RedisGone
@@ -188,36 +188,20 @@ Judge = Callable[[Sequence[Pages]], Awaitable[Sequence[T | None]]]
 EVIDENCE_BYTES = 8 * 1024 * 1024
 
 
-class CachedEvidence:
-    """An Evidence with a cache in this process: passages are often read twice for a question, to rank and to answer. A
-    result depends on the question and the pages only, and a caller must have all of them to find it, so callers share
-    the cache."""
+class Judgements(Generic[T]):
+    """What a model says about pages, kept in this process. A result depends on the text and the pages only, and a
+    caller must have all of them to find it, so callers share the cache."""
 
-    def __init__(self, inner: Evidence, clock: Clock, telemetry: Telemetry, max_bytes: int = EVIDENCE_BYTES) -> None:
-        self._inner = inner
+    def __init__(self, task: EvidenceTask, kind: type[T], clock: Clock, telemetry: Telemetry, max_bytes: int) -> None:
+        self._task: EvidenceTask = task
+        self._decode = msgspec.msgpack.Decoder(kind).decode
         self._clock = clock
         self._telemetry = telemetry
         self._cache = MemoryCache(max_bytes, clock)
-        self._readings = msgspec.msgpack.Decoder(Reading).decode
-        self._verdicts = msgspec.msgpack.Decoder(Verdict).decode
 
-    async def read(
-        self, question: str, inputs: Sequence[Pages], *, until: float | None = None
-    ) -> Sequence[Reading | None]:
-        judge = partial(self._inner.read, question, until=until)
-        return await self._judged("read", question, inputs, self._readings, judge)
-
-    async def check(
-        self, claim: str, inputs: Sequence[Pages], *, until: float | None = None
-    ) -> Sequence[Verdict | None]:
-        judge = partial(self._inner.check, claim, until=until)
-        return await self._judged("check", claim, inputs, self._verdicts, judge)
-
-    async def _judged(
-        self, task: EvidenceTask, text: str, inputs: Sequence[Pages], decode: Callable[[bytes], T], judge: Judge[T]
-    ) -> Sequence[T | None]:
-        keys = [_evidence_key(task, text, pages) for pages in inputs]
-        found = [await lookup(self._cache, key, decode, lambda _: True) for key in keys]
+    async def judged(self, text: str, inputs: Sequence[Pages], judge: Judge[T]) -> Sequence[T | None]:
+        keys = [_evidence_key(self._task, text, pages) for pages in inputs]
+        found = [await lookup(self._cache, key, self._decode, lambda _: True) for key in keys]
         for result in found:
             self._telemetry.noted(CacheLookup(cache="evidence", hit=result is not None))
         missing = [index for index, result in enumerate(found) if result is None]
@@ -233,8 +217,36 @@ class CachedEvidence:
                 passages += len(inputs[index])
                 await self._cache.put(keys[index], encode(result), math.inf)
         if passages:
-            self._telemetry.noted(EvidenceJudged(task=task, passages=passages, latency_ms=latency_ms))
+            self._telemetry.noted(EvidenceJudged(task=self._task, passages=passages, latency_ms=latency_ms))
         return found
+
+
+class CachedEvidence:
+    """An Evidence with a cache: passages are often read twice for a question, to rank and to answer."""
+
+    def __init__(self, inner: Evidence, clock: Clock, telemetry: Telemetry, max_bytes: int = EVIDENCE_BYTES) -> None:
+        self._inner = inner
+        self._readings = Judgements("read", Reading, clock, telemetry, max_bytes)
+
+    async def read(
+        self, question: str, inputs: Sequence[Pages], *, until: float | None = None
+    ) -> Sequence[Reading | None]:
+        return await self._readings.judged(question, inputs, partial(self._inner.read, question, until=until))
+
+
+class CachedClaims:
+    """A ClaimChecker with a cache: an answer is often given again."""
+
+    def __init__(
+        self, inner: ClaimChecker, clock: Clock, telemetry: Telemetry, max_bytes: int = EVIDENCE_BYTES
+    ) -> None:
+        self._inner = inner
+        self._verdicts = Judgements("check", Verdict, clock, telemetry, max_bytes)
+
+    async def check(
+        self, claim: str, inputs: Sequence[Pages], *, until: float | None = None
+    ) -> Sequence[Verdict | None]:
+        return await self._verdicts.judged(claim, inputs, partial(self._inner.check, claim, until=until))
 
 
 def _evidence_key(task: EvidenceTask, text: str, pages: Pages) -> str:

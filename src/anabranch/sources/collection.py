@@ -42,4 +42,5 @@ class CollectionSource:
             seen=found.seen,
             empty=empty,
             distinct=query.near_duplicates is not None,
+            explanation=found.notes.explanation() if found.notes is not None else None,
         )

@@ -237,6 +237,8 @@ def finished(answer: Answer) -> Fragment:
         "finish_reason": answer.finish_reason,
         "latency_ms": answer.timings.total_ms,
         **({} if answer.fallback is None else {"fallback": answer.fallback}),
+        **({} if answer.faithfulness is None else {"faithfulness_score": answer.faithfulness}),
+        **({"unfaithful": True} if answer.unfaithful else {}),
     }
     return Fragment(status="success", payload=encode(payload), metrics={"retrieval_count": float(found)})
 

@@ -40,6 +40,7 @@ from anabranch.domain.signals import (
     EvidenceUnavailable,
     McpServerStateChanged,
     RateLimitChecked,
+    RecordingFailed,
     RedisCommandRefused,
     RedisStateChanged,
     Rejected,
@@ -339,6 +340,7 @@ class LoggedEvents(SilentTelemetry):
             latency_ms=answer.timings.total_ms,
             cached=answer.cached,
             refused=answer.refused,
+            **_verified(answer),
         )
 
     def _failed(self, event: Failed, context: Context, ids: dict[str, str]) -> None:
@@ -395,6 +397,8 @@ class LoggedEvents(SilentTelemetry):
                 )
             case EvidenceUnavailable():
                 self._log.warning("evidence_unavailable", reason=sentence(signal.reason))
+            case RecordingFailed():
+                self._rate_limited(self._log.warning, "recording_failed", reason=sentence(signal.reason))
             case BreadcrumbsDropped():
                 self._log.warning("breadcrumbs_lost", count=signal.count)
             case McpServerStateChanged():
@@ -436,3 +440,16 @@ def _printable(text: str) -> str:
 
 def _ids(context: Context) -> dict[str, str]:
     return {"correlation_id": context.correlation_id, "trace_id": context.trace_id}
+
+
+def _verified(answer: Answer) -> dict[str, Any]:
+    """What is logged of a verified answer: no words of it."""
+    if not answer.sentences and answer.faithfulness is None:
+        return {}
+    return {
+        "faithfulness": answer.faithfulness,
+        "unfaithful": answer.unfaithful,
+        "left_out": answer.left_out,
+        "sentences": answer.verdicts,
+        "citation_marks": answer.marks,
+    }

@@ -28,7 +28,7 @@ from anabranch.domain.events import (
     StepStatus,
     Token,
 )
-from anabranch.domain.model import Context, Ground, Question, Status
+from anabranch.domain.model import Answer, Context, Ground, MarkKind, Question, Status, Support
 from anabranch.domain.signals import (
     AnswerRated,
     AnswerShared,
@@ -44,6 +44,7 @@ from anabranch.domain.signals import (
     Load,
     McpServerStateChanged,
     RateLimitChecked,
+    RecordingFailed,
     RedisCommandRefused,
     RedisStateChanged,
     Rejected,
@@ -123,12 +124,13 @@ RAG = "rag_stream"
 SURFACES = (RAG, "chat", "query", "endpoints", "library")
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
 AGGREGATION = ("aggregation.wait", "aggregation.emit", "aggregation.retry")
-STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", *AGGREGATION)
-ABSTAINED = "abstained"
-GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), ABSTAINED)
+STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", "verify", *AGGREGATION)
+ABSTAINED, UNFAITHFUL = "abstained", "unfaithful"
+GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), ABSTAINED, UNFAITHFUL)
 SUBAGENTS = ("documentation", "row_selection", "action", "voice", "safety")
 BREAKER = {"closed": 0, "half_open": 1, "open": 2}
 QUESTION_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 30_000, 60_000, 180_000)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 PART_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 120_000)
 
 # How a metric is constructed, its help text, and its labels with the values that are there from the start.
@@ -175,6 +177,17 @@ METRICS: Mapping[str, Definition] = {
         "Passages that the evidence model has read.",
         {"task": get_args(EvidenceTask)},
     ),
+    "anabranch_sentences": (Counter, "Sentences of verified answers, by verdict.", {"verdict": get_args(Support)}),
+    "anabranch_faithfulness": (
+        partial(Histogram, buckets=SHARES),
+        "The share of an answer's checked sentences that its sources support.",
+        {},
+    ),
+    "anabranch_citation_marks": (
+        Counter,
+        "Citation marks that models wrote in verified answers, and those that were corrected, removed or added.",
+        {"kind": get_args(MarkKind)},
+    ),
     "rag_retrieval_latency_ms": (QuestionTime, "All sources of a question.", {"surface": SURFACES}),
     "rag_guardrail_triggered": (Counter, "Refused answers, by reason.", {"reason": GUARDED}),
     "rag_stream_requests": (Counter, "Requests to /rag/stream.", {}),
@@ -208,6 +221,8 @@ def _configured_metrics(settings: Settings) -> Mapping[str, Definition]:
         retried.add(f"{settings.embedding_model} (embeddings)")
     if settings.reranker_url:
         retried.add(f"{settings.reranker_model or 'reranker'} (reranker)")
+    if settings.verifier_url:
+        retried.add(f"{settings.verifier_model or 'verifier'} (verifier)")
     upstreams = {*retried, *sources, *(f"{path} (alternate)" for path in sources)}
     searched = ("collections", *sources)
     redis: Mapping[str, Definition] = {"anabranch_redis_reachable": (MinGauge, "1 if Redis answers.", {})}
@@ -291,6 +306,7 @@ class Metrics:
             CacheLookup: lambda signal: update["rag_cache_hit" if signal.hit else "rag_cache_miss"][signal.cache](1),
             EvidenceJudged: self._evidence_judged,
             EvidenceUnavailable: lambda _: None,
+            RecordingFailed: lambda _: None,
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
@@ -325,9 +341,12 @@ class Metrics:
                 update["anabranch_questions"][surface][outcome](1)
                 update["anabranch_question_latency_ms"][surface](answer.timings.total_ms)
                 if answer.refused:
-                    # No evidence, or the model itself abstained.
-                    reason = ABSTAINED if answer.ground is Ground.DOCUMENTS else answer.ground.value
+                    # No evidence, or the model itself abstained, or what it wrote is withheld.
+                    written = UNFAITHFUL if answer.unfaithful else ABSTAINED
+                    reason = written if answer.ground is Ground.DOCUMENTS else answer.ground.value
                     update["rag_guardrail_triggered"][reason](1)
+                if not answer.cached and (answer.sentences or answer.faithfulness is not None):
+                    self._verified(answer)
             case Failed(code=Cancelled.code):
                 update["anabranch_questions"][surface]["cancelled"](1)
                 if surface == RAG:
@@ -337,6 +356,14 @@ class Metrics:
                 update["anabranch_question_latency_ms"][surface](event.time_ms)
                 if surface == RAG:
                     update["rag_stream_errors"][event.code](1)
+
+    def _verified(self, answer: Answer) -> None:
+        if answer.faithfulness is not None:
+            self._update["anabranch_faithfulness"](answer.faithfulness)
+        for verdict, count in answer.verdicts.items():
+            self._update["anabranch_sentences"][verdict](count)
+        for kind, count in answer.marks.items():
+            self._update["anabranch_citation_marks"][kind](count)
 
     def noted(self, signal: Signal) -> None:
         self._signals[type(signal)](signal)

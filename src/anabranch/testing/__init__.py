@@ -1,5 +1,6 @@
 """Test doubles: a real Space and Hub to send requests to, and fakes of the domain's contracts."""
 
+from anabranch.domain.playback import RecordedClock, RecordedDirectory, RecordedEvidence
 from anabranch.testing.failures import Failure
 from anabranch.testing.fakes import (
     Crumbs,
@@ -13,9 +14,12 @@ from anabranch.testing.fakes import (
     ManualAlarms,
     ManualClock,
     Recorder,
+    ScriptedGenerator,
 )
 from anabranch.testing.hub import Hub
 from anabranch.testing.model import scribe
+from anabranch.testing.obedience import ignoring, obeying
+from anabranch.testing.recordings import load_recording
 from anabranch.testing.source import Document
 from anabranch.testing.space import Recorded, Space
 
@@ -34,7 +38,14 @@ __all__ = [
     "ManualAlarms",
     "ManualClock",
     "Recorded",
+    "RecordedClock",
+    "RecordedDirectory",
+    "RecordedEvidence",
     "Recorder",
+    "ScriptedGenerator",
     "Space",
+    "ignoring",
+    "load_recording",
+    "obeying",
     "scribe",
 ]

@@ -24,6 +24,7 @@ from anabranch.domain.model import (
     Delta,
     Embedding,
     Endpoint,
+    Message,
     Prompt,
     Query,
     Question,
@@ -73,6 +74,21 @@ class FakeGenerator:
             raise GenerationFailed("the model broke")
         if self._usage is not None:
             yield Delta(text="", usage=self._usage)
+
+
+class ScriptedGenerator:
+    """Writes what `reply` makes of the messages, in parts of a few characters."""
+
+    def __init__(self, reply: Callable[[Sequence[Message]], str], *, size: int = 7) -> None:
+        self.prompts: list[Prompt] = []
+        self._reply = reply
+        self._size = size
+
+    async def generate(self, prompt: Prompt, context: Context) -> AsyncGenerator[Delta, None]:
+        self.prompts.append(prompt)
+        text = self._reply(prompt.messages)
+        for at in range(0, len(text), self._size):
+            yield Delta(text=text[at : at + self._size])
 
 
 class FakeDirectory:

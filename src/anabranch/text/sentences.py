@@ -49,16 +49,34 @@ _OPENINGS = frozenset(
     "Who How A An As At On For From To No Not After Before Although However Both Each All Some Many Most Our My His "
     "Her Their With Since Thus Therefore".split()
 )
+# What may follow a time of day within a sentence; so may a time zone in capitals.
+_AFTER_TIME = frozenset(
+    "Monday Tuesday Wednesday Thursday Friday Saturday Sunday Mon Tue Tues Wed Thu Thurs Fri Sat Sun January February "
+    "March April May June July August September October November December Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov "
+    "Dec Eastern Central Mountain Pacific Atlantic Greenwich Coordinated Local Standard Daylight Today Tomorrow".split()
+)
+_TIME = re.compile(r"\d\s?[ap]\.m\Z", re.IGNORECASE)
+# Of answers only: a number with a unit. Within a sentence, what follows is in lower case or a number.
+_MEASURE = re.compile(
+    r"\d[ \u00a0\u202f-]?(?:[kcm]?m|[km]?g|mcg|[mcd]?l|kWh?|[kMG]?[Hh]z|ft|yd|mi|lbs?|oz|hrs?|mins?|secs?)\Z"
+)
+_AFTER_ETC = frozenset(["etc", "usw"])
+# What may end a sentence before a plural with a verb in the plural: "Acme Inc. Refunds are paid".
+_TITLES = frozenset("inc ltd corp bros llc ph.d m.d d.phil b.a m.a b.sc m.sc".split())
+_PLURAL = re.compile(r"[A-Z][a-z]+s (?:are|were|have|had|must|can|cannot|may|will|should|do|take|cost)\s")
+_TIME_ZONE = re.compile(r"[A-Z]\w+(?: [A-Z]\w+)? time\b")
+_CAPITAL = re.compile(rf"[{re.escape(_OPENERS)}]*[^\W\d_]")
 
 
-def sentences(text: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+def sentences(text: str, start: int = 0, end: int | None = None, *, of_answer: bool = False) -> Iterator[Span]:
     """The sentences of text[start:end] in order. They begin and end on something visible, and nothing visible is
     outside of them. A blank line and a list marker at the head of a line always begin a new one, and a Markdown heading
-    is one by itself."""
+    is one by itself. In an answer, more sentences end with an abbreviation ("500 kg. Refunds"): two statements must not
+    be checked as one. Documents are split as their stored chunks were."""
     end = len(text) if end is None else end
     begin = start
     for found in _CANDIDATE.finditer(text, start, end):
-        if found["closers"] is not None and not _ends(text, begin, found, end):
+        if found["closers"] is not None and not _ends(text, begin, found, end, of_answer):
             continue
         if (span := trim(text, begin, found.end())) is not None:
             yield span
@@ -93,23 +111,30 @@ def trim(text: str, start: int, end: int) -> Span | None:
     return start + left, start + len(inner.rstrip())
 
 
-def _ends(text: str, begin: int, found: re.Match[str], end: int) -> bool:
+def _ends(text: str, begin: int, found: re.Match[str], end: int, of_answer: bool) -> bool:
     """Whether the matched stop ends the sentence that begins at `begin`."""
     following = _NEXT.search(text, found.end(), end)
     if following is None:
         return True
     after = following[0]
-    stop = text[found.start() : found.start("closers")]
+    at = found.start()
+    stop = text[at : found.start("closers")]
     if stop != ".":
         # A question inside a sentence ("Why?" she asked) goes on in lower case, and so does a pause ... like this.
         return not after.islower() or (not found["closers"] and stop[0] not in ".…")
-    at = found.start()
     word = text[max(begin, at - 24) : at]
-    word = word.split()[-1].lstrip(_OPENERS) if word and not word[-1].isspace() else ""
+    word = word.rsplit(None, 1)[-1].lstrip(_OPENERS) if word and not word[-1].isspace() else ""
     if not word:
         return True
     if at - begin < 40 and _ENUMERATOR.fullmatch(word) and not text[begin : at - len(word)].strip():
         return False
+    if word[-1] in "mM" and _TIME.search(text, max(begin, at - 5), at):
+        if of_answer and at + 2 == following.start() and _TIME_ZONE.match(text, following.start()):
+            return False
+        begins = _WORD.match(text, following.start())
+        return begins is not None and _begins_after_time(begins[0])
+    if of_answer and not after.islower() and _ends_answer(word, text, max(begin, at - 12), at, following.start()):
+        return True
     return _breaks(word, text, following.start(), after)
 
 
@@ -124,3 +149,23 @@ def _breaks(word: str, text: str, at: int, after: str) -> bool:
         begins = _WORD.match(text, at)
         return begins is not None and begins[0] in _OPENINGS
     return True
+
+
+def _ends_answer(word: str, text: str, begin: int, at: int, following: int) -> bool:
+    """Whether a full stop ends a sentence of an answer after a unit or an abbreviation that it would not end in a
+    document: the stop is at `at`, the next word at `following`."""
+    if text[following] in "[\u3010":
+        # Citation marks.
+        return _MEASURE.search(text, begin, at) is not None
+    capital = _CAPITAL.match(text, following)
+    if capital is None or not capital[0][-1].isupper():
+        return False
+    known = word.lower()
+    if known in _AFTER_ETC or _MEASURE.search(text, begin, at):
+        return True
+    return known in _TITLES and _PLURAL.match(text, following) is not None
+
+
+def _begins_after_time(word: str) -> bool:
+    """Whether this word begins a sentence if it follows "10 a.m."."""
+    return word in _OPENINGS or (word[0].isupper() and not word.isupper() and word not in _AFTER_TIME)

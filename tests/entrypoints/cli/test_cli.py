@@ -140,6 +140,29 @@ async def test_ask_json_prints_one_document(cli: Cli, space: Space) -> None:
     assert answer["text"][citation["start"] : citation["end"]] == "[docs]"
 
 
+async def test_ask_names_the_sentences_that_no_source_supports(inside: Inside, space: Space) -> None:
+    space.source("policies", documents=[Document(title="Refunds", content="Refunds take 30 days. Labels are free.")])
+    space.model("writer", reply="Refunds take 30 days [1]. Labels are free. Penguins swim very well [1].")
+    asked = ("ask", "What about refunds?", "-s", f"{space.url}/policies", "-m", f"{space.url}/writer")
+    ran = await inside(*asked)
+    assert ran.code == 0
+    assert "✗ No source says this: “Penguins swim very well [1].”" in ran.out
+    assert "[1]: “Labels are free.”" in ran.out
+    assert "faithfulness 0.67 (2 supported, 1 unsupported)\ncitation marks: 1 removed, 1 added\n" in ran.out
+    assert "faithfulness" not in (await inside(*asked, "--no-verify")).out
+    strict = await inside(*asked, "--strict")
+    assert "Penguins" not in strict.out
+    assert "One sentence that no source supports was left out." in strict.out
+    answer = json.loads((await inside(*asked, "--json")).out)
+    assert [one["verdict"] for one in answer["sentences"]] == ["supported", "supported", "unsupported"]
+    assert answer["faithfulness"] == 0.6667
+
+
+def test_ask_strict_and_no_verify_exclude_each_other(run: Run) -> None:
+    ran = run("ask", QUESTION, "--strict", "--no-verify")
+    assert (ran.code, "exclude each other" in ran.err) == (2, True)
+
+
 async def test_ask_json_of_a_failure(inside: Inside, space: Space) -> None:
     model = ("-m", f"{space.url}/status-500")
     ran = await inside("ask", QUESTION, "-s", f"{space.url}/docs", *model, "--json", "--no-fallback", **ONCE)

@@ -44,7 +44,8 @@ def test_two_owners_and_a_third_server_run_as_documented(tmp_path: Path, models_
     )
     assert ran.returncode == 0, ran.stderr
     assert "A healthy hive needs about 18 kg of honey to survive the winter. [1]" in ran.stdout
-    # From the command line and with /v1/query; then twice with chat, which names the source.
+    # From the command line, and with /v1/query, which also has it as a sentence; then twice with chat, which names the
+    # source.
     answer = "Two hives per hectare pollinate the orchard in late April."
-    assert (ran.stdout.count(f"{answer} [1]"), ran.stdout.count(f"{answer} [ben/orchard]")) == (2, 2)
+    assert (ran.stdout.count(f"{answer} [1]"), ran.stdout.count(f"{answer} [ben/orchard]")) == (3, 2)
     assert "None of its documents is public" in ran.stderr

@@ -552,6 +552,25 @@ def test_ask_answers_from_a_collection_with_citations(kept: Shelf) -> None:
     assert re.search(r"^\[1\] Handbook · handbook · Handbook > Refunds", ran.out, re.MULTILINE)
 
 
+def test_ask_explains_each_passages_way_within_80_columns(change: Run, shelf: Shelf) -> None:
+    for name in ("north", "south"):
+        (shelf.books / f"{name}.txt").write_text(
+            f"The shop in the {name}ern harbour repairs sails. " + "It sews. " * 40
+        )
+    assert change("ingest", str(shelf.books), "-c", "handbook").code == 1  # one document is broken
+    ran = change("ask", "Which shop repairs sails?", "-k", "1", "--explain", COLUMNS="80")
+    assert ran.code == 0
+    _, _, explanation = ran.out.partition("Passages: ")
+    assert max(map(len, explanation.splitlines())) <= 80
+    assert re.search(r"^\[1\] (north|south)\.txt · handbook$", explanation, re.MULTILINE)
+    assert re.search(r"→ merge 1\s+→ evidence \(not read: the evidence model is off", explanation)
+    assert "→ prompt 1" in explanation
+    assert re.search(r"^Left out: the source returns only its best passages\n✗ \w+\.txt", explanation, re.MULTILINE)
+    answer = json.loads(change("ask", "Which shop repairs sails?", "-k", "1", "--explain", "--json").out)
+    assert answer["explanation"]["passages"][0]["citation_index"] == 1
+    assert "explain" not in change("ask", "Which shop repairs sails?").out
+
+
 def test_ask_takes_a_collection_as_source(run: Run) -> None:
     ran = run("ask", "What is an anabranch?", "-s", "handbook")
     assert ran.code == 0

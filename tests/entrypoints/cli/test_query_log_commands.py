@@ -41,6 +41,8 @@ def data(tmp_path: Path) -> Path:
             outcome="answered",
             conversation="talk",
             settings={"rerank": True, "streaming": False, "sources": ["a", "b"], "language": None},
+            faithfulness=0.75,
+            verdicts={"supported": 1, "partly": 1, "unchecked": 4},
         )
         second = msgspec.structs.replace(
             query_record("second", ""), original="Why\x1b[31m?", answer=None, surface="cli", outcome="generation_failed"
@@ -67,9 +69,10 @@ def test_queries_show_takes_a_prefix_that_only_one_id_has(run: Run, data: Path) 
 def test_queries_lists_questions_newest_first(run: Run) -> None:
     ran = run("queries")
     lines = ran.out.splitlines()
-    assert lines[0].split() == ["question", "asked", "surface", "user", "outcome", "rating", "id"]
+    assert lines[0].split() == ["question", "asked", "surface", "user", "outcome", "faithfulness", "rating", "id"]
     assert [line.split()[-1] for line in lines[1:]] == ["second", "first"]
     assert "What is an anabranch?" in lines[2]
+    assert " 0.75 " in lines[2]
     assert "\x1b" not in ran.out
     shown = json.loads(run("queries", "list", "--json").out)
     assert [(one["id"], one["user"], one["query"]) for one in shown] == [
@@ -130,7 +133,9 @@ def test_queries_show_prints_one_question(run: Run) -> None:
     ran = run("queries", "show", "first")
     for shown in ("What is an anabranch?", "That.", "thumbs_down · Too short.", "rerank, no streaming, sources a b"):
         assert shown in ran.out, ran.out
+    assert re.search(r"^faithfulness +0\.75 \(1 supported, 1 in part\) *$", ran.out, re.MULTILINE)
     detail = json.loads(run("queries", "show", "first", "--json").out)
+    assert (detail["faithfulness"], detail["verdicts"]["unchecked"]) == (0.75, 4)
     assert (detail["answer"], detail["answer_withheld"], detail["user"]) == ("That.", False, "alice")
     assert run("queries", "show", "fir").out == ran.out
     unknown = run("queries", "show", "third")

@@ -41,7 +41,8 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds for printed books take?")
     assert set(answer) == {
         *("query_id", "answer", "sources", "conversation_id", "citations", "usage", "latency_ms", "refused"),
-        *("rewritten_query", "finish_reason", "support"),
+        *("rewritten_query", "finish_reason", "support", "removed_links"),
+        *("sentences", "faithfulness_score", "marks"),
     }, "`fallback` is there only if a model has failed"
     assert answer["answer"] == "Refunds for printed books take 30 days. [1]"
     assert answer["usage"] == {"input_tokens": 0, "output_tokens": 0, "model": "extractive"}
@@ -52,7 +53,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
         *("chunk_id", "document_id", "title", "content_snippet", "score", "citation_index", "source"),
         *("chunk_index", "created_at"),
         *("collection", "page", "section_title", "headers", "start_char", "end_char", "url", "metadata", "scores"),
-        *("chunk_type", "also_in", "also_in_count", "evidence"),
+        *("chunk_type", "also_in", "also_in_count", "evidence", "suspected_instructions"),
     }
     assert (first["title"], first["collection"], first["citation_index"]) == ("Handbook", "shop", 1)
     assert (first["headers"], first["section_title"]) == (["Refunds"], "Refunds")
@@ -98,6 +99,9 @@ async def test_a_stream_folds_to_the_same_answer(shelf: Library) -> None:
         question: dict[str, Any] = {"conversation_id": "fold", **more}
         whole = await shelf.ask("When do parcels to Iceland leave, and how are they insured?", **question)
         events = await shelf.stream("When do parcels to Iceland leave, and how are they insured?", **question)
+        checked = [event.data["sentence"] for event in events if event.name == "sentence"]
+        assert checked == whole.get("sentences", [])
+        events = [event for event in events if event.name != "sentence"]
         names = [event.name for event in events]
         middle = ["sources"] if "sources" in whole else []
         assert names == ["token"] * (len(events) - 1 - len(middle)) + [*middle, "done"]

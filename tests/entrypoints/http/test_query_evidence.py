@@ -80,6 +80,18 @@ async def test_every_sentence_of_a_quoted_table_list_or_listing_names_its_source
         assert [sentence["citations"] for sentence in told["sentences"]] == [[1]] * len(told["sentences"])
 
 
+async def test_each_sentence_of_a_quotation_is_supported_by_its_own_words(shelf: Library) -> None:
+    for question, parts in ((FEE, ["| France |"]), (FORMATS, ["The invoice", "PDF", "PNG", "TIFF"])):
+        answer = await shelf.ask(question)
+        assert {one["verdict"] for one in answer["sentences"]} == {"supported"}
+        sentence = answer["sentences"][-1]
+        quotes = [one["quoted_text"] for one in sentence["citations"]]
+        assert [quote[: len(part)] for quote, part in zip(quotes, parts, strict=True)] == parts
+        assert all(quote in sentence["text"] for quote in quotes)
+        assert answer["faithfulness_score"] == 1.0
+        assert answer["marks"] == {"written": 1, "corrected": 0, "removed": 0, "added": 0}
+
+
 async def test_the_end_of_a_rag_stream_has_the_support(shelf: Library) -> None:
     reply = await shelf.call("POST", "/rag/stream", {"query": FEE})
     done = json.loads(reply.body.rpartition("data: ")[2])

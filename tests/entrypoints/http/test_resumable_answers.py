@@ -410,9 +410,15 @@ async def test_answers_from_collections_are_resumed_in_their_own_form_and_kept_o
         heard += await line.rest()
     assert await everything(shelf.server, stream, **key) == heard
     types = [FORMS[path](one) for one in heard]
-    assert (
-        types == {"/rag/stream": ["token", "token", "done"], "/v1/query": ["token", "token", "sources", "done"]}[path]
-    )
+    forms = {
+        "/rag/stream": ["token", "token", "done"],
+        "/v1/query": ["token", "token", "sentence", "sources", "done"],
+    }
+    assert types == forms[path]
+    end = heard[-1].data if path == "/v1/query" else heard[-1].data["data"]
+    (checked,) = end["sentences"]
+    assert (checked["text"], checked["verdict"]) == ("Refunds take 30 days [1].", "supported")
+    assert path == "/rag/stream" or heard[2].data == {"index": 0, "sentence": checked}
     assert [one.id for one in heard] == list(range(1, len(heard) + 1))
     assert shelf.kept() == before + 1
 

@@ -45,7 +45,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    ("phases", "examples"), [("fuzzing", 4), pytest.param("examples,coverage,fuzzing,stateful", 200, marks=SOAK)]
+    ("phases", "examples"), [("fuzzing", 2), pytest.param("examples,coverage,fuzzing,stateful", 200, marks=SOAK)]
 )
 async def test_no_request_breaks_the_server(serve: Any, tmp_path: Path, phases: str, examples: int) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)

@@ -9,6 +9,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import pytest_asyncio
 
+from anabranch.testing import Space
+from conftest import LOCAL
 from support.collection_server import Library
 from support.mcp_tool_client import ERAS, client, equipped, stub
 
@@ -146,6 +148,44 @@ async def test_ask_tool_quotes_when_the_model_is_down_and_says_so(tmp_path: Path
     assert [message for _, _, message in heard][-1] == "smol failed; quoting the documents"
 
 
+WRITTEN = (
+    "Refunds are paid within 14 days of the return. Refunds are paid within 14 days of the return [2]. "
+    "Penguins swim very well [1]."
+)
+
+
+async def test_ask_tool_checks_each_sentence_and_writes_the_right_marks(tmp_path: Path, models_dir: Path) -> None:
+    async with Space() as space:
+        space.model("writer", reply=WRITTEN)
+        given = {"model_url": space.url, "model_name": "writer", "endpoint_allowlist": LOCAL}
+        async with equipped(tmp_path / "data", models_dir, **given) as shelf, client(shelf, who="alice") as tools:
+            await tools.list_tools()  # so that what comes back is held against its schema
+            asked = {"question": "Within how many days are refunds paid?"}
+            result = await tools.call_tool("ask", asked)
+            strict = await tools.call_tool("ask", {**asked, "answer_policy": "strict"})
+            plain = await tools.call_tool("ask", {**asked, "verify": False})
+    said = result.structured_content
+    right = next(one["number"] for one in said["citations"])
+    sentence = "Refunds are paid within 14 days of the return"
+    assert said["answer"] == f"{sentence}. [{right}] {sentence} [{right}]. Penguins swim very well."
+    checked = said["checked_sentences"]
+    assert [one["verdict"] for one in checked] == ["supported", "supported", "unsupported"]
+    assert checked[0]["citations"][0]["quoted_text"] == f"{sentence}."
+    assert all(said["answer"][one["start"] : one["end"]] == one["text"] for one in checked)
+    for citation in said["citations"]:
+        assert said["answer"][citation["answer_start"] : citation["answer_end"]] == f"[{right}]"
+    assert said["faithfulness_score"] == 0.6667
+    assert said["marks"]["added"] == said["marks"]["removed"] == 1
+    (block,) = result.content
+    assert block.type == "text"
+    assert "\nFaithfulness 0.67: " in block.text
+    assert "\n- no source says this: “Penguins swim very well.”" in block.text
+    assert "Penguins" not in strict.structured_content["answer"]
+    assert (strict.structured_content["left_out"], strict.structured_content["faithfulness_score"]) == (1, 1.0)
+    assert plain.structured_content["answer"] == WRITTEN
+    assert not plain.structured_content.keys() & {"checked_sentences", "faithfulness_score", "marks"}
+
+
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("aggregate", {}, "InvalidQuery", "query_text is missing"),
     ("aggregate", {"query_text": 7}, "InvalidQuery", "text of 1 to 10,000 characters"),
@@ -159,6 +199,8 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("search", {"query": "x", "limit": 1000}, "invalid_request", "a whole number from 1 to 20"),
     ("search", {"query": "x", "colour": "blue"}, "invalid_request", "there are: query, collections, limit"),
     ("search", {"query": ["x"]}, "invalid_request", "query takes text"),
+    ("ask", {"question": "x", "verify": "yes"}, "invalid_request", "verify takes true or false"),
+    ("ask", {"question": "x", "answer_policy": "some"}, "invalid_request", 'answer_policy takes "all" or "strict"'),
     ("ask", {"question": "x", "sources": "handbook"}, "invalid_request", "sources takes a list"),
     (
         "ask",

@@ -17,7 +17,7 @@ from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Context, Passage, Query, SourceReply
 from anabranch.sources.mcp import connection as mcp_connection
 from anabranch.sources.mcp.connection import McpConnection, connected
-from anabranch.sources.mcp.framing import SurrogateRepair, repair_surrogates
+from anabranch.sources.mcp.framing import SurrogateRepair
 from anabranch.sources.mcp.results.extraction import passages
 from anabranch.sources.mcp.services import PoolServices
 from anabranch.sources.mcp.tool_selection import NoTool
@@ -184,22 +184,6 @@ def test_surrogate_repair_leaves_valid_text_unchanged(words: str, size: int) -> 
     mending = SurrogateRepair(10_000)
     pieces = [written[at : at + size] for at in range(0, len(written), size)]
     assert b"".join([*map(mending.feed, pieces), mending.rest()]) == written
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        (rb'"\ud83d"', rb'"\ufffd"'),
-        (rb'"\uDE00 x"', rb'"\ufffd x"'),
-        (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
-        (rb'"\\ud83d"', rb'"\\ud83d"'),
-        (rb'"\\\ud83d\n"', rb'"\\\ufffd\n"'),
-        (rb'"\ud83"', rb'"\ud83"'),
-    ],
-    ids=range(6),
-)
-def test_surrogate_repair_distinguishes_pairs_and_escaped_backslashes(written: bytes, meant: bytes) -> None:
-    assert repair_surrogates(written) == meant
 
 
 def test_surrogate_repair_does_not_buffer_endless_lines() -> None:

@@ -28,14 +28,19 @@ from anabranch.domain.events import (
     GenerationStarted,
     RetrievalFinished,
     RetrievalStarted,
+    SentenceChecked,
     SourceReplied,
     Token,
 )
 from anabranch.domain.model import Answer, Citation, Ground, Passage, SourceReply, Status, Until
+from anabranch.entrypoints.cli.checked_sentences import checked_sentences
+from anabranch.entrypoints.cli.conflicts import conflicting_sources
+from anabranch.entrypoints.cli.explanation import explained
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import require_model
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
 from anabranch.pipeline.answer import refusal
+from anabranch.pipeline.marks import with_marks
 
 PIECE = re.compile(r"\n|[^\S\n]+|\S+")
 
@@ -115,7 +120,7 @@ class AskScreen:
                 self._wrap.feed(printable(event.text))
             case Answered() | Failed():
                 self._generating = None
-            case RetrievalFinished():
+            case RetrievalFinished() | SentenceChecked():
                 pass
         if not self._streamed:
             self.live.update(self._progress())
@@ -141,7 +146,14 @@ class AskScreen:
             if not end.answer.text and end.answer.ground is Ground.NO_SOURCES:
                 self._notes.print(refusal(end.answer.ground, end.answer.replies))
             self._sources(self._console, end.answer.replies)
-            self._citations(end.answer)
+            self._citations(with_marks(end.answer))
+            for part in (conflicting_sources(end.answer), checked_sentences(end.answer)):
+                if part is not None:
+                    self._console.print()
+                    self._console.print(part)
+            if end.answer.explanation is not None:
+                self._console.print()
+                self._console.print(explained(end.answer.explanation))
             self._console.print()
             self._console.print(_summary(end.answer))
         elif end is not None:
@@ -230,6 +242,8 @@ def _outcome(reply: SourceReply) -> Text:
 def _summary(answer: Answer) -> Text:
     times = answer.timings
     writer = answer.model if answer.fallback is None else f"{answer.fallback.failed}, then {answer.model}"
+    suspects = sum(bool(passage.suspected_instructions) for passage in answer.passages)
+    removed = len(answer.removed_links)
     is_unfinished = not answer.refused and answer.finish_reason not in (None, "stop")
     text = joined(
         f"{times.total_ms} ms in all",
@@ -239,6 +253,10 @@ def _summary(answer: Answer) -> Text:
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
         f"{answer.omitted} documents left out of the prompt" if answer.omitted else "",
+        f"{suspects} {'passage seems' if suspects == 1 else 'passages seem'} to give orders to a model"
+        if suspects
+        else "",
+        f"{removed} {'link' if removed == 1 else 'links'} removed that no source has" if removed else "",
     )
     return Text(text, style="dim")
 
@@ -276,7 +294,21 @@ def _summary(answer: Answer) -> Text:
     help="Whether to quote the documents if the model fails before its first token "
     "[default: as AGGREGATOR_MODEL_FALLBACK says].",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Whether to check each sentence of the answer against the sources [default: as AGGREGATOR_VERIFY says].",
+)
+@click.option("--strict", is_flag=True, help="Leave out the sentences that no source supports.")
+@click.option("--explain", is_flag=True, help="Show each passage's way to the prompt, or why it was left out.")
 @click.option("--retrieve", is_flag=True, help="Only retrieve passages; do not generate an answer.")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Record the run in FILE, without secrets, for `anabranch replay`. The file has the question, the passages, "
+    "the prompt and the answer.",
+)
 @json_option
 @settings_option
 def command(
@@ -286,7 +318,11 @@ def command(
     tokens: tuple[str, ...],
     top_k: int | None,
     fallback: bool | None,
+    verify: bool | None,
+    strict: bool,
+    explain: bool,
     retrieve: bool,
+    record: Path | None,
     as_json: bool,
     settings: Settings,
 ) -> None:
@@ -295,7 +331,11 @@ def command(
     The exit status is 0 for an answer, 1 if the question or every source failed, 3 if no source has anything to answer
     from.
     """
+    if strict and verify is False:
+        raise click.UsageError("--strict and --no-verify exclude each other.")
     given = dict(_token(entry) for entry in tokens)
+    if record is not None and not record.parent.is_dir():
+        raise ConfigurationError(f"--record: there is no folder {record.parent}.")
 
     async def ask() -> int:
         async with (
@@ -308,15 +348,25 @@ def command(
                 top_k=top_k,
                 until=Until.MERGE if retrieve else Until.GENERATE,
                 fallback=fallback,
+                explain=explain,
+                verify=verify,
+                answer_policy="strict" if strict else "all",
+                record=record,
+                streaming=not as_json,
             ) as events,
         ):
-            return await _print_answer(events, settings, as_json=as_json)
+            return exit_status(await print_answer(events, as_json=as_json), settings)
 
-    sys.exit(asyncio.run(ask()))
+    status = asyncio.run(ask())
+    if record is not None:
+        notes().print(
+            f"Recorded in {printable(str(record))}. Replay it with: anabranch replay {printable(str(record))}"
+        )
+    sys.exit(status)
 
 
-async def _print_answer(events: AsyncIterator[AnswerEvent], settings: Settings, *, as_json: bool) -> int:
-    """Returns the exit status."""
+async def print_answer(events: AsyncIterator[AnswerEvent], *, as_json: bool) -> Answered | Failed | None:
+    """Returns the end."""
     screen = None if as_json else AskScreen()
     end: Answered | Failed | None = None
     with screen.live if screen is not None else nullcontext():
@@ -328,6 +378,10 @@ async def _print_answer(events: AsyncIterator[AnswerEvent], settings: Settings, 
         print_json(end.answer if isinstance(end, Answered) else end)
     else:
         screen.finish(end)
+    return end
+
+
+def exit_status(end: Answered | Failed | None, settings: Settings) -> int:
     if not isinstance(end, Answered):
         return 1
     if not end.answer.refused and (end.answer.text or end.answer.passages):

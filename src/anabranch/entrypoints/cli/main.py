@@ -20,6 +20,7 @@ METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 # Loaded only when it is run: the module and attribute of each command, and the first sentence of its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "ask": ("ask:command", "Ask a QUESTION; the answer is streamed, with its sources below it."),
+    "replay": ("replay:command", "Replay the run that is recorded in FILE, without a network."),
     "ingest": ("ingest:command", "Ingest files, folders and web pages into a collection."),
     "search": ("search:command", "Search the collections and print the best passages."),
     "collections": ("collections:collections", "List, create, show and delete collections."),
@@ -35,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "restore": ("records:restore", "Replace the records with FILE, a backup."),
     "models": ("models:group", "Install and list the models that run on this machine."),
     "mcp": ("mcp:group", "Run as an MCP server over stdio; list the configured MCP servers."),
-    "eval": ("evaluation:group", "Evaluate the search."),
+    "eval": ("evaluation:group", "Evaluate the search and the answers."),
 }
 
 

@@ -12,6 +12,7 @@ import click
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
+from anabranch.entrypoints.cli.checked_sentences import verdict_counts
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
@@ -82,6 +83,7 @@ def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | N
             surface=lambda one: one.surface or "",
             user=lambda one: one.user or "",
             outcome=lambda one: one.outcome or "",
+            faithfulness=lambda one: "" if one.faithfulness is None else f"{one.faithfulness:.2f}",
             rating=lambda one: one.rating or "",
             id=lambda one: one.id,
         ),
@@ -132,6 +134,7 @@ def _print_detail(detail: QueryDetail) -> None:
         *((name, getattr(detail, name)) for name in ("surface", "user", "outcome")),
         ("answer", detail.answer or withheld),
         *((f"[{one.citation_index}]", one.quoted_text) for one in detail.citations),
+        ("faithfulness", _faithfulness(detail)),
         ("model", detail.model),
         ("tokens", f"{detail.input_tokens:,} in, {detail.output_tokens:,} out"),
         ("time", f"{detail.latency_ms:,} ms, retrieval {detail.retrieval_ms:,} ms"),
@@ -150,6 +153,13 @@ def _print_detail(detail: QueryDetail) -> None:
                 for one in detail.passages
             ],
         )
+
+
+def _faithfulness(detail: QueryDetail) -> str:
+    if detail.faithfulness is None:
+        return ""
+    counts = verdict_counts(detail.verdicts or {})
+    return f"{detail.faithfulness:.2f}" + (f" ({counts})" if counts else "")
 
 
 def _setting(name: str, value: Any) -> str:

@@ -26,17 +26,20 @@ from anabranch.domain.model import (
     Endpoint,
     EvidenceUse,
     Fallback,
+    MaxTokens,
     Message,
+    Passage,
     Question,
-    SourceReply,
     Status,
+    Temperature,
     Usage,
     Value,
 )
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.query import FallbackWanted, Support
+from anabranch.entrypoints.http.query import AnswerSupport, FallbackWanted, RemovedLinks
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
+from anabranch.entrypoints.verification import VerificationView, VerifiedRequest, verification
 from anabranch.pipeline.run import Run
 
 WireStatus = Literal[
@@ -58,7 +61,7 @@ class EndpointRef(Value):
     kind: Annotated[Literal["space", "openai"], Meta(description="The protocol of the endpoint")] = "space"
 
 
-class ChatRequest(Value):
+class ChatRequest(VerifiedRequest, kw_only=True):
     """A question to data sources, and the model that answers it."""
 
     prompt: Annotated[str, Meta(min_length=1, description="The question", extra_json_schema={"pattern": r"\S"})]
@@ -76,19 +79,33 @@ class ChatRequest(Value):
     endpoint_tokens: Annotated[dict[str, str], Meta(description="Satellite tokens by owner")] | None = None
     transaction_tokens: Annotated[dict[str, str], Meta(description="Transaction tokens by owner")] | None = None
     top_k: Annotated[int, Meta(ge=1, description="Documents per source")] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     messages: Annotated[list[Message], Meta(description="Earlier turns")] | None = None
     retrieval_only: Annotated[bool, Meta(description="Documents only, no answer")] | None = None
     custom_system_prompt: str | None = None
     evidence: EvidenceUse | None = None
     fallback: FallbackWanted | None = None
+    defence: (
+        Annotated[
+            bool,
+            Meta(
+                description="Treat documents as data: boundaries in the prompt that no document can write, and no link "
+                "or HTML in the answer that no document has"
+            ),
+        ]
+        | None
+    ) = None
 
 
-class DocumentSource(Value, gc=False):
+class DocumentSource(Value, gc=False, omit_defaults=True):
+    """`suspected_instructions` are sentences that seem to give orders to a model; only with `defence` in the request,
+    and of documents in the prompt."""
+
     slug: str
     content: str
+    suspected_instructions: tuple[str, ...] = ()
 
 
 class SourceInfo(Value, gc=False):
@@ -110,10 +127,11 @@ class Metadata(Value, gc=False, omit_defaults=True):
         Annotated[Fallback, Meta(description="The model that failed, and why; the answer quotes the documents instead")]
         | None
     ) = None
-    support: Support | None = None
+    support: AnswerSupport | None = None
+    removed_links: RemovedLinks = ()
 
 
-class Done(Value):
+class Done(VerificationView, kw_only=True):
     """The end of a stream: everything but the text."""
 
     sources: dict[str, DocumentSource]
@@ -255,6 +273,9 @@ class ChatSurface(AnswerSurface):
                 system_prompt=request.custom_system_prompt or None,
                 evidence=request.evidence,
                 fallback=request.fallback,
+                defence=bool(request.defence),
+                verify=request.verify,
+                answer_policy=request.answer_policy or "all",
             ),
         )
 
@@ -311,26 +332,35 @@ def frame(event: AnswerEvent) -> bytes:
         case Failed():
             return event_frame(b"error", StreamError(message=event.message, error=event.code, details=event.details))
         case _:
-            return b""  # spec 1 has no event for a fallback; `done` says it
+            return b""  # spec 1 has no event for a fallback or a checked sentence; `done` says it
 
 
-def _sources(replies: tuple[SourceReply, ...]) -> dict[str, DocumentSource]:
+def _sources(answer: Answer) -> dict[str, DocumentSource]:
     """Every document as its source returned it; a second one with the same title is `Title (2)`."""
     sources: dict[str, DocumentSource] = {}
     copies: dict[str, int] = {}
-    for reply in replies:
+    for reply in answer.replies:
         for passage in reply.passages:
             title = passage.title
             while title in sources:
                 copies[passage.title] = count = copies.get(passage.title, 1) + 1
                 title = f"{passage.title} ({count})"
             sources[title] = DocumentSource(slug=passage.source, content=passage.text)
-    return sources
+    suspects = [passage for passage in answer.passages if passage.suspected_instructions]
+    return _marked(sources, suspects) if suspects else sources
+
+
+def _marked(sources: dict[str, DocumentSource], suspects: Sequence[Passage]) -> dict[str, DocumentSource]:
+    orders = {(one.source, one.text): one.suspected_instructions for one in suspects}
+    return {
+        title: msgspec.structs.replace(one, suspected_instructions=orders.get((one.slug, one.content), ()))
+        for title, one in sources.items()
+    }
 
 
 def _done(answer: Answer) -> Done:
     return Done(
-        sources=_sources(answer.replies),
+        sources=_sources(answer),
         retrieval_info=[
             SourceInfo(
                 path=reply.path,
@@ -348,6 +378,8 @@ def _done(answer: Answer) -> Done:
             finish_reason=None if answer.finish_reason == "stop" else answer.finish_reason,
             fallback=answer.fallback,
             support=answer.support,
+            removed_links=answer.removed_links,
         ),
         usage=answer.usage,
+        **verification(answer),
     )

@@ -12,7 +12,18 @@ from anabranch.app.publishing import Publication
 from anabranch.app.questions import Options, relayed
 from anabranch.domain.errors import AnabranchError, DeadlineExceeded, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import Answer, Context, Endpoint, Message, Passage, Question, Status, Value
+from anabranch.domain.model import (
+    Answer,
+    Context,
+    Endpoint,
+    MaxTokens,
+    Message,
+    Passage,
+    Question,
+    Status,
+    Temperature,
+    Value,
+)
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, SearchUnavailable, status_of
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
@@ -34,8 +45,8 @@ class EndpointQuery(Value):
     similarity_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     include_metadata: bool | None = True
     transaction_token: Annotated[str, Meta(max_length=8_192)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
     stream: bool | None = False
 
 

@@ -1,11 +1,10 @@
 """Questions to the collections: what /v1/query and /rag/stream share, and spec 5's POST /v1/query, answered as JSON or
 as server-sent events by one Run."""
 
-import hashlib
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from io import SEEK_END, StringIO
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -17,9 +16,21 @@ from anabranch.app.query_log import LogEntry
 from anabranch.app.questions import Options, SearchScope
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import Forbidden, InvalidQuestion
-from anabranch.domain.events import Answered, AnswerEvent, Failed, FellBack, RetrievalStarted, SourceReplied, Token
+from anabranch.domain.events import (
+    Answered,
+    AnswerEvent,
+    Failed,
+    FellBack,
+    PromptComposed,
+    RetrievalStarted,
+    SentenceChecked,
+    SourceReplied,
+    Token,
+)
+from anabranch.domain.explanation import ExplainWanted, Explanation
 from anabranch.domain.model import (
     Answer,
+    CheckedSentence,
     ChunkType,
     Citation,
     Duplicate,
@@ -27,22 +38,30 @@ from anabranch.domain.model import (
     Fallback,
     Filters,
     Ground,
+    MaxTokens,
     Message,
     Passage,
-    Place,
     Scores,
     Status,
     Usage,
     Value,
 )
+from anabranch.entrypoints.answer_json import AnswerJson, sentence_by_sentence
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
+from anabranch.entrypoints.verification import (
+    SentenceView,
+    VerificationView,
+    VerifiedRequest,
+    place_of,
+    sentence_view,
+    verification,
+)
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
 from anabranch.knowledge.records.queries import MAX_TURNS
-from anabranch.text.sentences import sentences
 
 MAX_QUERY = 10_000
 SEARCH_FAILED = "The search failed."
@@ -83,7 +102,7 @@ class FiltersForm(Value):
     ) = None
 
 
-class CollectionQuestion(Value):
+class CollectionQuestion(VerifiedRequest, kw_only=True):
     """A question to the collections that the caller may read, and to configured sources. The length of `query` is
     checked by each dialect, for its own message."""
 
@@ -102,6 +121,7 @@ class CollectionQuestion(Value):
         | None
     ) = None
     filters: FiltersForm | None = None
+    explain: ExplainWanted = False
 
 
 class QuerySettings(Value):
@@ -109,7 +129,7 @@ class QuerySettings(Value):
     rerank: bool | None = None
     include_sources: bool | None = None
     response_format: Literal["text", "json"] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_tokens: MaxTokens | None = None
     evidence: EvidenceUse | None = None
     fallback: FallbackWanted | None = None
 
@@ -128,7 +148,8 @@ class SourceView(Value):
     passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
     offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
     most 20; `also_in_count` is the number of all. `evidence` is the probability that it answers the question, null if
-    the evidence model did not read it."""
+    the evidence model did not read it. `suspected_instructions` are sentences that seem to give orders to a model, as
+    one reads them (decoded, in lower case)."""
 
     chunk_id: str
     document_id: str
@@ -152,11 +173,13 @@ class SourceView(Value):
     also_in: tuple[Duplicate, ...]
     also_in_count: int
     evidence: float | None
+    suspected_instructions: tuple[str, ...]
 
 
 class CitationView(Value):
     """The quoted text of a citation mark: `start_char` and `end_char` are offsets in the document's content,
-    `answer_start` and `answer_end` those of the mark in the answer."""
+    `answer_start` and `answer_end` those of the mark in the answer. They are equal if the answer has no mark for it:
+    one belongs there, at the end of the sentence."""
 
     citation_index: int
     chunk_id: str
@@ -178,20 +201,19 @@ class SourceStatus(Value):
     error: str | None
 
 
-class Sentence(Value):
-    text: str
-    citations: tuple[int, ...]
-
-
-class AnswerJson(Value):
-    """The answer without citation marks, and its sentences with the numbers of their sources."""
-
-    answer: str
-    sentences: tuple[Sentence, ...]
-
-
-Support = Annotated[
+AnswerSupport = Annotated[
     float, Meta(description="The probability that the passages answer the question, of an answer that quotes them")
+]
+
+
+ExplanationView = Annotated[
+    Explanation, Meta(description="Each passage's way to the prompt; only with `explain` in the request")
+]
+
+
+RemovedLinks = Annotated[
+    tuple[str, ...],
+    Meta(description="Addresses that the model wrote and no source has: in the answer they are no links; at most 100"),
 ]
 
 
@@ -203,7 +225,7 @@ class QueryUsage(Value):
     model: str
 
 
-class QueryDone(Value):
+class QueryDone(VerificationView, kw_only=True):
     """The end of a stream: everything but the text and the sources."""
 
     query_id: str
@@ -214,7 +236,8 @@ class QueryDone(Value):
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
-    support: Support | None
+    support: AnswerSupport | None
+    removed_links: RemovedLinks
     fallback: (
         Annotated[
             Fallback, Meta(description="The model that failed, and why; `usage.model` is the one that answered instead")
@@ -223,6 +246,7 @@ class QueryDone(Value):
     ) = UNSET
     answer_json: AnswerJson | UnsetType = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
+    explanation: ExplanationView | UnsetType = UNSET
 
 
 class QueryResponse(QueryDone, kw_only=True):
@@ -234,6 +258,13 @@ class QueryResponse(QueryDone, kw_only=True):
 
 class QueryToken(Value):
     text: str
+
+
+class QuerySentence(Value):
+    """A sentence of the answer, as soon as it is complete and was checked; `index` counts from 0."""
+
+    index: int
+    sentence: SentenceView
 
 
 class QueryFallback(Fallback, kw_only=True):
@@ -250,11 +281,13 @@ STREAM = EventStream(
     "QueryEvent",
     "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
     "`include_sources` is false), and at the end `done`; on any failure, one `error`. If the model fails before its "
-    "first token and the documents are quoted instead, `fallback` comes first. Each event has one `data:` line of "
-    "JSON, of the type under its name here. A comment line may come at any time.",
+    "first token and the documents are quoted instead, `fallback` comes first. If the answer is verified, `sentence` "
+    "comes as soon as a sentence was checked, and `done` has them all. Each event has one `data:` line of JSON, of the "
+    "type under its name here. A comment line may come at any time.",
     {
         "fallback": QueryFallback,
         "token": QueryToken,
+        "sentence": QuerySentence,
         "sources": QuerySources,
         "done": QueryDone,
         "error": KnowledgeError,
@@ -275,6 +308,9 @@ class QueryRenderer:
     with_status: bool = False
     _failed: bool = False
     _single_source: bool = False
+    # What a sentence refers to: the passages in the prompt, and the answer so far.
+    _passages: tuple[Passage, ...] = ()
+    _text: StringIO = field(default_factory=StringIO)
 
     def response(self, answer: Answer) -> bytes:
         done = msgspec.structs.asdict(self._done(answer))
@@ -286,7 +322,14 @@ class QueryRenderer:
             return b""
         match event:
             case Token():
+                self._text.write(event.text)
                 return event_frame(b"token", QueryToken(text=event.text))
+            case SentenceChecked(index=index, sentence=checked):
+                view = sentence_view(checked, self._said(checked), self._passages)
+                return event_frame(b"sentence", QuerySentence(index=index, sentence=view))
+            case PromptComposed(passages=passages):
+                self._passages = passages
+                return b""
             case FellBack(model=model, fallback=why):
                 return event_frame(b"fallback", QueryFallback(model=model, **msgspec.structs.asdict(why)))
             case RetrievalStarted(sources=endpoints):
@@ -303,6 +346,12 @@ class QueryRenderer:
                 return event_frame(b"error", knowledge_error(event.code, event.message, event.details))
             case _:
                 return b""
+
+    def _said(self, sentence: CheckedSentence) -> str:
+        self._text.seek(sentence.start)
+        said = self._text.read(sentence.end - sentence.start)
+        self._text.seek(0, SEEK_END)
+        return said
 
     def _sources(self, answer: Answer) -> list[SourceView] | UnsetType:
         return UNSET if self.settings.include_sources is False else sources(answer)
@@ -323,9 +372,12 @@ class QueryRenderer:
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
             support=answer.support,
+            removed_links=answer.removed_links,
             fallback=answer.fallback or UNSET,
             answer_json=sentence_by_sentence(answer) if self.settings.response_format == "json" else UNSET,
             source_status=statuses(answer) if self.with_status else UNSET,
+            explanation=answer.explanation or UNSET,
+            **verification(answer),
         )
 
 
@@ -370,6 +422,9 @@ class QuerySurface(AnswerSurface):
             fresh=wants_fresh(call),
             evidence=settings.evidence,
             fallback=settings.fallback,
+            explain=request.explain,
+            verify=request.verify,
+            answer_policy=request.answer_policy or "all",
         )
         renderer = QueryRenderer(
             query_id=entry.query_id,
@@ -482,14 +537,6 @@ def sources(answer: Answer) -> list[SourceView]:
     ]
 
 
-def place_of(passage: Passage) -> Place:
-    """The place in its collection; a passage of another source is a place of its own."""
-    if passage.place is not None:
-        return passage.place
-    identity = hashlib.blake2b(f"{passage.source}\0{passage.text}".encode(), digest_size=16).hexdigest()
-    return Place(chunk_id=identity, collection="", start=0, end=len(passage.text), tokens=0, url=passage.url)
-
-
 def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -> SourceView:
     passage = found.get(place_of(merged).chunk_id, merged)
     place = place_of(passage)
@@ -515,6 +562,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -
         scores=place.scores,
         chunk_type=place.chunk_type,
         evidence=merged.evidence,
+        suspected_instructions=merged.suspected_instructions,
         **merged.shown_duplicates,
     )
 
@@ -548,37 +596,3 @@ def statuses(answer: Answer) -> list[SourceStatus]:
         )
         for reply in answer.replies
     ]
-
-
-def sentence_by_sentence(answer: Answer) -> AnswerJson:
-    """Removes the citation marks, and gives each to the sentence that contains or precedes it, and to those before it
-    that it quotes, such as the items of a list."""
-    text, at = "", 0
-    marks: dict[int, list[Citation]] = {}
-    for citation in answer.citations:
-        if citation.start >= at:
-            # A mark on a line of its own belongs to the lines above it.
-            alone = answer.text[citation.end : citation.end + 1] in ("", "\n")
-            text = (text + answer.text[at : citation.start]).rstrip(None if alone else " ")
-            at = citation.end
-        marks.setdefault(len(text), []).append(citation)
-    text += answer.text[at:]
-    places = sorted(marks)
-    found: list[Sentence] = []
-    previous_end = 0
-    for start, end in sentences(text):
-        first, last = bisect_right(places, previous_end), bisect_right(places, end)
-        own = [citation for place in places[first:last] for citation in marks[place]]
-        if not own and last < len(places):
-            own = _quoting(text[start:end], marks[places[last]], answer.passages)
-        numbers = dict.fromkeys(citation.passage + 1 for citation in own)
-        found.append(Sentence(text=text[start:end], citations=tuple(numbers)))
-        previous_end = end
-    return AnswerJson(answer=text.strip(), sentences=tuple(found))
-
-
-def _quoting(sentence: str, citations: Sequence[Citation], passages: Sequence[Passage]) -> list[Citation]:
-    """The citations whose quoted words have this sentence."""
-    words = " ".join(sentence.split())
-    quoted = (passages[one.passage].text[one.passage_start : one.passage_end] for one in citations)
-    return [one for one, text in zip(citations, quoted, strict=True) if words in " ".join(text.split())]

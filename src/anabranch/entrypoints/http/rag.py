@@ -12,19 +12,21 @@ from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, Ground, Message, Usage, Value
+from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, Ground, MaxTokens, Message, Usage, Value
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.http.query import (
     MAX_QUERY,
+    AnswerSupport,
     CitationView,
     CollectionQuestion,
+    ExplanationView,
     FallbackWanted,
+    RemovedLinks,
     SourceStatus,
     SourceView,
-    Support,
     citations,
     search_scope,
     sources,
@@ -32,6 +34,7 @@ from anabranch.entrypoints.http.query import (
     wants_fresh,
 )
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, data_frame
+from anabranch.entrypoints.verification import VerificationView, verification
 from anabranch.pipeline.answer import similarity
 from anabranch.text.messages import LANGUAGES, known, language_of, message
 
@@ -82,11 +85,11 @@ class RagRequest(CollectionQuestion):
     messages: Annotated[list[RagTurn], Meta(max_length=50, description="Earlier turns, oldest first")] | None = None
     rerank: bool = True
     evidence: EvidenceUse | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_tokens: MaxTokens | None = None
     fallback: FallbackWanted | None = None
 
 
-class RagDone(Value):
+class RagDone(VerificationView, kw_only=True):
     """The end of an answer. `guardrail` is null for an answer; `no_context` means that no passage supports one, and
     `guardrail_reason` says why."""
 
@@ -112,7 +115,8 @@ class RagDone(Value):
     ]
     retrieval_ms: int
     latency_ms: int
-    support: Support | None
+    support: AnswerSupport | None
+    removed_links: RemovedLinks
     fallback: (
         Annotated[
             Fallback, Meta(description="The model that failed, and why; `model` is the one that answered instead")
@@ -120,6 +124,7 @@ class RagDone(Value):
         | UnsetType
     ) = UNSET
     source_status: list[SourceStatus] | UnsetType = UNSET
+    explanation: ExplanationView | UnsetType = UNSET
 
 
 class RagProblem(Value):
@@ -203,8 +208,11 @@ class RagRenderer:
             retrieval_ms=answer.timings.retrieval_ms,
             latency_ms=answer.timings.total_ms,
             support=answer.support,
+            removed_links=answer.removed_links,
             fallback=_fallback(answer),
             source_status=statuses(answer) if self.with_status else UNSET,
+            explanation=answer.explanation or UNSET,
+            **verification(answer),
         )
 
 
@@ -289,6 +297,9 @@ class RagSurface(AnswerSurface):
                 threshold=request.threshold,
                 diversity=request.mmr_lambda,
                 fallback=request.fallback,
+                explain=request.explain,
+                verify=request.verify,
+                answer_policy=request.answer_policy or "all",
                 language=language,
                 answer_in=language if request.language is not None else None,
             ),

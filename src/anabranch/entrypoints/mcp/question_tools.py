@@ -3,15 +3,17 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.endpoint_resolver import COLLECTIONS
 from anabranch.app.query_log import LogEntry
-from anabranch.app.questions import SearchScope
+from anabranch.app.questions import Options, SearchScope
 from anabranch.domain.errors import NotFound
 from anabranch.domain.events import FellBack, GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Filters, Ground, Passage, SourceReply, Status
+from anabranch.entrypoints.answer_json import sentence_by_sentence
 from anabranch.entrypoints.http.errors import SearchUnavailable
-from anabranch.entrypoints.http.query import place_of, sentence_by_sentence
 from anabranch.entrypoints.mcp.schemas import (
     AskArguments,
     AskedSource,
@@ -20,7 +22,9 @@ from anabranch.entrypoints.mcp.schemas import (
     FoundPassage,
     SearchResponse,
 )
+from anabranch.entrypoints.verification import place_of, verification
 from anabranch.knowledge.model import Caller
+from anabranch.pipeline.marks import with_marks
 from anabranch.text.messages import message
 
 if TYPE_CHECKING:
@@ -76,7 +80,9 @@ async def ask(
     questions, name = anabranch.questions, arguments.model
     model = questions.named_model(name, configured=caller.trusted) if name else None
     scope = await _scope(anabranch, arguments.question, arguments.sources or (), caller)
-    run, _ = await anabranch.begin(questions.ask_tool(arguments.question, scope, top_k, model), caller.context)
+    verify, policy = arguments.verify, arguments.answer_policy
+    options = Options(top_k=top_k, verify=verify if verify is not UNSET else None, answer_policy=policy or "all")
+    run, _ = await anabranch.begin(questions.ask_tool(arguments.question, scope, options, model), caller.context)
     done, total = 0, len(scope.sources) + 1
     async with run.listen() as listener:
         async for event in listener:
@@ -90,7 +96,7 @@ async def ask(
                     await progress(done + 0.75, total, f"{why.failed} failed; quoting the documents")
                 case _:
                     pass
-        return _answered(await run.value())
+        return _answered(with_marks(await run.value()))
 
 
 async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], caller: McpCaller) -> SearchScope:
@@ -160,11 +166,15 @@ def _found(rank: int, passage: Passage) -> FoundPassage:
         url=place.url,
         chunk_id=place.chunk_id,
         chunk_type=place.chunk_type,
+        suspected_instructions=passage.suspected_instructions,
         **passage.shown_duplicates,
     )
 
 
 def _answered(answer: Answer) -> AskResponse:
+    verified = dict(verification(answer))
+    # `sentences` is another field here, which is older.
+    checked = verified.pop("sentences", UNSET)
     return AskResponse(
         answer=answer.text,
         refused=answer.refused,
@@ -184,6 +194,9 @@ def _answered(answer: Answer) -> AskResponse:
         time_ms=answer.timings.total_ms,
         fallback=answer.fallback,
         support=answer.support,
+        removed_links=answer.removed_links,
+        checked_sentences=checked,
+        **verified,
     )
 
 
@@ -201,6 +214,7 @@ def _cited(citation: Citation, passage: Passage) -> CitedPassage:
         answer_start=citation.start,
         answer_end=citation.end,
         chunk_type=place.chunk_type,
+        suspected_instructions=passage.suspected_instructions,
         **passage.shown_duplicates,
     )
 

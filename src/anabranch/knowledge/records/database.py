@@ -64,7 +64,10 @@ class Database:
         self.path = folder / NAME
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
+        # Guards `_opened`, `_uses` and `_closed`; notified when nothing uses a connection any more.
+        self._lock = threading.Condition()
+        self._uses = 0
+        self._closed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records-writer")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="records-reader")
 
@@ -75,7 +78,8 @@ class Database:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             database = cls(folder)
             database.path.touch(mode=0o600)  # the folder may be readable by others
-            migrate(database._connection())
+            with database._connection() as connection:
+                migrate(connection)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
                 f"AGGREGATOR_DATA_DIR: the records in {folder} cannot be opened ({error}). Check who may read and "
@@ -88,15 +92,15 @@ class Database:
 
     def reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Read in the calling thread, in one snapshot; in a new one if `work` raises StaleSnapshot."""
-        connection = self._connection()
-        for _ in range(SNAPSHOTS):
-            try:
-                with _transaction(connection, "BEGIN"):
-                    return work(connection)
-            except StaleSnapshot:
-                continue
-            except sqlite3.OperationalError as error:
-                raise StoreFailed(f"The records cannot be read ({error}).") from error
+        with self._connection() as connection:
+            for _ in range(SNAPSHOTS):
+                try:
+                    with _transaction(connection, "BEGIN"):
+                        return work(connection)
+                except StaleSnapshot:
+                    continue
+                except sqlite3.OperationalError as error:
+                    raise StoreFailed(f"The records cannot be read ({error}).") from error
         raise StoreFailed("The index is being replaced too often to search it; ask again.")
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -104,39 +108,53 @@ class Database:
 
     def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Write in the calling thread: all or nothing, and on disk when this returns."""
-        connection = self._connection()
-        for attempt in range(RETRIES + 1):
-            try:
-                with _transaction(connection, "BEGIN IMMEDIATE"):
-                    return work(connection)
-            except sqlite3.OperationalError as error:
-                if attempt == RETRIES or error.sqlite_errorcode not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise StoreFailed(f"The records cannot be written ({error}).") from error
-                time.sleep(RETRY_S)
+        with self._connection() as connection:
+            for attempt in range(RETRIES + 1):
+                try:
+                    with _transaction(connection, "BEGIN IMMEDIATE"):
+                        return work(connection)
+                except sqlite3.OperationalError as error:
+                    if attempt == RETRIES or error.sqlite_errorcode not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                        raise StoreFailed(f"The records cannot be written ({error}).") from error
+                    time.sleep(RETRY_S)
         raise AssertionError
 
     def backup(self, target: Path) -> None:
         """Copy the records with SQLite's online backup, while they are in use."""
-        with closing(sqlite3.connect(target)) as copy:
-            self._connection().backup(copy, pages=1_000)
+        with closing(sqlite3.connect(target)) as copy, self._connection() as connection:
+            connection.backup(copy, pages=1_000)
             copy.execute("PRAGMA journal_mode = DELETE")
 
     def close(self) -> None:
         self._writer.shutdown()
         self._readers.shutdown()
         with self._lock:
+            self._closed = True
+            # A thread whose caller was cancelled may still read: SQLite crashes if its connection is closed.
+            self._lock.wait_for(lambda: not self._uses)
             for connection in self._opened:
                 with suppress(sqlite3.Error):
                     connection.close()
             self._opened.clear()
 
-    def _connection(self) -> sqlite3.Connection:
-        """The calling thread's connection."""
-        if not hasattr(self._local, "connection"):
-            self._local.connection = connect(self.path)
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """The calling thread's connection, which is not closed meanwhile."""
+        with self._lock:
+            if self._closed:
+                raise StoreFailed("The records are closed.")
+            self._uses += 1
+        try:
+            if not hasattr(self._local, "connection"):
+                self._local.connection = connect(self.path)
+                with self._lock:
+                    self._opened.append(self._local.connection)
+            yield self._local.connection
+        finally:
             with self._lock:
-                self._opened.append(self._local.connection)
-        return self._local.connection  # type: ignore[no-any-return]
+                self._uses -= 1
+                if not self._uses:
+                    self._lock.notify_all()
 
 
 def connect(path: Path) -> sqlite3.Connection:

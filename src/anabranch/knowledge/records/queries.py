@@ -31,7 +31,8 @@ class QuotedChunk(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. If it is not `kept`, it is only counted."""
+    client sends with its feedback. `verdicts` counts the sentences of a verified answer. If it is not `kept`, it is
+    only counted."""
 
     id: str
     user: str
@@ -54,6 +55,7 @@ class QueryRecord(Value):
     endpoint: str | None = None
     transaction_token: str | None = None
     faithfulness: float | None = None
+    verdicts: dict[str, int] | None = None
     relevance: float | None = None
     surface: str | None = None
     settings: Any = None
@@ -77,7 +79,8 @@ class QueryFilter(Value):
 class LoggedQuery(Value):
     """An entry of the query log, without its answer. `key` is its position in the log, `rated_us` in the feedback.
     `question` is empty if it was not kept; entries of version 0.1.0 have no surface and no settings. `rewritten` and
-    `variants` are empty if they may repeat an answer that is withheld."""
+    `variants` are empty if they may repeat an answer that is withheld. `verdicts` counts the sentences of a verified
+    answer."""
 
     key: int
     id: str
@@ -100,6 +103,8 @@ class LoggedQuery(Value):
     rating: Rating | None
     comment: str | None
     rated_us: int | None
+    faithfulness: float | None
+    verdicts: dict[str, int] | None
 
 
 class RetrievedPassage(Value):
@@ -122,7 +127,6 @@ class LoggedAnswer(Value):
     withheld: bool
     citations: tuple[QuotedChunk, ...]
     passages: tuple[RetrievedPassage, ...]
-    faithfulness: float | None
     relevance: float | None
 
 
@@ -206,7 +210,7 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
         ),
     )
     db.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
+        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?)",
         (
             query.id,
             query.answer,
@@ -217,6 +221,7 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
             query.faithfulness,
             query.relevance,
             now,
+            None if query.verdicts is None else as_json(query.verdicts),
         ),
     )
     db.executemany(
@@ -270,7 +275,8 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
 
 ENTRY = (
     "SELECT queries.rowid AS key, queries.*, answer, refused, model, input_tokens, output_tokens, faithfulness, "
-    "relevance, feedback, comment, rated_us FROM queries LEFT JOIN responses ON responses.query = queries.id WHERE "
+    "relevance, feedback, comment, rated_us, verdicts FROM queries "
+    "LEFT JOIN responses ON responses.query = queries.id WHERE "
 )
 CONDITIONS = {
     "user": "queries.user = ?",
@@ -343,7 +349,6 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
             if one["document"] in visible
         ),
         passages=tuple(_passage(one) for one in shown),
-        faithfulness=row["faithfulness"],
         relevance=row["relevance"],
     )
 
@@ -396,6 +401,8 @@ def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
         rating=row["feedback"],
         comment=row["comment"],
         rated_us=row["rated_us"],
+        faithfulness=row["faithfulness"],
+        verdicts=msgspec.json.decode(row["verdicts"] or "null"),
     )
 
 

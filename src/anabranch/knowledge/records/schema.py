@@ -266,4 +266,9 @@ WHERE status IN ('pending', 'processing', 'failed') AND items.key >= (SELECT min
 );
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};")
+# How many sentences of a verified answer have each verdict, as JSON.
+VERDICTS = """
+ALTER TABLE responses ADD COLUMN verdicts TEXT;
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS)

@@ -1,6 +1,5 @@
 """Frames of MCP transports: limits on size, and a tap that reads what passes."""
 
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,21 +22,9 @@ from mcp_types import (
 )
 
 from anabranch.domain.errors import UpstreamError
+from anabranch.network.surrogates import repair_surrogates
 
 S = TypeVar("S", ReadStream[SessionMessage | Exception], WriteStream[SessionMessage])
-
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-# Matches whole escapes, so that an escaped backslash does not start one.
-ESCAPES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
-)
-
-
-def repair_surrogates(text: bytes) -> bytes:
-    """The text with U+FFFD in place of each lone surrogate."""
-    if SURROGATE.search(text) is None:
-        return text
-    return ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
 
 
 class SurrogateRepair:

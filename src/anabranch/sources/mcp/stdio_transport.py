@@ -26,14 +26,9 @@ from mcp_types import (
 
 from anabranch.domain.errors import FailureKind, UpstreamError
 from anabranch.domain.mcp import McpServer
+from anabranch.network.surrogates import repair_surrogates
 from anabranch.sources.mcp import process_guard
-from anabranch.sources.mcp.framing import (
-    MAX_OUTPUT_LINE,
-    LineBuffer,
-    OutputLimiter,
-    UnsolicitedLimit,
-    repair_surrogates,
-)
+from anabranch.sources.mcp.framing import MAX_OUTPUT_LINE, LineBuffer, OutputLimiter, UnsolicitedLimit
 from anabranch.sources.mcp.services import McpTiming
 
 CHUNK = 65_536

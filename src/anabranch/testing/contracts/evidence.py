@@ -1,9 +1,9 @@
-"""The tests of the contract Evidence."""
+"""The tests of the contracts Evidence and ClaimChecker."""
 
 import asyncio
 import time
 
-from anabranch.domain.evidence import Evidence, EvidencePage, ReadableUnit, Reading, Verdict
+from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, ReadableUnit, Reading, Verdict
 
 QUESTION = "Which university was founded in Uppsala?"
 # Zero-width characters, surrogates, no spaces, only marks, special tokens, control characters, many scripts.
@@ -51,10 +51,7 @@ class EvidenceContract:
         readings = await evidence.read(QUESTION, inputs)
         assert [reading and [len(units) for units in reading.units] for reading in readings] == [[2], [2], [2, 2], [2]]
         assert readings[1] == readings[3] != readings[0]
-        verdicts = await evidence.check("A university was founded in Uppsala.", inputs)
-        assert verdicts[1] == verdicts[3] != verdicts[0]
         assert await evidence.read(QUESTION, []) == []
-        assert await evidence.check(QUESTION, []) == []
 
     async def test_a_page_about_the_subject_is_more_relevant(self, evidence: Evidence) -> None:
         far, near = await evidence.read(QUESTION, [(FAR,), (NEAR,)])
@@ -77,19 +74,11 @@ class EvidenceContract:
             text = pages[reading.answer.page].units[reading.answer.unit].text
             assert text[reading.answer.start : reading.answer.end].strip()
 
-    async def test_a_verdict_is_three_probabilities(self, evidence: Evidence) -> None:
-        for verdict in await evidence.check("Fish is dried.", [(NEAR,), (FAR,), (NEAR, FAR)]):
-            assert verdict is not None
-            shares = (verdict.supported, verdict.unknown, verdict.contradicted)
-            assert all(0 <= share <= 1 for share in shares)
-            assert abs(sum(shares) - 1) < 1e-6
-
     async def test_any_text_is_read(self, evidence: Evidence) -> None:
         for text in HOSTILE:
             inputs = [(page(text, text, "Fish.", text, before=text),), (page(text),), (), (page(text, text),) * 3]
             for pages, reading in zip(inputs, await evidence.read(text, inputs), strict=True):
                 assert fits(reading, pages), text[:20]
-            assert all(isinstance(verdict, Verdict) for verdict in await evidence.check(text, inputs))
 
     async def test_of_many_units_the_first_are_read(self, evidence: Evidence) -> None:
         pages = (page("Many", *["Fish."] * 20_000),)
@@ -109,10 +98,40 @@ class EvidenceContract:
     async def test_after_its_time_nothing_is_read(self, evidence: Evidence) -> None:
         now = time.monotonic()
         assert await evidence.read(QUESTION, [(NEAR,), (FAR,)], until=now) == [None, None]
-        assert await evidence.check(QUESTION, [(NEAR,)], until=now) == [None]
         assert None not in await evidence.read(QUESTION, [(NEAR,), (FAR,)], until=now + 600)
 
     async def test_calls_at_the_same_time_do_not_mix(self, evidence: Evidence) -> None:
         expected = await evidence.read(QUESTION, [(NEAR,), (FAR,)])
         found = await asyncio.gather(*(evidence.read(QUESTION, [(NEAR,), (FAR,)]) for _ in range(8)))
         assert all(readings == expected for readings in found)
+
+
+class ClaimCheckerContract:
+    """The fixture `checker` gives a ClaimChecker."""
+
+    async def test_each_input_has_a_verdict_in_the_order_of_the_inputs(self, checker: ClaimChecker) -> None:
+        verdicts = await checker.check("A university was founded in Uppsala.", [(FAR,), (NEAR,), (FAR, NEAR), (NEAR,)])
+        assert verdicts[1] == verdicts[3] != verdicts[0]
+        assert await checker.check(QUESTION, []) == []
+
+    async def test_a_verdict_is_three_probabilities(self, checker: ClaimChecker) -> None:
+        for verdict in await checker.check("Fish is dried.", [(NEAR,), (FAR,), (NEAR, FAR)]):
+            assert verdict is not None
+            shares = (verdict.supported, verdict.unknown, verdict.contradicted)
+            assert all(0 <= share <= 1 for share in shares)
+            assert abs(sum(shares) - 1) < 1e-6
+
+    async def test_its_details_belong_to_the_claim_and_to_the_page(self, checker: ClaimChecker) -> None:
+        for text in ("Fish is dried, naïvely, in 1990.", *HOSTILE):
+            [verdict] = await checker.check(text, [(NEAR,)])
+            assert verdict is not None
+            assert len(verdict.units) <= len(NEAR.units)
+            assert all(0 <= start <= end <= len(text) for start, end, _ in verdict.words)
+
+    async def test_any_text_is_checked(self, checker: ClaimChecker) -> None:
+        for text in HOSTILE:
+            inputs = [(page(text, text, "Fish.", text, before=text),), (page(text),), (), (page(text, text),) * 3]
+            assert all(isinstance(verdict, Verdict) for verdict in await checker.check(text, inputs))
+
+    async def test_after_its_time_nothing_is_checked(self, checker: ClaimChecker) -> None:
+        assert await checker.check(QUESTION, [(NEAR,)], until=time.monotonic()) == [None]

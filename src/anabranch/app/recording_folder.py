@@ -1,0 +1,74 @@
+"""The folder with recordings of a server's runs: the last ones, for the operator."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from anabranch.configuration.settings import Settings
+from anabranch.domain.contracts import Answerer, Telemetry
+from anabranch.domain.errors import RecordingError
+from anabranch.domain.signals import RecordingFailed
+
+if TYPE_CHECKING:
+    from anabranch.app.recording import RunRecorder
+
+PREFIX, SUFFIX = "run-", ".json"
+UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+MAX_NAME = 100
+
+
+class StartedRecording(NamedTuple):
+    """A recorder, and what a Run needs so that it is recorded."""
+
+    recorder: "RunRecorder"
+    answerer: Answerer
+    telemetry: Telemetry
+
+
+class RecordingFolder:
+    """Records Runs into files, and deletes the oldest when there are more than `keep`."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, recorded: "Callable[[RunRecorder], Answerer]", telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._folder = folder.expanduser()
+        self._recorded = recorded
+        self._telemetry = telemetry
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> StartedRecording:
+        from anabranch.app.recording import RunRecorder  # noqa: PLC0415  most servers do not record
+
+        recorder = RunRecorder(self._settings)
+        return StartedRecording(recorder, self._recorded(recorder), recorder.telemetry(self._telemetry))
+
+    def keep(self, recorder: "RunRecorder") -> None:
+        """Write the recording of a Run that has ended, without making anyone wait."""
+        task = asyncio.create_task(self._write(recorder))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def settled(self) -> None:
+        """Wait until all recordings are written."""
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    async def _write(self, recorder: "RunRecorder") -> None:
+        name = UNSAFE.sub("-", recorder.name)[:MAX_NAME]
+        try:
+            await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await recorder.save(self._folder / f"{PREFIX}{name}{SUFFIX}")
+            await asyncio.to_thread(self._delete_oldest)
+        except RecordingError as error:
+            self._telemetry.noted(RecordingFailed(reason=error.message))
+        except OSError as error:
+            self._telemetry.noted(RecordingFailed(reason=f"{self._folder}: {error.strerror or error}."))
+
+    def _delete_oldest(self) -> None:
+        # A name begins with the time, so the names sort by age.
+        files = sorted(self._folder.glob(f"{PREFIX}*{SUFFIX}"))
+        for path in files[: -self._settings.recordings_keep]:
+            path.unlink(missing_ok=True)

