@@ -22,6 +22,7 @@ from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 
 from anabranch.app.event_streams import Timing
 from anabranch.configuration.settings import Settings
+from anabranch.domain.mcp import Aggregation
 from anabranch.entrypoints.http.app import Service
 from anabranch.entrypoints.http.server import HeadCapped, Socket
 from anabranch.telemetry.log import configured_log
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from anabranch.models.evidence import OnnxClaims, OnnxEvidence
 
 LOCAL = ("127.0.0.0/8",)
+# A busy machine takes seconds to start an MCP server.
+PATIENT = Aggregation(server_timeout_s=30.0, total_timeout_s=30.0)
 
 # The tests start hundreds of processes. Compiled modules are kept, or each process compiles the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -182,10 +185,10 @@ async def running(
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Server]]:
-    """Serve with given settings; unless the test says otherwise, loopback endpoints are allowed, and a model that fails
-    is not asked again."""
-    data_dir = str(tmp_path / "data")
-    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": data_dir, "model_retries": 0}
+    """Serve with given settings; unless the test says otherwise, loopback endpoints are allowed, MCP servers have time
+    to start, and a model that fails is not asked again."""
+    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": str(tmp_path / "data")}
+    usual |= {"aggregation": PATIENT, "model_retries": 0}
     return lambda timing=Timing(), **given: running(Settings(**{**usual, **given}), timing=timing)
 
 

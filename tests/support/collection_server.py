@@ -21,7 +21,7 @@ from anabranch.entrypoints.cli.resources import alone, is_indexed
 from anabranch.knowledge.records import keys
 from anabranch.knowledge.records.database import Database
 from anabranch.testing.http_server import HttpServer
-from conftest import LOCAL, Server, SseEvent, parse_sse, running
+from conftest import LOCAL, PATIENT, Server, SseEvent, parse_sse, running
 
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("staff",), "bob": (), "carol": ("staff", "board")}
 PATIENCE_S = 30.0
@@ -133,7 +133,7 @@ async def library_with_indexer(folder: Path, models_dir: Path, **given: Any) -> 
 
 def _settings(folder: Path, models_dir: Path, given: Mapping[str, Any]) -> Settings:
     # Rules choose the quotations: most tests are about something else, and the evidence model takes time to load.
-    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off"}
+    quiet = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "evidence": "off", "aggregation": PATIENT}
     return Settings(data_dir=str(folder), **{**quiet, "models_dir": str(models_dir), **given})
 
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anabranch.text.citation_marks import code_spans, without_marks
 from anabranch.text.statements import (
     Statement,
     StatementReader,
     claims_something,
-    code_spans,
     statements,
-    without_marks,
     without_signs,
 )
 from support.examples import examples

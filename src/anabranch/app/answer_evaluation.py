@@ -15,9 +15,10 @@ from anabranch.domain.evidence import ClaimChecker
 from anabranch.domain.model import Answer, AnswerPolicy, Passage, Until, Value
 from anabranch.pipeline.verify import WORTH, SentenceCheck
 from anabranch.text.answer_match import containment, token_f1, tokens
+from anabranch.text.citation_marks import without_marks
 from anabranch.text.pages import titled
 from anabranch.text.sentences import Span
-from anabranch.text.statements import claims_something, statements, without_marks
+from anabranch.text.statements import claims_something, statements
 
 # Passages of one sentence that are read; further ones are not counted.
 MAX_CITED = 10

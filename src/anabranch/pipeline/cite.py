@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from anabranch.domain.model import Citation, Delta, Passage
-from anabranch.text.statements import MARK, code_spans
+from anabranch.text.citation_marks import MARK, code_spans
 
 NAMES = re.compile(r"[,;]|(?<=\d) (?:and|&) (?=\d)")
 # A passage by its number, or several: 3, 1-3, Source 1, ^1.

@@ -25,10 +25,11 @@ from anabranch.evidence.claims import Candidate, Finding, Quoted, ReadPassages, 
 from anabranch.evidence.conflicts import MAX_S as MAX_CONFLICTS_S
 from anabranch.evidence.conflicts import both_sides, conflicts
 from anabranch.pipeline.cite import MAX_CITATIONS, Marks, SupportingWords, WrittenMark, cited
+from anabranch.text.citation_marks import without_marks
 from anabranch.text.exact_checks import Difference
 from anabranch.text.language import is_english
 from anabranch.text.messages import message
-from anabranch.text.statements import Statement, StatementReader, claims_something, without_marks, without_signs
+from anabranch.text.statements import Statement, StatementReader, claims_something, without_signs
 
 if TYPE_CHECKING:
     from anabranch.text.safe_markdown import SafeMarkdown

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from anabranch.text.citation_marks import FENCE
 from anabranch.text.courtesies import only_announces, says_nothing
 from anabranch.text.sentences import Span, sentences, trim
 
-# A citation mark: [3], [1, 2], [owner/slug], and with the brackets of Chinese and Japanese.
-MARK = re.compile(r"[\[\u3010]([^\[\]\u3010\u3011\n]{1,500})[\]\u3011]")
 _LINKED_NUMBER = r"\[[\d,; ]{1,500}\]\([^()\s]{0,2000}\)"
 # Behind a sentence: not the box of a task, nor the words of a link, unless they are numbers.
 _MARKS = re.compile(
@@ -25,8 +24,6 @@ _DIRECTLY = rf"(?:(?<={_STOP})|(?<={_STOP}{_CLOSER})|(?<={_STOP}{_CLOSER}{{2}})|
 _DIRECT_MARKS = re.compile(
     rf"{_DIRECTLY}(?:{_LINKED_NUMBER}|\[?\[{_INSIDE}\]\]?|\u3010{_INSIDE}\u3011|{_FOOTNOTE})+(?=\s)"
 )
-_CODE_SPAN = re.compile(r"(?<!`)(`{1,3})(?!`)[^`\n]{1,500}\1(?!`)")
-_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})")
 _ROW = re.compile(r"[ \t]*\|")
 # The line below the header of a table, or as much of it as has come.
 _SEPARATOR = re.compile(r"\|[-:| \t]*")
@@ -196,7 +193,7 @@ def _pieces(text: str, unmarked: str, start: int) -> Iterator[Statement]:
         if line_start == start > 0 and text[start - 1] != "\n":
             # The rest of a line.
             continue
-        mark = _FENCE.match(text, line_start, line_end)
+        mark = FENCE.match(text, line_start, line_end)
         if fence:
             if mark and mark[1].startswith(fence) and not text[mark.end() : line_end].strip():
                 last = Statement(fence_start, mark.end(), code=True)
@@ -264,20 +261,6 @@ def _is_label(bare: str) -> bool:
     if len(cells) > 1 or _STOPPED.search(bare) or _LABELLED.match(bare):
         return False
     return sum(1 for _ in _UNSPACED.finditer(bare)) < _LONG_LABEL
-
-
-def code_spans(statement: str) -> list[Span]:
-    """The parts of a statement that are code: what is in brackets there is no mark."""
-    if (fence := _FENCE.match(statement)) is None:
-        return [found.span() for found in _CODE_SPAN.finditer(statement)]
-    # Marks may stand behind the line that ends a block.
-    closed = statement.rfind("\n" + fence[1])
-    end = statement.find("\n", closed + 1) if closed >= 0 else -1
-    return [(0, end if end >= 0 else len(statement))]
-
-
-def without_marks(statement: str) -> str:
-    return MARK.sub("", statement)
 
 
 def without_signs(statement: str) -> str:

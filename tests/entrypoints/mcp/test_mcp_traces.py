@@ -9,7 +9,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from anabranch.domain.mcp import HOPS, Aggregation, McpServer
+from anabranch.domain.mcp import HOPS, McpServer
 from support.mcp_pool_fixtures import server as librarian
 from support.mcp_tool_client import ERAS
 
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.xdist_group("mcp-server")
 
 Mode = Literal["legacy", "auto"]
 REMOTE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "rojo=1"}
-PATIENT = Aggregation(server_timeout_s=30.0, total_timeout_s=30.0)  # a busy machine starts the server slowly
 
 
 @pytest.mark.parametrize("mode", ERAS)
@@ -26,10 +25,10 @@ async def test_a_question_through_two_instances_carries_its_trace_and_counts_its
     serve: Any, tmp_path: Path, mode: Mode, sent: str
 ) -> None:
     lib = librarian("lib", results=1, traced=True)
-    async with serve(mcp_servers={"lib": lib}, aggregation=PATIENT) as far:
+    async with serve(mcp_servers={"lib": lib}) as far:
         to_far = McpServer(name="far", url=f"{far.url}/mcp")
         async with (
-            serve(mcp_servers={"far": to_far}, aggregation=PATIENT, data_dir=str(tmp_path / "near")) as near,
+            serve(mcp_servers={"far": to_far}, data_dir=str(tmp_path / "near")) as near,
             httpx2.AsyncClient(headers=REMOTE if sent == "headers" else {}, timeout=30) as web,
             Client(streamable_http_client(f"{near.url}/mcp", http_client=web), mode=mode) as tools,
         ):
@@ -44,7 +43,7 @@ async def test_a_traceparent_with_digits_of_another_script_is_not_passed_on(serv
     arabic = REMOTE["traceparent"].replace("4", "\N{ARABIC-INDIC DIGIT FOUR}")
     meta: Any = {"traceparent": arabic, "tracestate": "rojo=1"}
     async with (
-        serve(mcp_servers={"lib": librarian("lib", results=1, traced=True)}, aggregation=PATIENT) as server,
+        serve(mcp_servers={"lib": librarian("lib", results=1, traced=True)}) as server,
         Client(f"{server.url}/mcp") as tools,
     ):
         result = await tools.call_tool("aggregate", {"query_text": "rivers"}, meta=meta)
@@ -58,7 +57,7 @@ async def test_a_traceparent_with_digits_of_another_script_is_not_passed_on(serv
 async def test_a_question_that_has_passed_three_instances_is_not_passed_on(serve: Any, given: dict[str, Any]) -> None:
     meta: Any = given
     async with (
-        serve(mcp_servers={"lib": librarian("lib")}, aggregation=PATIENT) as server,
+        serve(mcp_servers={"lib": librarian("lib")}) as server,
         Client(f"{server.url}/mcp") as tools,
     ):
         result = await tools.call_tool("aggregate", {"query_text": "rivers"}, meta=meta)
