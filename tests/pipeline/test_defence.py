@@ -1,5 +1,6 @@
 """Documents are data, not orders: what a question's answer says about passages and links."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -26,6 +27,7 @@ from anabranch.domain.model import (
     Until,
 )
 from anabranch.pipeline.answer import Limits, Pipeline
+from anabranch.pipeline.defence import TURN
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
 
 HONEST = Passage(source="docs", title="Returns", text="Refunds take 30 days: https://shop.example/returns.", score=0.9)
@@ -135,3 +137,20 @@ async def test_citation_marks_of_a_quoted_answer_are_where_they_say() -> None:
     answer, _ = await answered(writer=Quoting())
     assert answer.text == "&lt;b>Refunds&lt;/b> take 30 days: https://shop.example/returns. [1]\nAsk &lt;us>. [1]"
     assert [answer.text[one.start : one.end] for one in answer.citations] == ["[1]", "[1]"]
+
+
+async def test_other_tasks_get_turns_while_a_long_answer_that_comes_at_once_is_read() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(others())
+    long = "Refunds take `30` days [1]. " * 8_000
+    answer, _ = await answered((long,))
+    waiting.cancel()
+    assert answer.text == long
+    assert turns >= len(long) // TURN

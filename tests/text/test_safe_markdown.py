@@ -177,3 +177,10 @@ def test_hostile_answers_are_filtered_in_reasonable_time(unit: str) -> None:
     began = time.process_time()
     filtered(*[unit * 50] * 400)
     assert time.process_time() - began < 8
+
+
+@pytest.mark.parametrize("unit", ["`a` ", "<b>x</b> ", "[1]. "])
+def test_a_long_answer_that_comes_in_one_part_is_filtered_in_reasonable_time(unit: str) -> None:
+    began = time.process_time()
+    filtered(unit * (400_000 // len(unit)))
+    assert time.process_time() - began < 2.5

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from anabranch.domain.model import Citation, Delta, Passage
@@ -28,6 +29,8 @@ SENTENCE = re.compile(r"[^\n]+?(?:[.!?][\"')\]]*(?=\s)|(?=\n)|$)", re.DOTALL)
 MAX_WORDS = 24
 CLOSEST = 3
 MAX_CITATIONS = 500
+# Of a hostile answer, no more is read.
+MAX_MARKS = 20_000
 MAX_CLAIM = 1_000
 MAX_READ = 4_000_000
 
@@ -122,7 +125,7 @@ class Marks:
         """The marks of a text with the passages that each of their names names: none, if it is wrong. Brackets directly
         behind others that are no mark are none either."""
         end = 0
-        for mark in MARK.finditer(text):
+        for mark in islice(MARK.finditer(text), MAX_MARKS):
             start = mark.start()
             if text[max(end, start - 2) : start] not in ("", "]") and (
                 text[start - 1] == "]" or INDEX.match(text, start)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # More is read in a thread.
 INLINE_CHARACTERS = 20_000
+# Characters of an answer that are read before other tasks get a turn.
+TURN = 16_384
 
 
 async def marked(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
@@ -49,7 +51,12 @@ async def checked_deltas(deltas: AsyncIterator[Delta], markdown: "SafeMarkdown")
     """The parts of an answer as they may be shown. A part that says what it quotes stays whole, so that its citation
     marks keep their places."""
     async for delta in deltas:
-        shown = markdown.feed(delta.text) + (markdown.end() if delta.quotes else "")
+        # Some models send all at once. A delta with quotes is one unit, and short.
+        last = 0 if delta.quotes else max(0, len(delta.text) - 1) // TURN * TURN
+        for at in range(0, last, TURN):
+            yield Delta(text=markdown.feed(delta.text[at : at + TURN]))
+            await asyncio.sleep(0)
+        shown = markdown.feed(delta.text[last:]) + (markdown.end() if delta.quotes else "")
         yield delta if shown == delta.text else msgspec.structs.replace(delta, text=shown)
     if rest := markdown.end():
         yield Delta(text=rest)

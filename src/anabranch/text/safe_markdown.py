@@ -62,9 +62,8 @@ class SafeMarkdown:
         return tuple(self._removed)[:MAX_REPORTED]
 
     def feed(self, text: str) -> str:
-        """What can be shown now."""
-        self._held += text
-        return self._scanned(final=False)
+        """What can be shown now. A long text is read in parts: each step copies what is held."""
+        return "".join(self._fed(text[at : at + MAX_HELD]) for at in range(0, len(text), MAX_HELD))
 
     def end(self) -> str:
         """The rest, as if the text ended here. Another part may follow."""
@@ -78,6 +77,10 @@ class SafeMarkdown:
             return True
         self._line, self._fence, self._mid_line = before
         return False
+
+    def _fed(self, part: str) -> str:
+        self._held += part
+        return self._scanned(final=False)
 
     def _scanned(self, *, final: bool) -> str:
         out: list[str] = []
