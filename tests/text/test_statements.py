@@ -94,8 +94,8 @@ def read(text: str) -> list[str]:
     return [text[one.start : one.end] for one in statements(text)]
 
 
-def streamed(parts: Sequence[str]) -> list[Statement]:
-    reader = StatementReader()
+def streamed(parts: Sequence[str], longest: int = 1_000_000) -> list[Statement]:
+    reader = StatementReader(longest=longest)
     return [*(one for part in parts for one in reader.add(part)), *reader.end()]
 
 
@@ -232,6 +232,19 @@ def test_the_statements_are_the_same_however_the_answer_is_cut(text: str, cuts: 
     parts = [text[start:end] for start, end in pairwise(places)]
     assert streamed(parts) == statements(text)
     assert streamed(list(text)) == statements(text)
+    assert streamed(parts, longest=12) == streamed(list(text), longest=12) == streamed([text], longest=12)
+
+
+@pytest.mark.parametrize("unit", ["a\n", "[1]. ", "word ", "`a` "])
+@pytest.mark.parametrize("size", [7, 5_000, 400_000])
+def test_from_a_statement_on_that_is_too_long_the_answer_is_not_told_apart(unit: str, size: int) -> None:
+    text = f"One is here. Two is there. {unit * (300_000 // len(unit))} Three."
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    *told, rest = streamed(parts, longest=50_000)
+    assert [text[one.start : one.end] for one in told[:1]] == ["One is here."]
+    assert len(told) <= 2
+    assert rest.rest
+    assert rest.end == len(text)
 
 
 @given(TEXTS)

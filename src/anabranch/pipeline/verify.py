@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from anabranch.text.safe_markdown import SafeMarkdown
 
 ABSTAINED = "abstained"
-# Sentences of an answer (the rest of it is one that is not checked), and comparisons that a model checks. A longer
-# sentence is not checked.
+# Sentences of an answer, comparisons that a model checks, and characters of a sentence. After too many sentences, or
+# from one on that is too long, the rest of the answer is one that is not checked.
 MAX_SENTENCES, MAX_CHECKED, MAX_STATEMENT = 1_000, 80, 50_000
 # Characters that are read before other tasks get a turn.
 TURN = 16_384
@@ -308,7 +308,7 @@ class Verifying:
         self._clock = clock
         self._deadline = deadline
         self._language = language
-        self._reader = StatementReader(MAX_SENTENCES)
+        self._reader = StatementReader(MAX_SENTENCES, MAX_STATEMENT)
         self._marks = Marks(passages)
         self._quoted: list[QuotedPart] = []
         self._waiting: asyncio.Queue[Statement | None] = asyncio.Queue()
@@ -350,11 +350,15 @@ class Verifying:
         else:
             if self._release.follows:
                 await self._release.emit(event)
-            self._take(self._reader.add(event.text))
-            self._turn += len(event.text)
-            if self._turn >= TURN:
-                self._turn = 0
-                await asyncio.sleep(0)
+            for at in range(0, len(event.text), TURN):
+                await self._add(event.text[at : at + TURN])
+
+    async def _add(self, part: str) -> None:
+        self._take(self._reader.add(part))
+        self._turn += len(part)
+        if self._turn >= TURN:
+            self._turn = 0
+            await asyncio.sleep(0)
 
     async def finish(self) -> Verified:
         """Wait for the sentences that are left."""
@@ -396,7 +400,7 @@ class Verifying:
                 await self._release.emit(SentenceChecked(index=len(self._sentences) - 1, sentence=sentence))
 
     async def _checked(self, statement: Statement) -> tuple[CheckedSentence, list[Citation]]:
-        if statement.rest or statement.end - statement.start > MAX_STATEMENT:
+        if statement.rest:
             return _unchecked(statement, "over_budget", 0), []
         text = self._reader.text[statement.start : statement.end]
         parts = [one for one in self._quoted if one.start < statement.end and statement.start < one.end]

@@ -2,8 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from anabranch.text.citation_marks import FENCE
@@ -37,6 +37,8 @@ _TIME, _BEGUN_AFTER_TIME = re.compile(r"[ap]\.m\.\s", re.IGNORECASE), re.compile
 
 # Unfinished text is looked at again when it has grown by 1/64 of its length; from these lengths on by 1/8 and by half.
 AGAIN, LONG, AGAIN_LONG, VERY_LONG, AGAIN_VERY_LONG = 64, 1_000, 8, 20_000, 2
+# So many characters behind a statement, it is certain where it ends.
+CERTAIN = 2_000
 
 _WORD = re.compile(r"[^\W_]+")
 _LEAD_IN = re.compile(r"\A(?:[#>*+\u2022\u2013-]+(?:[ \t]+|\Z)|\(?\d{1,3}[.)](?:[ \t]+|\Z))+")
@@ -66,10 +68,11 @@ class Statement(NamedTuple):
 
 class StatementReader:
     """Reads an answer as it comes. The statements of a text are the same, however it is cut into parts. After `most`
-    statements, the rest of the answer is one."""
+    statements, or from one on with more than `longest` characters, the rest of the answer is one."""
 
-    def __init__(self, most: int = sys.maxsize) -> None:
+    def __init__(self, most: int = sys.maxsize, longest: int = sys.maxsize) -> None:
         self._left = most
+        self._longest = longest
         self._text = ""
         self._parts: list[str] = []
         self.length = 0
@@ -99,18 +102,25 @@ class StatementReader:
         while found and not _has_begun(self.text, found[-1], certain):
             found.pop()
         # The last one has begun, and goes on.
-        found = found[:-1][: self._left]
-        if found:
-            self._at = found[-1].end
-            self._left -= len(found)
+        found = self._told_apart(found[:-1])
+        if self.length - self._at > self._longest + CERTAIN:
+            self._left = 0
         return found
 
     def end(self) -> list[Statement]:
         """What is left."""
-        found = list(islice(_statements(self.text, self._at), self._left))
-        rest = trim(self.text, found[-1].end if found else self._at, self.length)
+        found = self._told_apart(list(islice(_statements(self.text, self._at), self._left)))
+        rest = trim(self.text, self._at, self.length)
         self._at = self.length
         return [*found, Statement(*rest, rest=True)] if rest else found
+
+    def _told_apart(self, found: Sequence[Statement]) -> list[Statement]:
+        """Those before one that is too long; after it, no more are."""
+        short = list(takewhile(lambda one: one.end - one.start <= self._longest, found[: self._left]))
+        self._left = 0 if len(short) < len(found) else self._left - len(short)
+        if short:
+            self._at = short[-1].end
+        return short
 
 
 def statements(text: str) -> list[Statement]:
