@@ -139,8 +139,13 @@ def test_doubted_words_stay_the_same_words() -> None:
 
 
 def test_sentences_that_were_not_checked_keep_their_marks() -> None:
-    answer = verified(("Perhaps [1].", [[]], []), verdict="unchecked")
+    answer = verified(("Quizás [1].", [[0]], []), verdict="unchecked")
     assert with_marks(answer) is answer
+
+
+def test_sentences_that_claim_nothing_lose_their_marks() -> None:
+    answer = verified(("This is what I found [1].", [[]], []), verdict="unchecked")
+    assert with_marks(answer).text == "This is what I found."
 
 
 FACTS = ("The pump runs at 4 bar.", "The tank holds 20 litres.", "Filters are kept in building seven.")

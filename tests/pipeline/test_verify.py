@@ -150,6 +150,13 @@ async def test_what_claims_nothing_is_not_judged() -> None:
     assert answer.found.faithfulness == 1.0
 
 
+async def test_a_mark_on_what_claims_nothing_is_removed() -> None:
+    answer = await verified("Here is what I found [1]:\n\nThe crossing takes 2 hours [2].", PASSAGES)
+    assert answer.verdicts == ["no_claim", "supported"]
+    assert [(one.marks, one.removed) for one in answer.found.sentences] == [(1, 1), (1, 0)]
+    assert answer.citations(PASSAGES) == [("[2]", 1, "The crossing takes 2 hours.")]
+
+
 async def test_other_languages_are_not_judged_unless_they_are_copied() -> None:
     german = passage("Die Fähre fährt jeden Morgen um sieben Uhr ab und kommt am Abend zurück.")
     reworded = "Am Abend kommt die Fähre zurück, und sie fährt um sieben Uhr ab."

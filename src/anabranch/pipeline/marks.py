@@ -42,8 +42,7 @@ def with_marks(answer: Answer) -> Answer:
     """A verified answer with the right marks in its text: those of checked sentences name the passages that support
     them, wrong ones are gone, and missing ones are there. All offsets are those in the new text."""
     editor = MarkEditor(answer)
-    checked = (sentence for sentence in answer.sentences if sentence.verdict != "unchecked")
-    edits = [edit for sentence in checked for edit in editor.edits(sentence)]
+    edits = [edit for sentence in answer.sentences for edit in editor.edits(sentence)]
     return _edited(answer, edits) if edits else answer
 
 

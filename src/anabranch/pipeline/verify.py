@@ -409,8 +409,10 @@ class Verifying:
         marks = list(self._marks.written(text, statement.start))
         found = await self._finding(statement, marks)
         if isinstance(found, str):
-            kept = [] if found == "no_claim" else self._unverified(text, marks)
-            return _unchecked(statement, found, len(marks)), kept
+            if found == "no_claim":
+                # There is nothing that a passage could support.
+                return _unchecked(statement, found, len(marks), removed=len(marks)), []
+            return _unchecked(statement, found, len(marks)), self._unverified(text, marks)
         citations, corrected, removed, added = _cited(statement, marks, found, self._passages)
         checked = CheckedSentence(
             start=statement.start,
@@ -557,8 +559,9 @@ def _citation(start: int, end: int, quoted: Quoted, passages: Sequence[Passage])
     )
 
 
-def _unchecked(statement: Statement, reason: UncheckedReason, marks: int) -> CheckedSentence:
-    return CheckedSentence(start=statement.start, end=statement.end, verdict="unchecked", reason=reason, marks=marks)
+def _unchecked(statement: Statement, reason: UncheckedReason, marks: int, removed: int = 0) -> CheckedSentence:
+    start, end = statement.start, statement.end
+    return CheckedSentence(start=start, end=end, verdict="unchecked", reason=reason, marks=marks, removed=removed)
 
 
 def _moved(sentence: CheckedSentence, citations: Sequence[Citation], by: int) -> tuple[CheckedSentence, list[Citation]]:
