@@ -1,6 +1,8 @@
 """Which words of which passages a claim is compared with, what is found, and how long that takes."""
 
 import time
+from typing import Literal
+from unicodedata import normalize
 
 import msgspec
 import pytest
@@ -78,6 +80,15 @@ def test_a_sentence_with_other_white_space_case_or_punctuation_is_copied(claim: 
 )
 def test_part_of_a_sentence_or_another_number_is_not_copied(claim: str) -> None:
     assert copied(claim, FERRY) is None
+
+
+@pytest.mark.parametrize(("said", "written"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_sentence_with_accents_as_characters_of_their_own_is_copied(
+    said: Literal["NFC", "NFD"], written: Literal["NFC", "NFD"]
+) -> None:
+    text = "Das Café öffnet um 9 Uhr."
+    document = normalize(written, f"{text} Es ist groß.")
+    assert copied(normalize(said, text), passage(document)) == (0, normalize(written, text))
 
 
 @pytest.mark.parametrize("claim", ["商店支付运费。", "返品は三十日以内です。", "החנות משלמת."])

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Sequence
 from typing import NamedTuple
+from unicodedata import normalize
 
 from anabranch.domain.evidence import EvidencePage, Verdict
 from anabranch.domain.model import Passage, Support
@@ -47,7 +48,8 @@ CERTAIN = "unit"
 # From this share of its words on, a claim is nearly in the words of the source.
 NEAR = 0.6
 
-TOKEN = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+|[-+<>=\u2264\u2265%\u00b0$\u20ac\u00a3\u2212]")
+TOKEN = re.compile(r"\d+(?:[.,:]\d+)*|(?:[^\W\d_]+[\u0300-\u036f]{0,4})+|[-+<>=\u2264\u2265%\u00b0$\u20ac\u00a3\u2212]")
+ACCENT = re.compile(r"[\u0300-\u036f]")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)+")
 # Words with which a model may begin a sentence that it has otherwise copied.
 OPENING = re.compile(
@@ -352,8 +354,12 @@ def _last(ends: dict[int, int], text: str, unit: Unit) -> int | None:
 
 
 def _tokens(text: str) -> tuple[list[str], list[Span]]:
-    found = [(match[0].lower(), match.span()) for match in TOKEN.finditer(text)]
-    return [token for token, _ in found], [span for _, span in found]
+    """Words, numbers and signs. A letter with an accent is the same as one character or as two."""
+    found = list(TOKEN.finditer(text))
+    tokens = [match[0].lower() for match in found]
+    if ACCENT.search(text):
+        tokens = [normalize("NFC", token) for token in tokens]
+    return tokens, [match.span() for match in found]
 
 
 def _widened(one: ReadPassage, first: int, last: int) -> Span:
