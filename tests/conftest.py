@@ -187,7 +187,7 @@ async def running(
 def serve(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Server]]:
     """Serve with given settings; unless the test says otherwise, loopback endpoints are allowed, MCP servers have time
     to start, and a model that fails is not asked again."""
-    usual = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": str(tmp_path / "data")}
+    usual: dict[str, Any] = {"endpoint_allowlist": LOCAL, "log_level": "ERROR", "data_dir": str(tmp_path / "data")}
     usual |= {"aggregation": PATIENT, "model_retries": 0}
     return lambda timing=Timing(), **given: running(Settings(**{**usual, **given}), timing=timing)
 

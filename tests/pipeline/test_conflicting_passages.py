@@ -13,7 +13,7 @@ from anabranch.app.wiring import build_pipeline
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import SystemClock
 from anabranch.domain.events import Answered
-from anabranch.domain.evidence import ClaimChecker
+from anabranch.domain.evidence import ClaimChecker, Verdict
 from anabranch.domain.model import (
     ASK,
     CHAT,
@@ -164,6 +164,17 @@ async def test_an_answer_has_the_conflicts_of_its_passages_and_its_model_is_told
         ("supported", None),
         ("supported", None),
     ]
+
+
+class CrashingChecker:
+    async def check(self, claim: str, inputs: object, *, until: float | None = None) -> list[Verdict | None]:
+        raise RuntimeError("a bug")
+
+
+async def test_a_checker_that_crashes_costs_the_conflicts_but_not_the_answer() -> None:
+    answer, _ = await asked(directory(CLAIM, AGAINST), CrashingChecker())
+    assert (answer.conflicts, answer.refused) == ((), False)
+    assert answer.text.startswith("The sources disagree.")
 
 
 async def test_an_answer_that_is_not_verified_is_not_searched_for_conflicts() -> None:

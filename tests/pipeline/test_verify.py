@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -313,11 +314,20 @@ async def test_a_quoted_table_has_one_citation_at_its_mark() -> None:
 
 
 async def test_a_refusal_of_the_generator_is_passed_on_and_not_checked() -> None:
-    refusal = Delta(text="The documents do not say it. The nearest is [1].", finish_reason="abstained")
+    refusal = Delta(text="The documents do not say it. The nearest is [1].", finish_reason="abstained", abstained=True)
     for strict, streaming in ((False, True), (True, True), (False, False)):
         answer = await verified([refusal], PASSAGES, strict=strict, streaming=streaming, minimum=0.5)
         assert answer.tokens == answer.found.text == refusal.text
         assert (answer.found.sentences, answer.found.citations, answer.found.faithfulness) == ((), (), None)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_remote_model_that_says_it_abstained_is_checked_all_the_same(strict: bool) -> None:
+    parts = [Delta(text=f"{SUPPORTED} "), Delta(text=f" {UNSUPPORTED}", finish_reason="abstained")]
+    answer = await verified(parts, PASSAGES, strict=strict)
+    assert answer.verdicts == ["supported"] if strict else ["supported", "unsupported"]
+    assert SUPPORTED in answer.found.text
+    assert (UNSUPPORTED in answer.found.text) is not strict
 
 
 # --- while the model writes
@@ -369,6 +379,9 @@ async def test_a_strict_answer_leaves_out_what_is_not_supported_and_says_so() ->
 
 
 async def test_a_strict_answer_of_which_nothing_is_left_is_only_the_note() -> None:
+    answer = await verified(f"Sure! {UNSUPPORTED}", PASSAGES, strict=True)
+    assert (answer.verdicts, answer.found.withheld) == (["no_claim"], True)
+    assert [one.sentence for one in answer.checked] == list(answer.found.sentences)
     answer = await verified(f"{UNSUPPORTED} {UNSUPPORTED}", PASSAGES, strict=True, language="de")
     assert answer.found.left_out == 2
     assert (answer.found.sentences, answer.found.citations) == ((), ())
@@ -663,3 +676,13 @@ async def test_a_broken_checker_is_reported_to_telemetry() -> None:
     answer = await run.value()
     assert [one.reason for one in answer.sentences] == ["unavailable"]
     assert [str(crash) for crash in recorder.crashes] == ["broken"]
+
+
+@pytest.mark.soak
+async def test_comparing_many_sentences_with_many_units_is_bounded() -> None:
+    text = "".join(f"- {word} {other}.\n" for word in ("Ant", "Bee", "Cat", "Dog", "Elk") for other in range(360))
+    passages = [Passage(source="docs", title="List", text=text, score=0.9) for _ in range(10)]
+    began = time.process_time()
+    answer = await verified("The harbour of the old town was closed for repairs. " * 200, passages, left_s=600)
+    assert Counter(answer.verdicts).keys() == {"unsupported", "over_budget"}
+    assert time.process_time() - began < 10

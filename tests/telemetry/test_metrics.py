@@ -132,6 +132,7 @@ def test_metrics_of_the_alerts_exist_before_the_first_question(watch: Watch) -> 
         "weak",
         "abstained",
         "unfaithful",
+        "unsupported",
     }
     assert {"rate_limited", "generation_failed", "internal_error"} <= fresh.values(
         "rag_stream_errors_total", "error_code"

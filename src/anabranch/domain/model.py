@@ -391,11 +391,13 @@ class Usage(Value, gc=False):
 
 class Delta(Value, gc=False):
     """A part of a model's answer. A generator that quotes says which words of the passages it quotes, and the citation
-    mark that it writes for them. `support` is the probability that the passages answer the question."""
+    mark that it writes for them. `support` is the probability that the passages answer the question. `abstained`: the
+    text says that they do not; a generator of this process sets it, never the reply of a remote model."""
 
     text: str
     usage: Usage | None = None
     finish_reason: str | None = None
+    abstained: bool = False
     quotes: tuple[QuotedSpan, ...] = ()
     mark: str = ""
     support: float | None = None
@@ -456,6 +458,9 @@ UncheckedReason = Literal["off", "over_budget", "not_english", "no_claim", "code
 
 
 MarkKind = Literal["written", "corrected", "removed", "added"]
+# Why an answer is refused although documents were found: they do not answer, they support too little of what a model
+# wrote, or nothing of a strict answer.
+WithheldReason = Literal["abstained", "unfaithful", "unsupported"]
 
 
 class SupportingQuote(Value, gc=False):
@@ -539,6 +544,16 @@ class Answer(Value):
     unfaithful: bool = False
     left_out: int = 0
     conflicts: tuple[SourceConflict, ...] = ()
+
+    @property
+    def refusal_reason(self) -> str | None:
+        """A `WithheldReason`, or the name of the ground if it has no documents; None if there is an answer."""
+        if not self.refused:
+            return None
+        if self.ground is not Ground.DOCUMENTS:
+            return self.ground.value
+        withheld: WithheldReason = "unfaithful" if self.unfaithful else "unsupported" if self.left_out else "abstained"
+        return withheld
 
     @property
     def verdicts(self) -> dict[str, int]:

@@ -120,6 +120,7 @@ class ReadPassages:
             len(one.text) == len(one.passage.text) and len(one.units) < MAX_UNITS for one in self._read
         )
         every = [words for one in self._read for words in one.words]
+        self.units = len(every)
         spread = Counter(word for words in every for word in words)
         self._rare = {word: math.log(1 + len(every) / count) for word, count in spread.items()}
         # A word that no passage has is as rare as one in a single unit.

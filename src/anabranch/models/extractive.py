@@ -63,7 +63,7 @@ class Extractive:
         chosen, supported = await self._chosen(prompt, context)
         if not chosen:
             text = abstention(prompt)
-            yield Delta(text=text, usage=Usage(), finish_reason=ABSTAINED, support=supported)
+            yield Delta(text=text, usage=Usage(), finish_reason=ABSTAINED, abstained=True, support=supported)
             return
         sides = _disagreeing(prompt)
         if sides:

@@ -203,6 +203,7 @@ class Generated(NamedTuple):
     fallback: Fallback | None = None
     citations: tuple[Citation, ...] = ()
     support: float | None = None
+    abstained: bool = False
     removed_links: tuple[str, ...] = ()
 
 
@@ -255,6 +256,7 @@ async def generate(
     usage: Usage | None = None
     finish_reason: str | None = None
     support: float | None = None
+    abstained = False
     citations: list[Citation] = []
     checked = checked_answer(prompt) if prompt.defence else None
     own = timeout_s < context.deadline - began
@@ -268,6 +270,7 @@ async def generate(
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
                 support = round(delta.support, 4) if delta.support is not None else support
+                abstained = abstained or delta.abstained
                 if delta.quotes:
                     citations += cited(delta, sum(map(len, text)), prompt.passages)
                 if verifying is not None:
@@ -294,6 +297,7 @@ async def generate(
         fallback=fallback,
         citations=tuple(citations),
         support=support,
+        abstained=abstained,
         removed_links=checked.removed if checked is not None else (),
     )
 
@@ -321,7 +325,6 @@ def _notes(question: Question) -> "PipelineNotes":
     return PipelineNotes(question)
 
 
-ABSTAINED = "abstained"
 # The share of the remaining time that rewriting may take.
 REWRITE_SHARE = 0.2
 # And the share that judging the evidence may take.
@@ -394,7 +397,7 @@ class Pipeline:
         self, answer: Answer, prompt: Prompt, written: Generated, verified: "Verified | None", context: Context
     ) -> Answer:
         """The answer with what the model has written, and its citations."""
-        refused = written.finish_reason == ABSTAINED
+        refused = written.abstained
         if verified is not None:
             text, citations, refused = verified.text, verified.citations, refused or verified.withheld
             answer = _with_verdicts(answer, verified, () if refused else prompt.conflicts)
@@ -481,7 +484,10 @@ class Pipeline:
             return ()
         with self._telemetry.span("conflicts", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
-            return await self._verifier().conflicts(question.text, passages, left_s)
+            return await self._verifier().conflicts(question.text, passages, left_s, self._crashed(context))
+
+    def _crashed(self, context: Context) -> Callable[[Exception], None]:
+        return lambda error: self._telemetry.crashed(error, context)
 
     async def _composed(
         self,
@@ -518,7 +524,7 @@ class Pipeline:
             streaming=context.streaming,
             deadline=context.deadline,
             language=question.language,
-            crashed=lambda error: self._telemetry.crashed(error, context),
+            crashed=self._crashed(context),
             conflicts=prompt.conflicts,
             markdown=checked_answer(prompt) if strict and prompt.defence else None,
         )

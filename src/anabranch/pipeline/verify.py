@@ -34,10 +34,12 @@ from anabranch.text.statements import Statement, StatementReader, claims_somethi
 if TYPE_CHECKING:
     from anabranch.text.safe_markdown import SafeMarkdown
 
-ABSTAINED = "abstained"
 # Sentences of an answer, comparisons that a model checks, and characters of a sentence. After too many sentences, or
 # from one on that is too long, the rest of the answer is one that is not checked.
 MAX_SENTENCES, MAX_CHECKED, MAX_STATEMENT = 1_000, 80, 50_000
+# Units of passages that are compared with the sentences of an answer, each as often as with one: about three seconds.
+# Not the time is the limit, so that a replay of the answer ends its comparisons at the same sentence.
+MAX_UNITS_COMPARED = 1_000_000
 # Characters that are read before other tasks get a turn.
 TURN = 16_384
 # The seconds for the sentences that are left when the answer is written. A checker that has not replied a moment after
@@ -99,10 +101,22 @@ class Verifier:
         self._minimum = minimum
         self._reason = reason
 
-    async def conflicts(self, question: str, passages: Sequence[Passage], left_s: float) -> tuple[SourceConflict, ...]:
-        """Where the passages contradict each other on what is asked."""
-        until = self._clock.monotonic() + min(left_s, MAX_CONFLICTS_S)
-        return await conflicts(self._checker, question, passages, until)
+    async def conflicts(
+        self, question: str, passages: Sequence[Passage], left_s: float, crashed: Callable[[Exception], None]
+    ) -> tuple[SourceConflict, ...]:
+        """Where the passages contradict each other on what is asked; nothing if the checker fails, of which `crashed`
+        is told, or does not reply in time."""
+        limit_s = min(left_s, MAX_CONFLICTS_S)
+        try:
+            async with asyncio.timeout(limit_s + MOMENT_S):
+                return await conflicts(self._checker, question, passages, self._clock.monotonic() + limit_s)
+        except TimeoutError:
+            pass
+        except AnabranchError:
+            raise
+        except Exception as error:  # noqa: BLE001  task boundary: a bug of a checker must not fail the answer
+            crashed(error)
+        return ()
 
     def verifying(
         self,
@@ -144,6 +158,7 @@ class SentenceCheck:
         self._crashed = crashed
         self._read: ReadPassages | None = None
         self._checked = 0
+        self._units_left = MAX_UNITS_COMPARED
         self._until: float | None = None
         self._late = False
         # The same on the event loop's clock, and what ends the check that is under way.
@@ -229,7 +244,8 @@ class SentenceCheck:
             return Compared("off")
         if not is_english(claim) or not self._read.is_english:
             return Compared("not_english")
-        if self._checked >= MAX_CHECKED:
+        self._units_left -= self._read.units
+        if self._checked >= MAX_CHECKED or self._units_left < 0:
             return Compared("over_budget")
         chosen = self._read.candidates(claim, cited)
         if chosen and not self._read.in_english(chosen[0]):
@@ -333,7 +349,7 @@ class Verifying:
 
     def learn(self, delta: Delta) -> None:
         """What the generator says about the next token: what it quotes, or that it is no answer."""
-        if delta.finish_reason == ABSTAINED:
+        if delta.abstained:
             self._abstained = True
         elif delta.quotes:
             start = self._reader.length
@@ -483,8 +499,6 @@ class Verifying:
         """How many sentences of a strict answer were left out, and how many others were not checked."""
         unchecked = sum(sentence.reason in NOT_CHECKED for sentence in self._sentences)
         counts = {"left_out": self._release.left_out, "not_checked": unchecked}
-        if self._release.left_out and not any(sentence.reason != "no_claim" for sentence in self._sentences):
-            self._sentences, self._citations = [], []
         notes = [
             message(name if count > 1 else f"{name}_one", self._language, count=count)
             for name, count in counts.items()
@@ -506,7 +520,7 @@ class Verifying:
 
     def _verified(self, text: str, score: float | None, unfaithful: bool) -> Verified:
         left_out = self._release.left_out
-        nothing_left = bool(left_out) and not self._sentences
+        nothing_left = bool(left_out) and all(sentence.reason == "no_claim" for sentence in self._sentences)
         return Verified(text, tuple(self._sentences), tuple(self._citations), score, unfaithful, nothing_left, left_out)
 
 

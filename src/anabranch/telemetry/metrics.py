@@ -28,7 +28,7 @@ from anabranch.domain.events import (
     StepStatus,
     Token,
 )
-from anabranch.domain.model import Answer, Context, Ground, MarkKind, Question, Status, Support
+from anabranch.domain.model import Answer, Context, Ground, MarkKind, Question, Status, Support, WithheldReason
 from anabranch.domain.signals import (
     AnswerRated,
     AnswerShared,
@@ -125,8 +125,7 @@ SURFACES = (RAG, "chat", "query", "endpoints", "library")
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
 AGGREGATION = ("aggregation.wait", "aggregation.emit", "aggregation.retry")
 STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", "verify", *AGGREGATION)
-ABSTAINED, UNFAITHFUL = "abstained", "unfaithful"
-GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), ABSTAINED, UNFAITHFUL)
+GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), *get_args(WithheldReason))
 SUBAGENTS = ("documentation", "row_selection", "action", "voice", "safety")
 BREAKER = {"closed": 0, "half_open": 1, "open": 2}
 QUESTION_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 30_000, 60_000, 180_000)
@@ -340,10 +339,7 @@ class Metrics:
                 outcome = "cached" if answer.cached else "refused" if answer.refused else "answered"
                 update["anabranch_questions"][surface][outcome](1)
                 update["anabranch_question_latency_ms"][surface](answer.timings.total_ms)
-                if answer.refused:
-                    # No evidence, or the model itself abstained, or what it wrote is withheld.
-                    written = UNFAITHFUL if answer.unfaithful else ABSTAINED
-                    reason = written if answer.ground is Ground.DOCUMENTS else answer.ground.value
+                if (reason := answer.refusal_reason) is not None:
                     update["rag_guardrail_triggered"][reason](1)
                 if not answer.cached and (answer.sentences or answer.faithfulness is not None):
                     self._verified(answer)

@@ -12,7 +12,7 @@ from anabranch.app.questions import Options
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.errors import AnabranchError, InvalidQuestion
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
-from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, Ground, MaxTokens, Message, Usage, Value
+from anabranch.domain.model import RAG, Answer, EvidenceUse, Fallback, MaxTokens, Message, Usage, Value
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
@@ -198,7 +198,7 @@ class RagRenderer:
             citations=citations(answer),
             cached=answer.cached,
             guardrail="no_context" if answer.refused else None,
-            guardrail_reason=_reason(answer),
+            guardrail_reason=answer.refusal_reason,
             query_id=self.query_id,
             model=answer.model,
             finish_reason=answer.finish_reason,
@@ -342,9 +342,3 @@ def _own_words(text: str) -> str:
 def _fallback(answer: Answer) -> Fallback | UnsetType:
     why = answer.fallback
     return UNSET if why is None else msgspec.structs.replace(why, message=_own_words(why.message))
-
-
-def _reason(answer: Answer) -> str | None:
-    if not answer.refused:
-        return None
-    return "abstained" if answer.ground is Ground.DOCUMENTS else answer.ground.value
