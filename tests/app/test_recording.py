@@ -567,7 +567,7 @@ async def test_secrets_are_not_in_the_file_and_it_still_replays(tmp_path: Path, 
         token=SECRET,
         documents=[
             Document(title="Keys", content=f"Refunds take 30 days. Our key is {SECRET}. Ask at the desk."),
-            Document(title="Database", content="Refunds: use postgres://admin:hunter2@db/refunds to see refunds."),
+            Document(title="Database", content="Refunds: use postgres://admin:hunter2@pass@db/refunds to see refunds."),
         ],
     )
     space.model("writer", token=SECRET, reply=f"Refunds take 30 days, says {SECRET} [a/shop].")
@@ -584,6 +584,7 @@ async def test_secrets_are_not_in_the_file_and_it_still_replays(tmp_path: Path, 
     text = path.read_text()
     assert SECRET not in text
     assert "hunter2" not in text
+    assert "pass@db" not in text
     assert path.stat().st_mode & 0o777 == 0o600
     assert recording.question.text == f"How long do refunds take with {'*' * len(SECRET)}?"
     assert all(endpoint.token is None for endpoint in recording.question.sources)

@@ -121,7 +121,8 @@ class RunRecorder:
     async def save(self, path: Path) -> None:
         """Write the recording, without secrets, to a file that only its owner can read. RecordingError if it cannot be
         written."""
-        data = encode(await self._redacted())
+        redacted = await self._redacted()
+        data = await asyncio.to_thread(encode, redacted)
         try:
             await asyncio.to_thread(write_private, path, data)
         except OSError as error:
@@ -154,7 +155,7 @@ class RunRecorder:
         assert self._context is not None
         redaction = Redaction(self._question, self._context)
         kept = {"settings": recording.settings, "software": recording.software}
-        clean = msgspec.structs.replace(redaction.removed_from(recording), **kept)
+        clean = msgspec.structs.replace(await asyncio.to_thread(redaction.removed_from, recording), **kept)
         if redaction.found:
             from anabranch.app.replay import replay  # noqa: PLC0415  nearly always there is no secret
 

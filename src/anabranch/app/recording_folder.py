@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 PREFIX, SUFFIX = "run-", ".json"
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 MAX_NAME = 100
+UNFINISHED_S = 3_600
 
 
 class StartedRecording(NamedTuple):
@@ -66,8 +69,15 @@ class RecordingFolder:
             self._telemetry.noted(RecordingFailed(reason=error.message))
         except OSError as error:
             self._telemetry.noted(RecordingFailed(reason=f"{self._folder}: {error.strerror or error}."))
+        except Exception as error:  # noqa: BLE001  task boundary: nobody awaits it
+            self._telemetry.noted(RecordingFailed(reason=f"Writing {name} failed on our side: {error!r}."))
 
     def _delete_oldest(self) -> None:
+        """Also files that a killed server has left unfinished."""
+        for path in self._folder.glob(f".{PREFIX}*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    path.unlink()
         # A name begins with the time, so the names sort by age.
         files = sorted(self._folder.glob(f"{PREFIX}*{SUFFIX}"))
         for path in files[: -self._settings.recordings_keep]:

@@ -12,7 +12,7 @@ from anabranch.domain.recording import ModelCall, TimedDelta
 from anabranch.network import redaction
 
 T = TypeVar("T")
-CREDENTIALS = re.compile(r"(?<=://)[^/?#\s@\"\\]+(?=@)")
+CREDENTIALS = re.compile(r"(?<=://)[^/?#\s\"\\]+(?=@)")
 
 
 class Redaction:

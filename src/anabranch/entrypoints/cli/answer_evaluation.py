@@ -145,8 +145,8 @@ def _configurations(settings: Settings, options: AnswerOptions, changes: Mapping
 
 
 def _scoring(settings: Settings) -> Settings:
-    """The settings of the model that measures: it is the same, whether answers are verified or not."""
-    return msgspec.structs.replace(settings, verify="on")
+    """The settings of the model that measures: it is that of the package, however answers are verified."""
+    return msgspec.structs.replace(settings, verify="on", verifier_path=None, verifier_url=None)
 
 
 async def _evaluate(folder: Path, test: AnswerDataset, chosen: Sequence[Configuration], evaluated: Evaluated) -> None:
