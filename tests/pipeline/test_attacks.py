@@ -40,7 +40,7 @@ from anabranch.testing import (
     ignoring,
     obeying,
 )
-from anabranch.testing.obedience import HONEST
+from anabranch.testing.injection_models import HONEST
 
 DOCS = Path(__file__).parents[2] / "docs" / "prompt-injection.md"
 RETURNS = Passage(source="shop", title="Returns", text="Refunds take 30 days: https://shop.example/returns", score=0.9)

@@ -46,9 +46,9 @@ from anabranch.domain.model import (
     Usage,
 )
 from anabranch.pipeline.cite import cite, cited
-from anabranch.pipeline.defence import checked_answer, checked_deltas, marked
 from anabranch.pipeline.merge import Merged, Merging
 from anabranch.pipeline.prompt import Compaction, compose
+from anabranch.pipeline.prompt_injection import checked_answer, checked_deltas, marked
 from anabranch.pipeline.rewrite import Rewritten, rewrite
 from anabranch.text.messages import message
 

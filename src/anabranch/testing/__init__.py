@@ -17,8 +17,8 @@ from anabranch.testing.fakes import (
     ScriptedGenerator,
 )
 from anabranch.testing.hub import Hub
+from anabranch.testing.injection_models import ignoring, obeying
 from anabranch.testing.model import scribe
-from anabranch.testing.obedience import ignoring, obeying
 from anabranch.testing.recordings import load_recording
 from anabranch.testing.source import Document
 from anabranch.testing.space import Recorded, Space

@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from anabranch.text.citation_marks import FENCE
-from anabranch.text.courtesies import only_announces, says_nothing
+from anabranch.text.non_claims import only_announces, says_nothing
 from anabranch.text.sentences import Span, sentences, trim
 
 _LINKED_NUMBER = r"\[[\d,; ]{1,500}\]\([^()\s]{0,2000}\)"

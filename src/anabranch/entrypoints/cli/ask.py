@@ -33,12 +33,11 @@ from anabranch.domain.events import (
     Token,
 )
 from anabranch.domain.model import Answer, Citation, Ground, Passage, SourceReply, Status, Until
-from anabranch.entrypoints.cli.checked_sentences import checked_sentences
-from anabranch.entrypoints.cli.conflicts import conflicting_sources
 from anabranch.entrypoints.cli.explanation import explained
 from anabranch.entrypoints.cli.options import json_option, settings_option
 from anabranch.entrypoints.cli.resources import require_model
 from anabranch.entrypoints.cli.terminal import flat, joined, notes, output, place_of, print_json, printable
+from anabranch.entrypoints.cli.verification import checked_sentences, conflicting_sources
 from anabranch.pipeline.answer import refusal
 from anabranch.pipeline.marks import with_marks
 

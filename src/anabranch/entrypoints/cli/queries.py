@@ -12,7 +12,6 @@ import click
 from anabranch.app.query_log import OFF
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import ConfigurationError, Conflict, NotFound
-from anabranch.entrypoints.cli.checked_sentences import verdict_counts
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
     feedback_options,
@@ -40,6 +39,7 @@ from anabranch.entrypoints.cli.terminal import (
     size,
     write_text,
 )
+from anabranch.entrypoints.cli.verification import verdict_counts
 from anabranch.entrypoints.logged_queries import (
     QueryDetail,
     feedback_entry,

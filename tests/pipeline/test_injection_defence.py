@@ -27,7 +27,7 @@ from anabranch.domain.model import (
     Until,
 )
 from anabranch.pipeline.answer import Limits, Pipeline
-from anabranch.pipeline.defence import TURN
+from anabranch.pipeline.prompt_injection import TURN
 from anabranch.testing import FakeDirectory, FakeGenerator, FakeSource, ManualClock, Recorder
 
 HONEST = Passage(source="docs", title="Returns", text="Refunds take 30 days: https://shop.example/returns.", score=0.9)

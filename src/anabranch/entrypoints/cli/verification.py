@@ -1,14 +1,23 @@
-"""What was found about the sentences of an answer, as text: those that the sources do not support, citations that the
-text lacks or has wrong, and the faithfulness."""
+"""What verification found, as text: sentences that no source supports, missing and wrong citations, the faithfulness,
+and sources that disagree."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from anabranch.domain.model import Answer, CheckedSentence, Support, SupportingQuote, UncheckedReason
+from anabranch.domain.model import (
+    Answer,
+    CheckedSentence,
+    QuotedSpan,
+    SourceConflict,
+    Support,
+    SupportingQuote,
+    UncheckedReason,
+)
 from anabranch.entrypoints.cli.terminal import counted, flat, joined
 from anabranch.pipeline.marks import MarkStyle, with_marks
 
@@ -44,6 +53,25 @@ def checked_sentences(answer: Answer) -> Group | None:
     return Group(*shown) if shown else None
 
 
+def conflicting_sources(answer: Answer) -> Group | None:
+    """The conflicts of which the answer does not cite both sides; None if there are none."""
+    cited = {(one.passage, one.passage_start, one.passage_end) for one in answer.citations}
+    left = [one for one in answer.conflicts if not _is_shown(one, cited)]
+    if not left:
+        return None
+    marks = MarkStyle(answer)
+    sides = dict.fromkeys(side for one in left for side in (one.claim, one.against))
+    shown = (Padding(_source_says(answer, side, marks), (0, 0, 0, 2), expand=False) for side in sides)
+    return Group(Text("The sources disagree:", style="yellow"), *shown)
+
+
+def _is_shown(conflict: SourceConflict, cited: set[tuple[int, int, int]]) -> bool:
+    return all(
+        any(passage == side.passage and start < side.end and side.start < end for passage, start, end in cited)
+        for side in (conflict.claim, conflict.against)
+    )
+
+
 def _doubtful(answer: Answer) -> Iterator[RenderableType]:
     rows, marks = _rows(), MarkStyle(answer)
     for sentence in answer.sentences:
@@ -65,7 +93,7 @@ def _rows() -> Table:
     return Table.grid(padding=(0, 1))
 
 
-def _source_says(answer: Answer, quote: SupportingQuote, style: MarkStyle) -> Text:
+def _source_says(answer: Answer, quote: SupportingQuote | QuotedSpan, style: MarkStyle) -> Text:
     passage = answer.passages[quote.passage]
     said = _quoted(passage.text, quote.start, quote.end)
     return Text.assemble((flat(style.mark([quote.passage])), "cyan"), f" {flat(passage.title)}: ", (said, "dim"))
@@ -88,7 +116,7 @@ def _citations(answer: Answer) -> Iterator[RenderableType]:
         instead = f", not {' '.join(wrong)}" if wrong else ""
         said = _quoted(answer.text, written.start, written.end)
         rows.add_row("", Text.assemble((" ".join(marks), "cyan"), f"{instead}: ", said))
-    yield Group(Text("Citations that the text lacks or has wrong:"), rows)
+    yield Group(Text("Missing or wrong citations:"), rows)
 
 
 def _marks(answer: Answer, sentence: CheckedSentence) -> list[str]:
