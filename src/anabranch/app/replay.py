@@ -53,7 +53,7 @@ OF_QUESTION = (
 OF_PROFILE = ("merge", "prompt", "marks", "near_duplicates", "defence")
 # Similarities: a question takes them from settings and profiles, which have checked them.
 SHARES = ("threshold", "near_duplicates")
-CAN = f"What can be: {', '.join((*OF_QUESTION, *OF_PROFILE, *OF_SETTINGS, SCORES))}."
+CAN = f"Supported keys: {', '.join((*OF_QUESTION, *OF_PROFILE, *OF_SETTINGS, SCORES))}."
 NAMES = {"guard_threshold": "threshold"}
 # Why a setting cannot be replayed, by the beginning of its name.
 RETRIEVAL = "it changes what the sources return, and the recording has only what they returned"
@@ -280,7 +280,7 @@ def changed(settings: Settings, question: Question, changes: Mapping[str, str], 
         if name == "top_k" and not 1 <= question.top_k <= most:
             raise ConfigurationError(f"{given} takes a number from 1 to {most}: the sources were asked for {most}.")
     if question.answer_policy == "strict" and not question.verify:
-        raise ConfigurationError("A strict answer is verified. Use verify=on, or answer_policy=all.")
+        raise ConfigurationError("answer_policy=strict needs verify=on.")
     return settings, question
 
 

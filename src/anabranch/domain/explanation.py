@@ -83,7 +83,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 # Shared by all surfaces whose requests name it.
 ExplainWanted = Annotated[
-    bool, msgspec.Meta(description="Whether the response explains each passage's way to the prompt: `explanation`")
+    bool,
+    msgspec.Meta(
+        description="Whether the response has an `explanation`: how each stage ranked each passage, and why others "
+        "were left out"
+    ),
 ]
 
 
@@ -116,7 +120,7 @@ class Notes:
         self, passage: "Passage | ExplainedPassage", better: "Passage | ExplainedPassage", similarity: float
     ) -> None:
         """It is left out as a near-duplicate."""
-        note = "it nearly repeats a better passage"
+        note = "near-duplicate of a passage with a higher rank"
         self.add(passage, "near_duplicates", other=better, note=note, left_out=True, similarity=similarity)
 
     def ranked(self, passages: "Iterable[Passage]", stage: Stage) -> None:

@@ -45,7 +45,7 @@ class Interruption:
 
     async def wait(self) -> NoReturn:
         if not self.stopped:
-            raise NotRecorded("The recording does not have a call that this replay makes.")
+            raise NotRecorded("The replay makes a call that is not in the recording.")
         self.reached.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError

@@ -197,15 +197,15 @@ def encode(recording: Recording) -> bytes:
 def decode(data: bytes) -> Recording:
     """The recording in a file. RecordingError if it is none, damaged, too large, or of a later format."""
     if len(data) > MAX_BYTES:
-        raise RecordingError(f"The file is larger than {MAX_MIB} MiB, so it is no recording.")
+        raise RecordingError(f"The file is larger than {MAX_MIB} MiB, so it is not a recording.")
     try:
         head = msgspec.json.decode(data, type=RecordingHead)
     except msgspec.ValidationError as error:
-        raise RecordingError(f"The file is no recording, or it is damaged: {error}") from None
+        raise RecordingError(f"The file is not a recording, or it is damaged: {error}") from None
     except (msgspec.DecodeError, RecursionError):
-        raise RecordingError("The file is no recording, or it is damaged: it is not valid JSON.") from None
+        raise RecordingError("The file is not a recording, or it is damaged: it is not valid JSON.") from None
     if head.format != FORMAT:
-        raise RecordingError("The file is no recording. Make one with: anabranch ask --record FILE")
+        raise RecordingError("The file is not a recording. Make one with: anabranch ask --record FILE")
     if not 1 <= head.version <= VERSION:
         raise RecordingError(
             f"The recording has version {head.version} of the format; this release reads versions up to {VERSION}. "
@@ -229,7 +229,7 @@ def _check(recording: Recording) -> None:
     for call in recording.evidence_calls:
         results = call.readings if call.task == "read" else call.verdicts
         if call.ended == "returned" and len(results) != len(call.inputs):
-            raise RecordingError("The recording is damaged: the evidence model has not as many results as inputs.")
+            raise RecordingError("The recording is damaged: a call of a model has fewer or more results than inputs.")
     most = len(recording.events)
     if (after := max(_event_counts(recording), default=0)) > most:
         # A replay would wait for events that never come.

@@ -143,8 +143,8 @@ def _document(passage: Passage) -> tuple[str, str]:
 
 
 async def _probability(checker: ClaimChecker, pair: Pair, passages: Sequence[Passage], until: float) -> float | None:
-    """None if it is no contradiction, or nobody can say. The sentence that says less is checked first: what is added in
-    the other is not known to it, which is no contradiction."""
+    """None if it is no contradiction, or there is no verdict. The sentence that says less is checked first: what is
+    added in the other is not known to it, which is no contradiction."""
     sides = (pair.other, pair.one) if pair.fuller else (pair.one, pair.other)
     found: list[Verdict] = []
     for claim, against in (sides, sides[::-1]):

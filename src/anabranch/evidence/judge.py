@@ -64,7 +64,7 @@ class Judge:
     async def judgement_or_reason(
         self, question: str, passages: Sequence[Passage], until: float | None = None
     ) -> Judgement | str:
-        """The judgement, or why rules have to do."""
+        """The judgement, or why rules are used instead."""
         order = candidates(question, passages, self._limit)
         chosen = [passages[index] for index in order]
         foreign = sum(not is_english(passage.text) for passage in chosen)
@@ -79,7 +79,7 @@ class Judge:
             return "no time was left, or the evidence model is not installed"
         judged = judgement(found, order, len(passages))
         if foreign and judged.support < SUPPORTED:
-            return "those in English do not answer, and others are not in English"
+            return "the passages in English do not answer, and others are not in English"
         return judged
 
     async def observe(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Observed | None:

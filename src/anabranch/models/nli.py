@@ -114,11 +114,11 @@ class OnnxNli:
             logits = self._model.logits([self._model.encode(text, claim)]).ravel().tolist()
         except Exception as error:  # both libraries raise bare exceptions
             raise ConfigurationError(f"The {WHAT} in {self._path} cannot read a pair of texts: {error}") from error
-        if len(logits) != len(self._labels) or not all(map(math.isfinite, logits)):
-            raise ConfigurationError(
-                f"The {WHAT} in {self._path} should give {len(self._labels)} numbers, one for each label of {CONFIG}; "
-                f"it gives {len(logits)}, or some that are not finite."
-            )
+        if len(logits) != len(self._labels):
+            labels = f"{CONFIG} has {len(self._labels)} labels"
+            raise ConfigurationError(f"The {WHAT} in {self._path} returned {len(logits)} numbers, but {labels}.")
+        if not all(map(math.isfinite, logits)):
+            raise ConfigurationError(f"The {WHAT} in {self._path} returned a number that is not finite.")
         odds = [math.exp(logit - max(logits)) for logit in logits]
         return _verdict(zip(self._labels, (one / sum(odds) for one in odds), strict=True))
 

@@ -48,7 +48,7 @@ class PipelineNotes(Notes):
         self._cut_off(passages, most)
 
     def _cut_off(self, passages: Sequence[Passage], most: int) -> None:
-        note = "only the best passages go on: top_k for each source"
+        note = "below the limit of top_k passages for each source"
         for passage in passages[most:]:
             self.add(passage, "top_k", left_out=True, note=note, most=most)
 
@@ -102,7 +102,7 @@ def _reasons(judged: Judgement) -> list[str]:
     """Why each passage was not read, if it was not."""
     stopped = "a passage read before it answers" if judged.sure else "no time was left"
     reasons = {at: stopped if units else "it has no sentence" for at, units in judged.whole.items()}
-    return [reasons.get(at, "others are likelier to answer") for at in range(len(judged.passages))]
+    return [reasons.get(at, "other passages are more likely to answer") for at in range(len(judged.passages))]
 
 
 def _is_part(shown: Passage, passage: Passage) -> bool:

@@ -1,5 +1,5 @@
-"""Documents are data, not orders: marks passages that seem to give some, and keeps HTML, and links that no source has,
-out of what a model writes."""
+"""Defence against prompt injection: marks passages with suspected instructions; in answers, escapes HTML and removes
+links that occur in no source."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

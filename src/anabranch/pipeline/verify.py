@@ -57,8 +57,8 @@ WORTH = {"supported": 1.0, "partly": 0.5, "unsupported": 0.0, "contradicted": 0.
 
 
 class Verified(NamedTuple):
-    """An answer with its checked sentences; `text` is what was passed on. `withheld`: that is no answer, but says why
-    there is none."""
+    """An answer with its checked sentences; `text` is what was passed on. `withheld`: that says why
+    there is no answer."""
 
     text: str
     sentences: tuple[CheckedSentence, ...]
@@ -104,8 +104,8 @@ class Verifier:
     async def conflicts(
         self, question: str, passages: Sequence[Passage], left_s: float, crashed: Callable[[Exception], None]
     ) -> tuple[SourceConflict, ...]:
-        """Where the passages contradict each other on what is asked; nothing if the checker fails, of which `crashed`
-        is told, or does not reply in time."""
+        """Where the passages contradict each other on what is asked; nothing if the checker fails, with which `crashed`
+        is called, or does not reply in time."""
         limit_s = min(left_s, MAX_CONFLICTS_S)
         try:
             async with asyncio.timeout(limit_s + MOMENT_S):
@@ -131,7 +131,7 @@ class Verifier:
         conflicts: Sequence[SourceConflict] = (),
         markdown: "SafeMarkdown | None" = None,
     ) -> "Verifying":
-        """A verification of one answer, whose events it passes on. `crashed` hears of a failure of the checker;
+        """A verification of one answer, whose events it passes on. `crashed` is called with a failure of the checker;
         `markdown` reads what a strict answer passes on, if it has to be safe."""
         check = SentenceCheck(self._checker, passages, self._clock, self._reason, crashed, conflicts)
         release = Release(emit, strict=strict, hold=self._minimum is not None and not streaming, markdown=markdown)

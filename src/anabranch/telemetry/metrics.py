@@ -123,8 +123,8 @@ def _runs(pid: int) -> bool:
 RAG = "rag_stream"
 SURFACES = (RAG, "chat", "query", "endpoints", "library")
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
-AGGREGATION = ("aggregation.wait", "aggregation.emit", "aggregation.retry")
-STAGES = ("question", "rewrite", "retrieve", "merge", "prompt", "generate", "cite", "verify", *AGGREGATION)
+ANSWERING = ("rewrite", "retrieve", "merge", "evidence", "conflicts", "prompt", "generate", "cite", "verify")
+STAGES = ("question", *ANSWERING, "aggregation.wait", "aggregation.emit", "aggregation.retry")
 GUARDED = (*(ground.value for ground in Ground if ground is not Ground.DOCUMENTS), *get_args(WithheldReason))
 SUBAGENTS = ("documentation", "row_selection", "action", "voice", "safety")
 BREAKER = {"closed": 0, "half_open": 1, "open": 2}

@@ -239,7 +239,7 @@ def test_two_documents_with_one_id_are_refused(run: Run, tmp_path: Path) -> None
     write_questions(tmp_path, [{"question": "Why?"}])
     ran = run("eval", "answers", "--dataset", str(tmp_path))
     assert (ran.code, ran.out) == (2, "")
-    assert "corpus.jsonl, line 5: the _id 'r' is that of line 1." in ran.err
+    assert "corpus.jsonl, line 5: the _id 'r' is already used in line 1." in ran.err
 
 
 def test_supporting_facts_that_are_no_sentences_are_left_out_and_counted(run: Run, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_supporting_facts_that_are_no_sentences_are_left_out_and_counted(run: Ru
     (folder / "corpus.json").write_text(json.dumps({"Boats": ["The ferry leaves at nine."]}))
     ran = run("eval", "answers", "--dataset", str(folder), "--json")
     assert ran.code == 0
-    assert "3 supporting facts of the questions name no sentence of a document, and are left out." in ran.err
+    assert "Ignored 3 supporting facts of the questions: they name no sentence of a document." in ran.err
     measures = json.loads(ran.out)["configurations"]["configured"]["measures"]
     assert measures["gold_recall"]["value"] == 0.5
 

@@ -146,7 +146,7 @@ async def test_a_passage_that_the_evidence_model_did_not_read_says_why(shelf: Li
         assert ("note" in noted) == (probability is None)
         assert noted.get("note", "") in (
             "",
-            "not read: others are likelier to answer",
+            "not read: other passages are more likely to answer",
             "not read: a passage read before it answers",
         )
     for query, settings, why in (

@@ -104,7 +104,9 @@ def _corpus(path: Path) -> Iterator[NewDocument]:
     for number, one in _numbered(path, CorpusLine):
         # Gold sentences name a document by its id.
         if one.id in lines:
-            raise ConfigurationError(f"{path}, line {number}: the _id {one.id!r} is that of line {lines[one.id]}.")
+            raise ConfigurationError(
+                f"{path}, line {number}: the _id {one.id!r} is already used in line {lines[one.id]}."
+            )
         lines[one.id] = number
         yield text_document(one.id, one.title or "", one.text)
 

@@ -95,8 +95,8 @@ def answers(
     test = read_dataset(dataset, limit)
     if test.unknown_facts:
         notes().print(
-            f"{counted(test.unknown_facts, 'supporting fact')} of the questions name no sentence of a document, and "
-            "are left out."
+            f"Ignored {counted(test.unknown_facts, 'supporting fact')} of the questions: they name no sentence of a "
+            "document."
         )
     chosen = _configurations(settings, AnswerOptions(model=model, top_k=top_k), changes)
     for one in chosen:

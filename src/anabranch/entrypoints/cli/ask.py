@@ -252,10 +252,10 @@ def _summary(answer: Answer) -> Text:
         f"{answer.usage.total_tokens} tokens" if answer.usage and answer.usage.total_tokens else "",
         f"the model did not finish ({printable(answer.finish_reason or '')})" if is_unfinished else "",
         f"{answer.omitted} documents left out of the prompt" if answer.omitted else "",
-        f"{suspects} {'passage seems' if suspects == 1 else 'passages seem'} to give orders to a model"
+        f"{suspects} {'passage contains' if suspects == 1 else 'passages contain'} suspected instructions to a model"
         if suspects
         else "",
-        f"{removed} {'link' if removed == 1 else 'links'} removed that no source has" if removed else "",
+        f"{removed} {'link' if removed == 1 else 'links'} removed: no source has the address" if removed else "",
     )
     return Text(text, style="dim")
 
@@ -299,7 +299,7 @@ def _summary(answer: Answer) -> Text:
     help="Whether to check each sentence of the answer against the sources [default: as AGGREGATOR_VERIFY says].",
 )
 @click.option("--strict", is_flag=True, help="Leave out the sentences that no source supports.")
-@click.option("--explain", is_flag=True, help="Show each passage's way to the prompt, or why it was left out.")
+@click.option("--explain", is_flag=True, help="Show how each stage ranked each passage, and why others were left out.")
 @click.option("--retrieve", is_flag=True, help="Only retrieve passages; do not generate an answer.")
 @click.option(
     "--record",
@@ -331,7 +331,7 @@ def command(
     from.
     """
     if strict and verify is False:
-        raise click.UsageError("--strict and --no-verify exclude each other.")
+        raise click.UsageError("--strict cannot be used with --no-verify.")
     given = dict(_token(entry) for entry in tokens)
     if record is not None and not record.parent.is_dir():
         raise ConfigurationError(f"--record: there is no folder {record.parent}.")

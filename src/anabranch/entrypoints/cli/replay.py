@@ -40,7 +40,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
     "evidence_scores=recompute reads the passages again with the evidence model on this machine.",
 )
 @click.option(
-    "--explain", is_flag=True, help="Explain each passage's way to the prompt, also if the recorded run does not."
+    "--explain", is_flag=True, help="Show how each stage ranked each passage, also if the recorded run does not."
 )
 @click.option("--events", "as_events", is_flag=True, help="Print the events, one JSON document per line.")
 @json_option

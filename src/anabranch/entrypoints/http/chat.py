@@ -91,8 +91,8 @@ class ChatRequest(VerifiedRequest, kw_only=True):
         Annotated[
             bool,
             Meta(
-                description="Treat documents as data: boundaries in the prompt that no document can write, and no link "
-                "or HTML in the answer that no document has"
+                description="Protect against prompt injection: random boundaries around documents in the prompt; links "
+                "that occur in no document become text, and HTML is escaped"
             ),
         ]
         | None
@@ -100,8 +100,8 @@ class ChatRequest(VerifiedRequest, kw_only=True):
 
 
 class DocumentSource(Value, gc=False, omit_defaults=True):
-    """`suspected_instructions` are sentences that seem to give orders to a model; only with `defence` in the request,
-    and of documents in the prompt."""
+    """`suspected_instructions` are sentences that look like instructions to a model; only with `defence` in the
+    request, and of documents in the prompt."""
 
     slug: str
     content: str

@@ -148,8 +148,8 @@ class SourceView(Value):
     passage of another source has no collection, type, index and time; its `chunk_id` identifies its text, and its
     offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
     most 20; `also_in_count` is the number of all. `evidence` is the probability that it answers the question, null if
-    the evidence model did not read it. `suspected_instructions` are sentences that seem to give orders to a model, as
-    one reads them (decoded, in lower case)."""
+    the evidence model did not read it. `suspected_instructions` are sentences that look like instructions to a model
+    (decoded, in lower case)."""
 
     chunk_id: str
     document_id: str
@@ -207,13 +207,17 @@ AnswerSupport = Annotated[
 
 
 ExplanationView = Annotated[
-    Explanation, Meta(description="Each passage's way to the prompt; only with `explain` in the request")
+    Explanation,
+    Meta(
+        description="How each stage ranked each passage, and why others were left out; only with `explain` in the "
+        "request"
+    ),
 ]
 
 
 RemovedLinks = Annotated[
     tuple[str, ...],
-    Meta(description="Addresses that the model wrote and no source has: in the answer they are no links; at most 100"),
+    Meta(description="Addresses of links in the answer that occur in no source: they became text; at most 100"),
 ]
 
 
