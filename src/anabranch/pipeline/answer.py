@@ -4,6 +4,7 @@ cite have files of their own."""
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
@@ -468,12 +469,12 @@ class Pipeline:
             return passages[:most]
         from anabranch.evidence.ranking import ranked_by_evidence  # noqa: PLC0415  chat does not need it
 
-        judge = self._judge() if notes is None else notes.judging(self._judge())
+        noted = (lambda _: None) if notes is None else partial(notes.judged, passages)
         with self._telemetry.span("evidence", context):
             left_s = (context.deadline - self._clock.monotonic()) * EVIDENCE_SHARE
-            ranked = await ranked_by_evidence(judge, question.text, passages, left_s)
+            ranked = await ranked_by_evidence(self._judge(), question.text, passages, left_s, noted)
         if notes is not None:
-            notes.judged(ranked, most)
+            notes.ranked_by_evidence(ranked, most)
         return ranked[:most]
 
     async def _conflicts(

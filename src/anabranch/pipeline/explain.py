@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from anabranch.domain.explanation import Explanation, Key, Notes, explained
 from anabranch.domain.model import Answer, Passage, Prompt, Question, SourceReply
-from anabranch.evidence.judge import Judge, Judgement
+from anabranch.evidence.judge import Judgement
 from anabranch.pipeline.prompt import Compaction, estimate
 
 NOT_READ = "not read: "
@@ -29,11 +29,12 @@ class PipelineNotes(Notes):
             for rank, passage in enumerate(reply.passages, 1):
                 self.add(passage, "source", rank=rank, score=passage.score)
 
-    def judging(self, judge: Judge) -> Judge:
-        """The judge; it also says why it does not read a passage."""
-        return _NotingJudge(judge, self._unread)
+    def judged(self, passages: Sequence[Passage], judged: Judgement | str) -> None:
+        """Why the evidence model did not read some passages, or any."""
+        reasons = [judged] * len(passages) if isinstance(judged, str) else _reasons(judged)
+        self._unread.update({explained(one).key: why for one, why in zip(passages, reasons, strict=True)})
 
-    def judged(self, passages: Sequence[Passage], most: int) -> None:
+    def ranked_by_evidence(self, passages: Sequence[Passage], most: int) -> None:
         """The passages in the order of the evidence; so many of them go on."""
         for rank, passage in enumerate(passages, 1):
             if passage.evidence is None:
@@ -81,21 +82,6 @@ class PipelineNotes(Notes):
             for passage in answer.passages:
                 self.add(passage, "guard", left_out=True, note=note, similarity=similarity, threshold=least)
         return self.explanation()
-
-
-class _NotingJudge(Judge):
-    """A judge that says why it does not read a passage."""
-
-    def __init__(self, judge: Judge, unread: dict[Key, str]) -> None:
-        self._judge = judge
-        self._unread = unread
-
-    async def judge(self, question: str, passages: Sequence[Passage], until: float | None = None) -> Judgement | None:
-        judged = await self._judge.judgement_or_reason(question, passages, until)
-        reasons = [judged] * len(passages) if isinstance(judged, str) else _reasons(judged)
-        for passage, reason in zip(passages, reasons, strict=True):
-            self._unread[explained(passage).key] = reason
-        return judged if isinstance(judged, Judgement) else None
 
 
 def _reasons(judged: Judgement) -> list[str]:
