@@ -24,7 +24,8 @@ from anabranch.evidence.claims import (
     features,
     finding,
 )
-from anabranch.text.exact_checks import Difference, differences
+from anabranch.text.exact_checks import differences
+from anabranch.text.reading import ExactDifference
 from support.quoted_answers import passage
 
 FERRY = passage("The Zanzibar ferry leaves every morning at 7. The crossing takes 2 hours.", "Ferry")
@@ -188,7 +189,7 @@ def test_an_exact_difference_lowers_support() -> None:
 @pytest.mark.parametrize("kind", ["number", "unit", "date", "name", "negation", "quantifier", "direction"])
 def test_no_difference_ever_raises_support(kind: str) -> None:
     [difference, *_] = differences("The crossing takes 3 hours.", "The crossing takes 2 hours.")
-    one: Difference = difference._replace(kind=kind)  # type: ignore[arg-type]
+    one: ExactDifference = difference._replace(kind=kind)  # type: ignore[arg-type]
     candidate = Candidate(0, (0,), 0.7)
     shares = [probability(features(candidate, YES, [one] * count)) for count in range(4)]
     assert shares == sorted(shares, reverse=True)

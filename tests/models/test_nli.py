@@ -121,7 +121,7 @@ def config(**fields: object) -> Callable[[Path], object]:
         ),
         (config(id2label={"0": "neutral", "1": "contradiction"}), "has the labels 'neutral', 'contradiction'"),
         (config(id2label={"1": "neutral", "2": "entailment"}), "It must have entailment, neutral and"),
-        (config(id2label={"0": "entailment", "1": "not_entailment"}), "returned 3 numbers, but config.json has 2 labels"),
+        (config(id2label={"0": "entailment", "1": "not_entailment"}), "3 numbers, but config.json has 2 labels"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"nonsense"), "cannot be loaded"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.text.exact_checks import Difference, differences
+from anabranch.text.exact_checks import differences
+from anabranch.text.reading import ExactDifference
 from support.examples import examples
 
 
@@ -206,7 +207,7 @@ def test_an_opposite_word_that_is_denied_or_about_something_else_is_no_differenc
 
 def test_a_difference_says_what_is_claimed_and_what_is_found() -> None:
     assert differences("The road is 5 miles long.", "The road is 5 km long.") == (
-        Difference("unit", "5 miles", "5 km"),
+        ExactDifference("unit", "5 miles", "5 km"),
     )
 
 

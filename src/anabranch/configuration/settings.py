@@ -269,10 +269,10 @@ def load(environment: Mapping[str, str] = os.environ, file: Path | None = None) 
             raise ConfigurationError(f"{path}: settings has no {quoted_name(name)}{meant}.")
         where = f"{path}: settings.{name}"
         expanded = config_file.expand_setting(value, environment, where)
-        values[name] = _convert(name, expanded, where, secret=expanded != value)
+        values[name] = converted(name, expanded, where, secret=expanded != value)
     for variable, name in VARIABLES.items():
         if _is_set(variable, environment):
-            values[name] = _convert(name, environment[variable], variable)
+            values[name] = converted(name, environment[variable], variable)
     sources, models, published = config_file.endpoints(read.file, environment, str(path))
     servers = mcp_servers.servers(read, environment)
     settings = Settings(
@@ -331,12 +331,8 @@ def unknown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: f"did you mean {PREFIX}{meant}?" if meant else "" for name, meant in near.items()}
 
 
-def converted(name: str, value: str, where: str) -> Any:
-    """The value of a setting from text. ConfigurationError, which names `where`, if it is wrong."""
-    return _convert(name, value, where)
-
-
-def _convert(name: str, value: object, where: str, *, secret: bool = False) -> Any:
+def converted(name: str, value: object, where: str, *, secret: bool = False) -> Any:
+    """The value of a setting. ConfigurationError, which names `where`, if it is wrong."""
     kind = TYPES[name]
     if isinstance(value, str):
         kind, value = without_none(kind), value.strip()

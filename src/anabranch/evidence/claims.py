@@ -20,9 +20,10 @@ from anabranch.evidence.claim_weights import (
     is_denied,
     probability,
 )
-from anabranch.text.exact_checks import Difference, differences
+from anabranch.text.exact_checks import differences
 from anabranch.text.language import is_english
 from anabranch.text.pages import page, titled
+from anabranch.text.reading import ExactDifference
 from anabranch.text.sentences import Span
 from anabranch.text.units import LISTED, Unit, units
 from anabranch.text.words import terms
@@ -202,7 +203,7 @@ class ReadPassages:
         headers = one.passage.place.headers if one.passage.place is not None else ()
         return page(one.passage.title, headers, one.text, [one.units[at] for at in candidate.units])
 
-    def differing(self, claim: str, candidate: Candidate) -> tuple[Difference, ...]:
+    def differing(self, claim: str, candidate: Candidate) -> tuple[ExactDifference, ...]:
         one = self._read[candidate.passage]
         headers = one.passage.place.headers if one.passage.place is not None else ()
         evidence = "\n".join(one.text[slice(*_span(one.units[at]))] for at in candidate.units)
@@ -227,7 +228,7 @@ class ReadPassages:
         return tuple(Quoted(candidate.passage, span) for span in spans)
 
 
-def features(candidate: Candidate, verdict: Verdict | None, found: Sequence[Difference]) -> ClaimFeatures:
+def features(candidate: Candidate, verdict: Verdict | None, found: Sequence[ExactDifference]) -> ClaimFeatures:
     kinds = Counter(one.kind for one in found)
     return ClaimFeatures(
         model=_clipped(_odds(verdict.supported)) if verdict is not None else 0.0,
@@ -246,7 +247,7 @@ def features(candidate: Candidate, verdict: Verdict | None, found: Sequence[Diff
 
 
 def finding(
-    claim: str, passages: ReadPassages, candidate: Candidate, verdict: Verdict | None, found: Sequence[Difference]
+    claim: str, passages: ReadPassages, candidate: Candidate, verdict: Verdict | None, found: Sequence[ExactDifference]
 ) -> Finding:
     """What a comparison with the units of one passage says."""
     words_judged = verdict is None or bool(verdict.words)

@@ -26,9 +26,9 @@ from anabranch.evidence.conflicts import MAX_S as MAX_CONFLICTS_S
 from anabranch.evidence.conflicts import both_sides, conflicts
 from anabranch.pipeline.cite import MAX_CITATIONS, Marks, SupportingWords, WrittenMark, cited
 from anabranch.text.citation_marks import without_marks
-from anabranch.text.exact_checks import Difference
 from anabranch.text.language import is_english
 from anabranch.text.messages import message
+from anabranch.text.reading import ExactDifference
 from anabranch.text.statements import Statement, StatementReader, claims_something, without_signs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Compared(NamedTuple):
     """What is decided about a claim without a model; else what a model has to compare it with."""
 
     decided: Finding | UncheckedReason | None
-    candidates: Sequence[tuple[Candidate, tuple[Difference, ...]]] = ()
+    candidates: Sequence[tuple[Candidate, tuple[ExactDifference, ...]]] = ()
 
 
 class QuotedPart(NamedTuple):

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from anabranch.domain.model import ConflictKind
-from anabranch.text.exact_checks import Difference, differences
-from anabranch.text.reading import ReadText, TextToken, is_content, root
+from anabranch.text.exact_checks import differences
+from anabranch.text.reading import ExactDifference, ReadText, TextToken, is_content, root
 
 # The share of the words of the shorter sentence that the other has too.
 ALIKE = 0.5
@@ -216,7 +216,7 @@ def disagreement(asked: ReadStatement, one: ReadStatement, other: ReadStatement)
     return Disagreement(kind, fuller=bool(more[0]))
 
 
-def _kind(found: Sequence[Difference], back: Sequence[Difference]) -> ConflictKind | None:
+def _kind(found: Sequence[ExactDifference], back: Sequence[ExactDifference]) -> ConflictKind | None:
     """The kind of difference that both have; None if there are several."""
     kinds, others = {one.kind for one in found}, {one.kind for one in back}
     if not kinds or not others:
@@ -310,7 +310,7 @@ def _without_name(title: str, known: frozenset[str]) -> bool:
 class _Slots:
     """The places of a sentence where it differs."""
 
-    def __init__(self, side: ReadStatement, found: Sequence[Difference]) -> None:
+    def __init__(self, side: ReadStatement, found: Sequence[ExactDifference]) -> None:
         self._tokens, self._names = side.tokens, side.names
         self._title = {token.stem for token in ReadText(side.title).tokens}
         wanted = {token.low for one in found for token in ReadText(one.claimed).tokens}

@@ -11,10 +11,7 @@ MAX_CLAIM = 2_000
 MAX_EVIDENCE = 8_000
 
 
-Difference = ExactDifference
-
-
-def differences(claim: str, evidence: str, context: str = "") -> tuple[Difference, ...]:
+def differences(claim: str, evidence: str, context: str = "") -> tuple[ExactDifference, ...]:
     """What the claim, a sentence of an answer, says otherwise than the evidence, the words of a passage that support it
     best. The same fact in another form is no difference, nor is a name or number of the context (the passage's title,
     headings and other sentences), unless the evidence has another one in its place."""
