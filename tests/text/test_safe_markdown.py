@@ -1,5 +1,6 @@
 """Answers as Markdown that is safe to render."""
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -73,6 +74,11 @@ CHANGED = {
     "- ```\n<img src=x>\n```": "- \\`\\`\\`\n&lt;img src=x>\n```",
     "a ` b\n- <img src=x> ` c": "a \\` b\n- &lt;img src=x> \\` c",
     "| ` | <img src=x> ` |": "| \\` | &lt;img src=x> \\` |",
+    f"`x\r\r[a]({EVIL}) <img src=x>\r\ny`": "\\`x\n\n[a] &lt;img src=x>\ny\\`",
+    f"```\nx\r```\r[a]({EVIL})\n```\n": "```\nx\n```\n[a]\n```\n",
+    f"1{EVIL} \u00e9{EVIL}": f"1`{EVIL}` \u00e9`{EVIL}`",
+    "https&#58;//evil.example &#104;ttps://evil.example": "https&amp;#58;//evil.example &amp;#104;ttps://evil.example",
+    "https:\\//evil.example www\\.evil.example": "https:\\\\//evil.example www\\\\.evil.example",
     "~~~a|b\n~~~\n<img src=x>": "\\~\\~\\~a|b\n~~~\n<img src=x>",
     "   ~~~\n<img src=x>\n~~~\n<b>": "   \\~\\~\\~\n&lt;img src=x>\n~~~\n<b>",
     "1. ~~~\n   x\n   ~~~\n   <b>\n   ~~~\n": "1. \\~\\~\\~\n   x\n   ~~~\n   <b>\n   ~~~\n",
@@ -139,11 +145,40 @@ pieces = st.sampled_from(
             ":",
         ),
         *("https://evil.example/", "https://shop.example/", "www.evil.example", "//evil.example", "terms.md", "x.md"),
+        *(
+            "\r",
+            "\r\n",
+            "&",
+            "&#58;",
+            "&#104;",
+            "&colon;",
+            "&amp;",
+            "\\/",
+            "\\.",
+            "1",
+            "\u00e9",
+            "http",
+            "s",
+            "://evil.example/",
+        ),
         *("javascript:x", '"t"', "'", "[a]: ", "[a]", "<https://evil.example>", "|-|-|\n", "*", "_"),
     ]
 )
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 ALLOWED = ("https://shop.example/", "https://shop.example", "terms.md")
+
+
+ADDRESS = re.compile(r"(?<![A-Za-z])(?:https?://|www\.)evil", re.IGNORECASE)
+
+
+def addresses(text: str) -> list[str]:
+    """What renderers that make links of addresses find in the text, outside of code."""
+    shown = "".join(
+        one.content if one.type in ("text", "text_special") else "\n"
+        for token in MARKDOWN.parse(text)
+        for one in token.children or ()
+    )
+    return ADDRESS.findall(shown)
 
 
 def rendered(text: str) -> tuple[list[str], list[str]]:
@@ -161,6 +196,7 @@ def test_no_renderer_finds_html_or_an_unknown_link(parts: Sequence[str]) -> None
     markup, links = rendered(text)
     assert markup == []
     assert [link for link in links if link not in ALLOWED] == []
+    assert addresses(text) == []
 
 
 @settings(max_examples=examples(500), deadline=None)

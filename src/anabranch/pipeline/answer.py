@@ -127,8 +127,7 @@ async def fan_out(
 ) -> tuple[SourceReply, ...]:
     """The replies in the order of the queries; each is emitted as it arrives, at the latest after `budget_s`, which
     `setting` sets."""
-    ends = clock.monotonic() + budget_s
-    own = msgspec.structs.replace(context, deadline=ends) if ends < context.deadline else context
+    own = _until(context, clock.monotonic() + budget_s)
 
     async def ask(index: int, path: str, source: Source, query: Query) -> SourceReply:
         began = clock.monotonic()
@@ -260,10 +259,8 @@ async def generate(
     abstained = False
     citations: list[Citation] = []
     checked = checked_answer(prompt) if prompt.defence else None
-    own = timeout_s < context.deadline - began
-    limit = asyncio.timeout(timeout_s) if own else nullcontext()
-    if own:
-        context = msgspec.structs.replace(context, deadline=began + timeout_s)
+    limit = nullcontext() if context.deadline - began <= timeout_s else asyncio.timeout(timeout_s)
+    context = _until(context, began + timeout_s)
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
         async with limit, aclosing(generator.generate(prompt, context)) as deltas:
@@ -314,6 +311,10 @@ def _reported(error: GenerationFailed, model: str, latency_ms: int, *, started: 
     reported = type(error)(f"{FAILED}{error.message}", **details)
     reported.known_reason, reported.started = error.reason, started
     return reported
+
+
+def _until(context: Context, deadline: float) -> Context:
+    return msgspec.structs.replace(context, deadline=deadline) if deadline < context.deadline else context
 
 
 def _since(began: float, clock: Clock) -> int:

@@ -298,7 +298,8 @@ class Release:
     async def end(self, written: str, note: str) -> None:
         """Pass on what follows the last sentence, and a note."""
         rest = written[self._decided :]
-        await self.add((rest if self._is_safe(rest) else "") + note)
+        safe = await asyncio.to_thread(self._is_safe, rest) if len(rest) > TURN else self._is_safe(rest)
+        await self.add((rest if safe else "") + note)
 
     def _is_safe(self, text: str) -> bool:
         return self._markdown is None or self._markdown.accepts(text)

@@ -12,13 +12,17 @@ MAX_LOOKUPS = 200
 MAX_ADDRESS = 2_000
 
 URL_START = r"(?:https?://|ftp://|www\.)"
-SPECIAL = re.compile(rf"[`~<\]\\\n]|{URL_START}", re.IGNORECASE)
-MAYBE_URL = re.compile(r"(?<![A-Za-z0-9])(?:h|ht|htt|https?:?/?|f|ft|ftp:?/?|w{1,3})$", re.IGNORECASE)
+SPECIAL = re.compile(rf"[`~<\]\\\n&]|{URL_START}", re.IGNORECASE)
+MAYBE_URL = re.compile(r"(?<![A-Za-z])(?:h|ht|htt|https?:?/?|f|ft|ftp:?/?|w{1,3})$", re.IGNORECASE)
 URL = re.compile(rf"{URL_START}[^\s<>`\[\]\"\\|]*", re.IGNORECASE)
 # What some renderers take for the rest of an address.
 URL_REST = re.compile(r"[^\s<]*")
 NO_REST = re.compile(r"[^\w/%?&=#]*(?:$|\]\()")
 TRAILING = "?!.,:;*_~'\")}"
+# A character by its number or name. Renderers decode it before they look for addresses.
+REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+MAYBE_REFERENCE = re.compile(r"&(?:#(?:[0-9]{0,7}|[xX][0-9a-fA-F]{0,6})|[A-Za-z][A-Za-z0-9]{0,31})?$")
+OF_ADDRESS = re.compile(r"[A-Za-z0-9:/.@?=#%~+_-]")
 TAG_START = re.compile(r"<[A-Za-z/!?]")
 AUTOLINK = re.compile(r"<([A-Za-z][A-Za-z0-9+.-]{1,31}:[^\s<>]*)>")
 MAYBE_AUTOLINK = re.compile(r"<(?:[A-Za-z][A-Za-z0-9+.-]{0,31}(?::[^\s<>]*)?)?$")
@@ -55,6 +59,7 @@ class SafeMarkdown:
         # The fence that code is in: its character and length. `_mid_line`: the line of code is not a closing fence.
         self._fence: tuple[str, int] | None = None
         self._mid_line = False
+        self._after_return = False
 
     @property
     def removed(self) -> tuple[str, ...]:
@@ -63,6 +68,7 @@ class SafeMarkdown:
 
     def feed(self, text: str) -> str:
         """What can be shown now. A long text is read in parts: each step copies what is held."""
+        text = self._with_line_feeds(text)
         return "".join(self._fed(text[at : at + MAX_HELD]) for at in range(0, len(text), MAX_HELD))
 
     def end(self) -> str:
@@ -72,11 +78,20 @@ class SafeMarkdown:
     def accepts(self, part: str) -> bool:
         """Whether a further part can be shown as it is, by itself, behind those that were accepted before. If not, it
         does not count as a part."""
-        before = self._line, self._fence, self._mid_line
+        before = self._line, self._fence, self._mid_line, self._after_return
         if self.feed(part) + self.end() == part:
             return True
-        self._line, self._fence, self._mid_line = before
+        self._line, self._fence, self._mid_line, self._after_return = before
         return False
+
+    def _with_line_feeds(self, text: str) -> str:
+        """A carriage return ends a line too, for renderers: alone, or with the line feed that follows it."""
+        if self._after_return and text:
+            text, self._after_return = text.removeprefix("\n"), False
+        if "\r" not in text:
+            return text
+        self._after_return = text.endswith("\r")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def _fed(self, part: str) -> str:
         self._held += part
@@ -118,6 +133,8 @@ class SafeMarkdown:
                 return self._tildes(final=final)
             case "<":
                 return self._angle(final=final)
+            case "&":
+                return self._reference(final=final)
             case "]":
                 return self._bracket(final=final)
             case _:
@@ -182,7 +199,9 @@ class SafeMarkdown:
         following = self._held[1]
         if following == "<":
             return 1, ""  # an escaped bracket is escaped as HTML instead
-        return (2, f"\\{following}") if following in "\\`[]()*_#!~>|:" else (1, "\\")
+        if following in "/.:@":
+            return 1, "\\\\"  # without the backslash, the rest could be an address
+        return (2, f"\\{following}") if following in "\\`[]()*_#!~>|" else (1, "\\")
 
     def _backticks(self, *, final: bool) -> tuple[int, str]:
         """Inline code is shown as it is. It ends on its line: a line break may end its paragraph."""
@@ -224,6 +243,13 @@ class SafeMarkdown:
             return found.end(), shown
         return 1, "&lt;" if TAG_START.match(text) else "<"
 
+    def _reference(self, *, final: bool) -> tuple[int, str]:
+        if not final and MAYBE_REFERENCE.match(self._held):
+            return 0, ""
+        found = REFERENCE.match(self._held)
+        hidden = found is not None and OF_ADDRESS.fullmatch(html.unescape(found[0])) is not None
+        return 1, "&amp;" if hidden else "&"
+
     def _bracket(self, *, final: bool) -> tuple[int, str]:
         """The end of a link's text: `](address)`, or `]: address`, which defines a reference."""
         text = self._held
@@ -252,7 +278,7 @@ class SafeMarkdown:
         rest = URL_REST.match(text, 0)
         if rest is not None and rest.end() == len(text) and self._undecided(final=final):
             return 0, ""
-        if self._line[-1:].isalnum():
+        if self._line[-1:].isascii() and self._line[-1:].isalpha():
             return 1, text[0]
         address = found[0]
         while address[-1:] in TRAILING and not (address[-1] == ")" and address.count(")") <= address.count("(")):
