@@ -649,9 +649,9 @@ async def test_a_run_that_has_fewer_events_without_its_secret_is_read(tmp_path: 
     assert max(call.after_events for call in recording.evidence_calls) == len(recording.events) < recorder.emitted
 
 
-async def test_an_existing_file_is_replaced_and_becomes_private(ab: Anabranch, space: Space, tmp_path: Path) -> None:
+async def test_an_empty_file_is_replaced_and_becomes_private(ab: Anabranch, space: Space, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_text("old")
+    path.touch()
     path.chmod(0o644)
     await recorded(ab, path, sources=[f"{space.url}/docs"], until=Until.MERGE)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -836,3 +836,47 @@ async def test_with_a_change_that_leaves_the_prompt_as_it_was_the_answer_is_the_
         other = (await replay(one, {"max_tokens": "7"})).values[-1]
         assert isinstance(other, Failed)
         assert other.code == "not_recorded"
+
+
+# --- where it is written
+
+
+def other_file(folder: Path) -> Path:
+    (folder / "keep.txt").write_text("precious")
+    return folder / "keep.txt"
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (other_file, "exists and is not a recording"),
+        (pipe, "not a regular file"),
+        (lambda folder: folder, "not a regular file"),
+        (lambda folder: folder / "missing" / "run.json", "there is no folder"),
+    ],
+)
+async def test_a_recording_replaces_nothing_but_a_recording(
+    tmp_path: Path, space: Space, made: Callable[[Path], Path], says: str
+) -> None:
+    path = made(tmp_path)
+    async with Anabranch.open(settings=Settings(evidence="off")) as ab:
+        with pytest.raises(RecordingError, match=says):
+            await ab.ask("How long?", sources=[f"{space.url}/docs"], record=path)
+    assert not space.requests
+    assert not (tmp_path / "keep.txt").exists() or (tmp_path / "keep.txt").read_text() == "precious"
+
+
+async def test_a_recording_replaces_another_and_follows_a_link(tmp_path: Path, space: Space) -> None:
+    path, link = tmp_path / "run.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    async with Anabranch.open(settings=Settings(evidence="off")) as ab:
+        for asked in ("How long do refunds take?", "Who pays for the label?"):
+            recording, _ = await recorded(ab, link, asked, sources=[f"{space.url}/docs"], model=f"{space.url}/writer")
+            assert recording.question.text == asked
+    assert link.is_symlink()
+    assert (path.stat().st_mode & 0o777, path.is_symlink()) == (0o600, False)

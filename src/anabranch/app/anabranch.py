@@ -151,15 +151,16 @@ class Anabranch:
         if record is None:
             yield self.start(asked, context)
             return
-        from anabranch.app.recording import RunRecorder  # noqa: PLC0415  most runs are not recorded
+        from anabranch.app.recording import RunRecorder, recording_target  # noqa: PLC0415  most runs are not recorded
 
+        target = await asyncio.to_thread(recording_target, Path(record))
         recorder = RunRecorder(self.settings)
         watched = recorder.telemetry(self._parts.telemetry)
         try:
             yield self.start(asked, context, self._parts.recorded(recorder), telemetry=watched)
         finally:
             if recorder.finished:
-                await recorder.save(Path(record))
+                await recorder.save(target)
 
     async def aggregate(
         self,

@@ -24,6 +24,7 @@ from anabranch.domain.events import TERMINAL, AnswerEvent
 from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import Context, Delta, Endpoint, Prompt, Query, Question, SourceReply
 from anabranch.domain.recording import (
+    FORMAT,
     Ended,
     EvidenceCall,
     ModelCall,
@@ -51,6 +52,8 @@ SETTINGS = (
     "min_faithfulness",
 )
 T = TypeVar("T", SourceCall, ModelCall, EvidenceCall)
+# The format is named in the first bytes of a recording.
+HEAD_BYTES = 100
 Timed = TypeVar("Timed", SourceCall, ModelCall, EvidenceCall, TimedDelta)
 
 
@@ -217,6 +220,23 @@ def _origin(url: str) -> str:
         if parts.hostname:
             return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     return ""
+
+
+def recording_target(path: Path) -> Path:
+    """The file for a recording; of a link, the one that it leads to. RecordingError if it would replace anything but a
+    recording or an empty file."""
+    target = path.resolve()
+    if not target.parent.is_dir():
+        raise RecordingError(f"The recording cannot be written: there is no folder {target.parent}.")
+    if not target.exists():
+        return target
+    if not target.is_file():
+        raise RecordingError(f"The recording cannot be written to {path}: it is not a regular file.")
+    with target.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if head and FORMAT.encode() not in head:
+        raise RecordingError(f"{path} exists and is not a recording, so it is not replaced. Name another file.")
+    return target
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -333,8 +333,6 @@ def command(
     if strict and verify is False:
         raise click.UsageError("--strict cannot be used with --no-verify.")
     given = dict(_token(entry) for entry in tokens)
-    if record is not None and not record.parent.is_dir():
-        raise ConfigurationError(f"--record: there is no folder {record.parent}.")
 
     async def ask() -> int:
         async with (
