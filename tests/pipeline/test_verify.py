@@ -30,6 +30,7 @@ from anabranch.pipeline.cite import MAX_CITATIONS, Marks, cite
 from anabranch.pipeline.run import Run
 from anabranch.pipeline.verify import MAX_CHECKED, MAX_SENTENCES, Verifier
 from anabranch.testing import FakeDirectory, FakeEvidence, FakeGenerator, FakeSource, ManualClock, Recorder
+from anabranch.text.messages import message
 from anabranch.text.safe_markdown import SafeMarkdown
 from support.quoted_answers import passage
 from support.verified_answers import verified
@@ -148,6 +149,18 @@ async def test_what_claims_nothing_is_not_judged() -> None:
         "Sure! Here is what I found:\n\n# Ferries\n\nIs it far? The crossing takes 2 hours.", PASSAGES
     )
     assert answer.verdicts == ["no_claim"] * 4 + ["supported"]
+    assert answer.found.faithfulness == 1.0
+
+
+async def test_a_heading_that_states_something_is_checked() -> None:
+    answer = await verified("## How it works\n\n## The crossing takes 90 days\n\n## Prices and times", PASSAGES)
+    assert answer.verdicts == ["no_claim", "unsupported", "no_claim"]
+
+
+@pytest.mark.parametrize("written", [SUPPORTED, f"{SUPPORTED} The crossing takes"])
+async def test_a_sentence_in_which_the_answer_was_cut_off_is_not_judged(written: str) -> None:
+    answer = await verified([Delta(text=written, finish_reason="length")], PASSAGES)
+    assert answer.verdicts == ["supported", "unfinished"][: 1 + (written != SUPPORTED)]
     assert answer.found.faithfulness == 1.0
 
 
@@ -686,3 +699,15 @@ async def test_comparing_many_sentences_with_many_units_is_bounded() -> None:
     answer = await verified("The harbour of the old town was closed for repairs. " * 200, passages, left_s=600)
     assert Counter(answer.verdicts).keys() == {"unsupported", "over_budget"}
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("written", ["No.", "Yes, of course.", "The documents do not say."])
+async def test_a_strict_answer_in_which_nothing_is_claimed_is_a_refusal(written: str) -> None:
+    answer = await verified(written, PASSAGES, strict=True)
+    assert (answer.found.text, answer.found.withheld) == (written, True)
+
+
+async def test_a_strict_answer_says_that_code_was_not_checked() -> None:
+    answer = await verified(f"{SUPPORTED}\n\n```\nRefunds take 90 days.\n```", PASSAGES, strict=True)
+    assert answer.verdicts == ["supported", "code"]
+    assert answer.found.text.endswith(message("not_checked_one", None))

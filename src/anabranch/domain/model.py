@@ -454,7 +454,7 @@ class Citation(Value, gc=False):
 Support = Literal["supported", "partly", "unsupported", "contradicted", "unchecked"]
 # Why a sentence was not checked: verification is off, there was no time, it or the sources are not English, it claims
 # nothing, it is code, or the model that checks is not available.
-UncheckedReason = Literal["off", "over_budget", "not_english", "no_claim", "code", "unavailable"]
+UncheckedReason = Literal["off", "over_budget", "not_english", "no_claim", "code", "unfinished", "unavailable"]
 
 
 MarkKind = Literal["written", "corrected", "removed", "added"]

@@ -51,7 +51,7 @@ SHARE = 0.5
 IN_PART = 0.5
 RELEASED = ("supported", "partly", "unchecked")
 # Why a sentence that may be wrong was not checked: a strict answer says how many there are.
-NOT_CHECKED = ("off", "over_budget", "not_english", "unavailable")
+NOT_CHECKED = ("off", "over_budget", "not_english", "code", "unfinished", "unavailable")
 # What a sentence counts for in the faithfulness of an answer; those that were not checked do not count.
 WORTH = {"supported": 1.0, "partly": 0.5, "unsupported": 0.0, "contradicted": 0.0}
 
@@ -333,7 +333,7 @@ class Verifying:
         self._nearest = SupportingWords(passages)
         self._sentences: list[CheckedSentence] = []
         self._citations: list[Citation] = []
-        self._abstained = False
+        self._abstained = self._cut_off = False
         # Characters that were read since other tasks got a turn.
         self._turn = 0
 
@@ -349,7 +349,8 @@ class Verifying:
             await asyncio.gather(self._worker, return_exceptions=True)
 
     def learn(self, delta: Delta) -> None:
-        """What the generator says about the next token: what it quotes, or that it is no answer."""
+        """What the generator says about the next token: what it quotes, that it is no answer, or that it is cut off."""
+        self._cut_off = self._cut_off or delta.finish_reason not in (None, "stop")
         if delta.abstained:
             self._abstained = True
         elif delta.quotes:
@@ -384,7 +385,7 @@ class Verifying:
         now = self._clock.monotonic()
         left_s = min(MAX_S, max(0.0, self._deadline - now) * SHARE)
         self._check.end_at(now + left_s, left_s)
-        self._take(self._reader.end())
+        self._take(self._reader.end(cut_off=self._cut_off))
         if self._worker is not None:
             self._waiting.put_nowait(None)
             await self._worker
@@ -417,8 +418,8 @@ class Verifying:
                 await self._release.emit(SentenceChecked(index=len(self._sentences) - 1, sentence=sentence))
 
     async def _checked(self, statement: Statement) -> tuple[CheckedSentence, list[Citation]]:
-        if statement.rest:
-            return _unchecked(statement, "over_budget", 0), []
+        if statement.rest or statement.unfinished:
+            return _unchecked(statement, "over_budget" if statement.rest else "unfinished", 0), []
         text = self._reader.text[statement.start : statement.end]
         parts = [one for one in self._quoted if one.start < statement.end and statement.start < one.end]
         if parts:
@@ -521,7 +522,7 @@ class Verifying:
 
     def _verified(self, text: str, score: float | None, unfaithful: bool) -> Verified:
         left_out = self._release.left_out
-        nothing_left = bool(left_out) and all(sentence.reason == "no_claim" for sentence in self._sentences)
+        nothing_left = self._release.strict and all(sentence.reason == "no_claim" for sentence in self._sentences)
         return Verified(text, tuple(self._sentences), tuple(self._citations), score, unfaithful, nothing_left, left_out)
 
 

@@ -185,6 +185,11 @@ def says_nothing(sentence: str) -> bool:
     return True
 
 
+def states(text: str) -> bool:
+    """Whether words that look like a heading say something: they have a verb, and are no question."""
+    return _FINITE.search(f"{text} ") is not None and _QUESTION_WORD.match(text) is None
+
+
 def only_announces(sentence: str) -> bool:
     """Whether a sentence with a colon at its end says only what comes: a label, or a lead-in as in "The steps are:"."""
     sentence = _COLON.sub("", _spaced(sentence))

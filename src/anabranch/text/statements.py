@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from anabranch.text.citation_marks import FENCE
-from anabranch.text.non_claims import only_announces, says_nothing
+from anabranch.text.non_claims import only_announces, says_nothing, states
 from anabranch.text.sentences import Span, sentences, trim
 
 _LINKED_NUMBER = r"\[[\d,; ]{1,500}\]\([^()\s]{0,2000}\)"
@@ -58,12 +58,14 @@ _LONG_LABEL = 6
 
 class Statement(NamedTuple):
     """A sentence, list item, table row or code block of an answer, with the citation marks behind it. The header of a
-    table is one with the line below it. `rest`: all that follows the last statement that is told apart."""
+    table is one with the line below it. `rest`: all that follows the last statement that is told apart.
+    `unfinished`: the answer was cut off in it."""
 
     start: int
     end: int
     code: bool = False
     rest: bool = False
+    unfinished: bool = False
 
 
 class StatementReader:
@@ -107,12 +109,16 @@ class StatementReader:
             self._left = 0
         return found
 
-    def end(self) -> list[Statement]:
-        """What is left."""
+    def end(self, *, cut_off: bool = False) -> list[Statement]:
+        """What is left. If the answer was `cut_off`, its last statement may not be finished."""
         found = self._told_apart(list(islice(_statements(self.text, self._at), self._left)))
         rest = trim(self.text, self._at, self.length)
         self._at = self.length
-        return [*found, Statement(*rest, rest=True)] if rest else found
+        if rest:
+            return [*found, Statement(*rest, rest=True)]
+        if cut_off and found and not found[-1].code and not _STOPPED.search(self.text, *found[-1][:2]):
+            found[-1] = found[-1]._replace(unfinished=True)
+        return found
 
     def _told_apart(self, found: Sequence[Statement]) -> list[Statement]:
         """Those before one that is too long; after it, no more are."""
@@ -253,10 +259,11 @@ def claims_something(statement: str) -> bool:
     """Whether a statement, without its marks, says something that a source could support: not a heading, a question, a
     greeting, the announcement of a list, or a sentence about the answer itself."""
     bare = statement.strip()
-    if _TABLE_HEADER.match(bare) or _QUESTION.search(bare) or (_HEADING.match(bare) and not _STOPPED.search(bare)):
+    if _TABLE_HEADER.match(bare) or _QUESTION.search(bare):
         return False
+    is_heading = _HEADING.match(bare) is not None and not _STOPPED.search(bare)
     bare = _LEAD_IN.sub("", bare, count=1).strip("*_ ").replace("\u2019", "'")
-    if _is_label(bare):
+    if _is_label(bare) or (is_heading and not states(bare)):
         return False
     return not (only_announces(bare) if _ANNOUNCEMENT.search(bare) else says_nothing(bare))
 

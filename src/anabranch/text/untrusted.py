@@ -16,8 +16,9 @@ CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 # Persian, the languages of India and emojis need one of them between two characters; nothing needs more.
 JOINERS = re.compile("[\u200c\u200d]+")
 SEPARATORS = re.compile("\r\n?|[\x85\u2028\u2029]")
-# A line that begins as a numbered passage does.
-NUMBER = re.compile(r"^([^\S\n]*)[\[［【〔]([^\S\n]*\d{1,6}[^\S\n]*)[\]］】〕]", re.MULTILINE)  # noqa: RUF001
+# A line that begins as a numbered passage does, also behind characters that show nothing.
+BLANK = r"(?:[^\S\n]|[\u200c\u200d\u2800\ufe0e\ufe0f])*"
+NUMBER = re.compile(rf"^({BLANK})[\[［【〔]([^\S\n]*\d{{1,6}}[^\S\n]*)[\]］】〕]", re.MULTILINE)  # noqa: RUF001
 BRACKETS = "[［【〔"  # noqa: RUF001
 BOUNDARY_LETTERS = 12
 

@@ -39,6 +39,7 @@ UNCHECKED: dict[UncheckedReason, str] = {
     "off": "AGGREGATOR_VERIFY is off",
     "over_budget": "there was no time left",
     "not_english": "not English",
+    "unfinished": "the model did not finish it",
     "unavailable": "the model that checks is not available",
 }
 
