@@ -28,7 +28,7 @@ from anabranch.domain.events import AnswerEvent, Token
 from anabranch.domain.evidence import ClaimChecker
 from anabranch.domain.model import Citation, Passage
 from anabranch.evidence.claim_weights import ClaimFeatures
-from anabranch.evidence.claims import ReadPassages, best_of, features, finding
+from anabranch.evidence.claims import ReadPassages, best_of, features, finding, in_claim
 from anabranch.models.evidence import CLAIMS_FILE, OnnxClaims
 from anabranch.pipeline.cite import cite
 from anabranch.pipeline.verify import Verifier
@@ -122,8 +122,9 @@ async def observed(triple: Triple, checker: ClaimChecker) -> list[Observed]:
         chosen = read.candidates(claim) if copied is None else []
         results, seen = [], []
         for candidate in chosen:
-            (verdict,) = await checker.check(claim, [(read.page(candidate),)])
-            differing = read.differing(claim, candidate)
+            _, asked, differing = read.comparison(claim, candidate)
+            (verdict,) = await checker.check(asked.text, [(read.page(candidate),)])
+            verdict = in_claim(verdict, asked)
             seen.append((features(candidate, verdict, differing), verdict.contradicted if verdict else 0.0))
             results.append(finding(claim, read, candidate, verdict, differing))
             if results[-1].verdict == "supported":

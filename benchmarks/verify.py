@@ -112,7 +112,7 @@ def comparing(found: Sequence[Passage], rounds: int) -> list[LimitedFigure]:
         for _, said in FACTS:
             if read.copied(said) is None:
                 for one in read.candidates(said):
-                    read.differing(said, one)
+                    read.comparison(said, one)
 
     return [
         LimitedFigure(

@@ -48,7 +48,7 @@ def candidates(claim: str, *passages: Passage, cited: tuple[int, ...] = ()) -> l
 def found_in(claim: str, verdict: Verdict | None, *passages: Passage) -> Finding:
     read = ReadPassages(passages)
     [candidate, *_] = read.candidates(claim)
-    return finding(claim, read, candidate, verdict, read.differing(claim, candidate))
+    return finding(claim, read, candidate, verdict, read.comparison(claim, candidate).differing)
 
 
 # --- copied sentences
@@ -104,6 +104,19 @@ def test_another_currency_is_supported_in_part_at_most() -> None:
     assert found_in("Admission costs 12 dollars for all adults.", yes, museum).verdict == "partly"
     no = msgspec.structs.replace(yes, supported=0.1, contradicted=0.89)
     assert found_in("Admission costs 12 dollars for all adults.", no, museum).verdict == "contradicted"
+
+
+TABLE = "| Item | Price | Stock |\n|---|---|---|\n| Desk lamp | 49 euros | 12 |\n| Chair | 199 euros | 3 |"
+
+
+def test_a_row_with_fewer_columns_than_its_source_is_copied() -> None:
+    assert copied("| Desk lamp | 49 euros |", passage(TABLE)) == (0, "| Desk lamp | 49 euros | 12 |")
+
+
+@pytest.mark.parametrize("row", ["| Desk lamp | 199 euros |", "| 49 euros | Desk lamp |", "| Desk lamp | 12 |"])
+def test_a_row_with_other_cells_is_not_copied(row: str) -> None:
+    """Nor is one with a bare number, which may be of another column."""
+    assert copied(row, passage(TABLE)) is None
 
 
 def test_several_sentences_may_be_copied_at_once() -> None:
@@ -247,7 +260,7 @@ def test_reading_and_comparing_hostile_passages_takes_bounded_time(text: str) ->
         read.copied(claim)
         for one in read.candidates(claim):
             read.page(one)
-            read.differing(claim, one)
+            read.comparison(claim, one)
     assert time.process_time() - began < 2.0
 
 
@@ -282,7 +295,7 @@ def test_the_price_of_another_row_is_a_difference() -> None:
     read = ReadPassages([PARTS])
     claim = "The seal ring costs 89.00 euros."
     [candidate] = read.candidates(claim)
-    assert [one.claimed for one in read.differing(claim, candidate)] == ["89.00 euros"]
+    assert [one.claimed for one in read.comparison(claim, candidate).differing] == ["89.00 euros"]
 
 
 def test_a_short_claim_needs_a_model_that_supports_it() -> None:

@@ -13,7 +13,7 @@ def found(claim: str, supported: float, contradicted: float = 0.0) -> Finding:
     passages = ReadPassages([Passage(source="s", title="Tower", text=TEXT, score=0.9)])
     [candidate] = passages.candidates(claim)
     verdict = Verdict(supported=supported, unknown=1 - supported - contradicted, contradicted=contradicted)
-    return finding(claim, passages, candidate, verdict, passages.differing(claim, candidate))
+    return finding(claim, passages, candidate, verdict, passages.comparison(claim, candidate).differing)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 from unicodedata import normalize
 
+import msgspec
+
 from anabranch.domain.evidence import EvidencePage, Verdict
 from anabranch.domain.model import Passage, Support
 from anabranch.evidence.claim_weights import (
@@ -22,6 +24,7 @@ from anabranch.evidence.claim_weights import (
 )
 from anabranch.text.exact_checks import differences
 from anabranch.text.language import is_english
+from anabranch.text.notation import Notation, in_notation_of
 from anabranch.text.pages import page, titled
 from anabranch.text.reading import ExactDifference
 from anabranch.text.sentences import Span
@@ -57,6 +60,7 @@ OPENING = re.compile(
     r"(?:and|but|also|however|additionally|furthermore|moreover|thus|so|finally|in addition)[, ]+", re.IGNORECASE
 )
 LEAST_COPIED = 3
+WORDS = re.compile(r"[^\W\d_]{2}|[$\u20ac\u00a3\u00a5]")
 # Letters of other scripts: Chinese has no spaces between words.
 LONG_WORDS = re.compile(r"[^\W\d_\x00-\u024f][^\n]{3}")
 
@@ -67,6 +71,14 @@ class Candidate(NamedTuple):
     passage: int
     units: tuple[int, ...]
     shared: float
+
+
+class Comparison(NamedTuple):
+    """What a claim is compared with, the claim as a model reads it, and what exact checks found."""
+
+    candidate: Candidate
+    asked: Notation
+    differing: tuple[ExactDifference, ...]
 
 
 class Quoted(NamedTuple):
@@ -134,11 +146,15 @@ class ReadPassages:
         tokens = _tokens(OPENING.sub("", claim, count=1))[0]
         if len(tokens) < LEAST_COPIED and not LONG_WORDS.search(claim):
             return None
-        wanted = f" {' '.join(tokens)} "
+        wanted, cells = f" {' '.join(tokens)} ", _cells(claim)
         for number in dict.fromkeys((*cited, *range(len(self._read)))):
-            if number >= len(self._read) or wanted not in self._read[number].joined:
+            one = self._read[number] if number < len(self._read) else None
+            if one is None:
                 continue
-            one = self._read[number]
+            if cells and (row := _row_with(cells, one)) is not None:
+                return Quoted(number, row)
+            if wanted not in one.joined:
+                continue
             for first in one.firsts:
                 last = first + len(tokens) - 1
                 if last in one.lasts and one.joined.startswith(wanted, one.begins[first] - 1):
@@ -203,11 +219,13 @@ class ReadPassages:
         headers = one.passage.place.headers if one.passage.place is not None else ()
         return page(one.passage.title, headers, one.text, [one.units[at] for at in candidate.units])
 
-    def differing(self, claim: str, candidate: Candidate) -> tuple[ExactDifference, ...]:
+    def comparison(self, claim: str, candidate: Candidate) -> Comparison:
         one = self._read[candidate.passage]
         headers = one.passage.place.headers if one.passage.place is not None else ()
         evidence = "\n".join(one.text[slice(*_span(one.units[at]))] for at in candidate.units)
-        return differences(claim, evidence, f"{titled(one.passage.title, headers)}\n{one.text}")
+        asked = in_notation_of(claim, evidence) if len(claim) <= MAX_CLAIM else Notation(claim)
+        context = f"{titled(one.passage.title, headers)}\n{one.text}"
+        return Comparison(candidate, asked, differences(asked.text, evidence, context))
 
     def quotes(self, claim: str, candidate: Candidate, verdict: Verdict | None) -> tuple[Quoted, ...]:
         """The units that decide, as the model points at them; else the one with most of the claim's words. Neighbours
@@ -254,7 +272,7 @@ def finding(
     support = probability(features(candidate, verdict, found), words_judged=words_judged)
     if verdict is not None and is_denied(len(claim.split()), candidate.shared, verdict.supported):
         support = min(support, verdict.supported)
-    if (verdict is not None and not verdict.whole) or any(one.kind == CERTAIN for one in found):
+    if (verdict is not None and not verdict.whole) or any(one.certain or one.kind == CERTAIN for one in found):
         support = min(support, MOST_IN_PART)
     said: Support = "unsupported"
     if support >= SUPPORTED:
@@ -268,6 +286,15 @@ def finding(
     if said != "supported" and verdict is not None:
         doubted = tuple(_joined([(start, end) for start, end, odds in verdict.words if odds > DOUBTED], claim))
     return Finding(said, round(support, 4), quotes, doubted)
+
+
+def in_claim(verdict: Verdict | None, asked: Notation) -> Verdict | None:
+    """A verdict about a claim in another notation, with places in the claim itself."""
+    if verdict is None or not asked.replaced:
+        return verdict
+    return msgspec.structs.replace(
+        verdict, words=tuple((*asked.place((start, end)), odds) for start, end, odds in verdict.words)
+    )
 
 
 def best_of(findings: Sequence[Finding]) -> Finding:
@@ -284,6 +311,23 @@ def best_of(findings: Sequence[Finding]) -> Finding:
     return best._replace(
         quotes=tuple(one for found in findings if found.verdict == "supported" for one in found.quotes)
     )
+
+
+def _cells(row: str) -> list[str]:
+    """The cells of a row of a table; none if it is no row, or has no words but its first cell."""
+    row = row.strip()
+    cells = [cell.strip().lower() for cell in row.strip("|").split("|")] if row.startswith("|") else []
+    return cells if cells and cells[0] and any(WORDS.search(cell) for cell in cells[1:]) else []
+
+
+def _row_with(cells: Sequence[str], one: ReadPassage) -> Span | None:
+    """The row of a passage that has these cells, in their order, and the same first cell; it may have more."""
+    for unit in one.units:
+        if unit.kind == "row" and (known := _cells(one.text[slice(*_span(unit))])) and known[0] == cells[0]:
+            left = iter(known)
+            if all(cell in left for cell in cells):
+                return _span(unit)
+    return None
 
 
 def _of_named_subjects(one: ReadPassage, claimed: Container[int]) -> list[int]:

@@ -21,14 +21,13 @@ from anabranch.domain.model import (
     SupportingQuote,
     UncheckedReason,
 )
-from anabranch.evidence.claims import Candidate, Finding, Quoted, ReadPassages, best_of, finding
+from anabranch.evidence.claims import Comparison, Finding, Quoted, ReadPassages, best_of, finding, in_claim
 from anabranch.evidence.conflicts import MAX_S as MAX_CONFLICTS_S
 from anabranch.evidence.conflicts import both_sides, conflicts
 from anabranch.pipeline.cite import MAX_CITATIONS, Marks, SupportingWords, WrittenMark, cited
 from anabranch.text.citation_marks import without_marks
 from anabranch.text.language import is_english
 from anabranch.text.messages import message
-from anabranch.text.reading import ExactDifference
 from anabranch.text.statements import Statement, StatementReader, claims_something, without_signs
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Compared(NamedTuple):
     """What is decided about a claim without a model; else what a model has to compare it with."""
 
     decided: Finding | UncheckedReason | None
-    candidates: Sequence[tuple[Candidate, tuple[ExactDifference, ...]]] = ()
+    comparisons: Sequence[Comparison] = ()
 
 
 class QuotedPart(NamedTuple):
@@ -188,20 +187,21 @@ class SentenceCheck:
         assert self._read is not None
         found: list[Finding] = []
         missing = list(marked)
-        for candidate, differing in compared.candidates:
+        for candidate, asked, differing in compared.comparisons:
             supported = any(one.verdict == "supported" for one in found)
             if supported and not any(candidate.passage in named for named in missing):
                 continue
             if self._checked >= MAX_CHECKED:
                 return best_of(found) if supported else "over_budget"
             self._checked += 1
-            (verdict,) = await self._asked(claim, (self._read.page(candidate),)) or [None]
+            (verdict,) = await self._asked(asked.text, (self._read.page(candidate),)) or [None]
+            verdict = in_claim(verdict, asked)
             if verdict is None and not supported:
                 return self._unchecked()
             if verdict is not None:
                 found.append(finding(claim, self._read, candidate, verdict, differing))
             missing = [named for named in missing if candidate.passage not in named]
-        if not compared.candidates:
+        if not compared.comparisons:
             # A recording has the moment of every decision, because it has every call.
             await self._asked(claim)
         if compared.decided is not None:
@@ -250,7 +250,7 @@ class SentenceCheck:
         chosen = self._read.candidates(claim, cited)
         if chosen and not self._read.in_english(chosen[0]):
             return Compared("not_english")
-        return Compared(None, [(one, self._read.differing(claim, one)) for one in chosen])
+        return Compared(None, [self._read.comparison(claim, one) for one in chosen])
 
 
 class Release:

@@ -1,5 +1,6 @@
 """Exact checks of a claim against evidence: numbers, units, dates, names, negation, quantifiers and directions."""
 
+from anabranch.text.bound_checks import bound_findings
 from anabranch.text.name_checks import name_findings
 from anabranch.text.negation import negation_findings
 from anabranch.text.opposites import opposite_findings, restriction_findings
@@ -24,6 +25,7 @@ def differences(claim: str, evidence: str, context: str = "") -> tuple[ExactDiff
         return ()
     return (
         *quantity_findings(said, shown, around),
+        *bound_findings(said, shown),
         *name_findings(said, shown, around),
         *negation_findings(said, shown),
         *opposite_findings(said, shown),

@@ -10,6 +10,7 @@ from anabranch.text.quantities import MONTHS, UNITS
 from anabranch.text.reading import ExactDifference, ReadText, root
 from anabranch.text.support import STOP
 
+_EMAIL = re.compile(r"[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)+")
 _CODE = re.compile(r"`([^`\n]{1,200})`")
 _CHUNK = re.compile(r"\S+")
 _EDGES = "\"'()[]{}<>.,;:!?*`\u201c\u201d\u2026"
@@ -45,6 +46,9 @@ MAX_NAMES = 100
 def name_findings(claim: ReadText, evidence: ReadText, context: ReadText) -> Iterator[ExactDifference]:
     """Names that stand nowhere, where the evidence has a name that the claim does not have: a replaced name leaves the
     right one unused. An identifier of the context alone counts as replaced if the evidence has another identifier."""
+    written, known_addresses = _EMAIL.findall(claim.text), _EMAIL.findall(evidence.text)
+    if known_addresses and (wrong := next((one for one in written if one not in known_addresses), None)) is not None:
+        yield ExactDifference("name", wrong, known_addresses[0], certain=True)
     own = list(dict.fromkeys(_names(claim.text)))[:MAX_NAMES]
     shown = _Known(evidence)
     missing = [name for name in own if not shown.has(name)]

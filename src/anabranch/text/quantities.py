@@ -91,7 +91,7 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
     "text": {"character": 1.0, "word": 1e6, "line": 1e12, "page": 1e18, "paragraph": 1e24, "tab": 1e31, "column": 1e37},
 }
 # What may stand before a number.
-_CURRENCIES = frozenset(["$", "\u20ac", "\u00a3", "\u00a5", "\u20b9", "USD", "EUR", "GBP", "JPY", "INR", "CHF"])
+CURRENCIES = frozenset(["$", "\u20ac", "\u00a3", "\u00a5", "\u20b9", "USD", "EUR", "GBP", "JPY", "INR", "CHF"])
 # Only straight after a number.
 _LETTERS = {"s": ("time", 1.0), "h": ("time", 3600.0), "ms": ("time", 1e-3), "d": ("time", 86400.0)}
 _LETTERS |= {
@@ -422,7 +422,7 @@ class Quantities:
         """A number that may be a year, and the second year of 1998-99."""
         tokens = self._tokens
         unit = tokens[end] if end < len(tokens) else None
-        if (at and tokens[at - 1].raw in _CURRENCIES) or (
+        if (at and tokens[at - 1].raw in CURRENCIES) or (
             unit is not None and (unit_of(unit) or unit.low in _LETTERS) and unit.low != "d"
         ):
             return self._add("number", value, at, end)
@@ -440,7 +440,7 @@ class Quantities:
         tokens = self._tokens
         dimension, size, unit = "", 1.0, ""
         place = end + (1 if end < len(tokens) and tokens[end].raw == "-" else 0)
-        priced = at > 0 and tokens[at - 1].raw in _CURRENCIES
+        priced = at > 0 and tokens[at - 1].raw in CURRENCIES
         if kind == "number":
             known = None
             place += self._of_country(place)
@@ -549,7 +549,7 @@ def _rounding(tokens: Sequence[TextToken], at: int) -> tuple[float, float]:
     """How far a source's number may lie from a claimed one, by the words before it."""
     before = [token.low for token in tokens[max(0, at - 3) : at]]
     low, high = 1.0, 1.0
-    if before and (before[-1] in ("a", "the") or tokens[at - 1].raw in _CURRENCIES):
+    if before and (before[-1] in ("a", "the") or tokens[at - 1].raw in CURRENCIES):
         before.pop()
     last = before[-1] if before else ""
     two = " ".join(before[-2:])

@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Sequence
 from datetime import date
 from functools import cached_property
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 from typing import Literal
 
 from anabranch.text.quantities import Day, Quantities, Quantity, unit_of
-from anabranch.text.reading import ExactDifference, ReadText
+from anabranch.text.reading import ExactDifference, ReadText, TextToken
+from anabranch.text.times_of_day import times_of_day
 
 MAX_DERIVED = 12
-_WEEKDAYS = frozenset(["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"])
+_WEEK = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_WEEKDAYS = frozenset(_WEEK)
 _SEASONS = frozenset(["spring", "summer", "autumn", "winter"])
 # A claim with one of them may add numbers up.
 _SUMS = frozenset(
@@ -38,12 +40,12 @@ class _Compared:
     @cached_property
     def unused(self) -> list[Quantity]:
         """The numbers of the evidence that the claim does not have."""
-        return [one for one in self.stated.numbers if not any(_same(own, one) for own in self.claimed.numbers)]
+        return [one for one in self.stated.numbers if not any(same_quantity(own, one) for own in self.claimed.numbers)]
 
     def is_around(self, one: Quantity) -> bool:
         if one.kind not in ("share", "version") and one.value in self.known.loose:
             return True
-        return any(_same(one, other) for other in self.known.numbers)
+        return any(same_quantity(one, other) for other in self.known.numbers)
 
 
 def quantity_findings(claim: ReadText, evidence: ReadText, context: ReadText) -> Iterator[ExactDifference]:
@@ -55,10 +57,43 @@ def quantity_findings(claim: ReadText, evidence: ReadText, context: ReadText) ->
         if (finding := _day(day, compared)) is not None:
             yield finding
     yield from _unit_words(compared)
-    for names in (_WEEKDAYS, _SEASONS):
-        said, shown = claim.stems & names, evidence.stems & names
-        if said and shown and said.isdisjoint(shown):
-            yield ExactDifference("date", min(said), min(shown))
+    said, shown = claim.stems & _SEASONS, evidence.stems & _SEASONS
+    if said and shown and said.isdisjoint(shown):
+        yield ExactDifference("date", min(said), min(shown))
+    yield from _weekdays(claim, evidence)
+    yield from _times(claim, evidence)
+
+
+def _times(claim: ReadText, evidence: ReadText) -> Iterator[ExactDifference]:
+    """A time of day that the evidence does not have, where it has others."""
+    said = list(times_of_day(claim.text))
+    shown = {one.minutes: one.text for one in times_of_day(evidence.text)} if said else {}
+    wrong = next((one for one in said if one.minutes not in shown), None)
+    if wrong is not None and shown:
+        yield ExactDifference("number", wrong.text, next(iter(shown.values())), certain=True)
+
+
+def _weekdays(claim: ReadText, evidence: ReadText) -> Iterator[ExactDifference]:
+    """A weekday that the evidence does not have, where it has another one; of a range, that is certain."""
+    said, has_range = _days_of_week(claim.tokens)
+    shown, _ = _days_of_week(evidence.tokens)
+    missing = [day for day in said if day not in shown]
+    if shown and missing and (has_range or len(missing) == len(said)):
+        yield ExactDifference("date", missing[0], next(iter(shown)), certain=has_range)
+
+
+def _days_of_week(tokens: Sequence[TextToken]) -> tuple[dict[str, None], bool]:
+    """The weekdays of a text, also those inside of ranges, in their order, and whether it has a range."""
+    places = [at for at, token in enumerate(tokens) if token.stem in _WEEKDAYS]
+    found = dict.fromkeys(tokens[at].stem for at in places)
+    has_range = False
+    for at, following in pairwise(places):
+        between = [token.low for token in tokens[at + 1 : following]]
+        if between in (["to"], ["through"], ["until"], ["-"]):
+            first, last = (_WEEK.index(tokens[one].stem) for one in (at, following))
+            found |= dict.fromkeys(_WEEK[(first + day) % 7] for day in range((last - first) % 7 + 1))
+            has_range = True
+    return found, has_range
 
 
 def _number(one: Quantity, compared: _Compared) -> ExactDifference | None:
@@ -72,7 +107,7 @@ def _number(one: Quantity, compared: _Compared) -> ExactDifference | None:
     if one.kind == "version":
         is_known = one.text in compared.evidence.text or (rival is None and compared.is_around(one))
         return None if is_known else ExactDifference(kind, one.text, rival)
-    if any(_same(one, other) for other in stated.numbers):
+    if any(same_quantity(one, other) for other in stated.numbers):
         return _exchanged(one, stated)
     if (other := _other_unit(one, stated)) is not None:
         return ExactDifference("unit", one.text, other.text + (" " + other.nouns[0] if not other.unit else ""))
@@ -95,7 +130,7 @@ def _exchanged(one: Quantity, stated: Quantities) -> ExactDifference | None:
     mine, best, rival = 0, 0, None
     for other in stated.numbers:
         shared = len(set(one.nouns) & set(other.nouns)) if other.kind == one.kind and other.value > 1 else 0
-        if _same(one, other):
+        if same_quantity(one, other):
             mine = max(mine, shared)
         elif shared > best:
             best, rival = shared, other
@@ -104,7 +139,7 @@ def _exchanged(one: Quantity, stated: Quantities) -> ExactDifference | None:
     return ExactDifference("date" if one.kind == "year" else "number", one.text, rival.text)
 
 
-def _same(one: Quantity, other: Quantity) -> bool:
+def same_quantity(one: Quantity, other: Quantity) -> bool:
     if "version" in (one.kind, other.kind):
         return one.text == other.text
     if one.named and other.named and "." in one.text and "." in other.text:
@@ -275,7 +310,11 @@ def _unit_words(compared: _Compared) -> Iterator[ExactDifference]:
         if token.low != "second" and (unit := unit_of(token))
     }
     stated = compared.stated
-    same = {one.size for one in claimed.numbers if one.implied and any(_same(one, other) for other in stated.numbers)}
+    same = {
+        one.size
+        for one in claimed.numbers
+        if one.implied and any(same_quantity(one, other) for other in stated.numbers)
+    }
     for size, (dimension, raw) in own.items():
         if size in theirs or size in same:
             continue

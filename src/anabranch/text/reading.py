@@ -21,11 +21,13 @@ _NEGATED = re.compile(
 
 
 class ExactDifference(NamedTuple):
-    """Something exact that a claim says and its evidence does not. `found`: what the evidence says in its place."""
+    """Something exact that a claim says and its evidence does not. `found`: what the evidence says in its place.
+    `certain`: both cannot be right, whatever the words around say."""
 
     kind: Literal["number", "unit", "date", "name", "negation", "quantifier", "direction"]
     claimed: str
     found: str | None
+    certain: bool = False
 
 
 class TextToken(NamedTuple):
