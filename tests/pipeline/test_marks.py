@@ -4,6 +4,7 @@ import re
 import time
 from random import Random
 
+import msgspec
 import pytest
 
 from anabranch.domain.contracts import SystemClock
@@ -141,6 +142,14 @@ def test_doubted_words_stay_the_same_words() -> None:
 def test_sentences_that_were_not_checked_keep_their_marks() -> None:
     answer = verified(("Quizás [1].", [[0]], []), verdict="unchecked")
     assert with_marks(answer) is answer
+
+
+def test_brackets_around_a_removed_mark_are_removed() -> None:
+    answer = verified(("Elephants swim [2].", [[]], []), verdict="unsupported")
+    doubled = msgspec.structs.replace(
+        answer, text="Elephants swim [[2]].", sentences=(msgspec.structs.replace(answer.sentences[0], end=21),)
+    )
+    assert with_marks(doubled).text == "Elephants swim."
 
 
 def test_sentences_that_claim_nothing_lose_their_marks() -> None:

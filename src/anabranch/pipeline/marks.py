@@ -106,8 +106,10 @@ class MarkEditor:
             yield self._removal(sentence, removed)
 
     def _removal(self, sentence: CheckedSentence, marks: Place) -> Edit:
-        """Of marks that stand side by side, with the space before them."""
+        """Of marks that stand side by side, with the space before them, and with brackets around: [[2]]."""
         start, end = marks
+        while start > sentence.start and self._text[start - 1] == "[" and self._text[end : end + 1] == "]":
+            start, end = start - 1, end + 1
         start -= start > sentence.start and self._text[start - 1] == " "
         return Edit(start, end, marks, before=gap(self._text[max(0, start - 1) : start], self._text[end : end + LOOK]))
 
