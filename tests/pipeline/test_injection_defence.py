@@ -139,7 +139,8 @@ async def test_citation_marks_of_a_quoted_answer_are_where_they_say() -> None:
     assert [answer.text[one.start : one.end] for one in answer.citations] == ["[1]", "[1]"]
 
 
-async def test_other_tasks_get_turns_while_a_long_answer_that_comes_at_once_is_read() -> None:
+@pytest.mark.parametrize("size", [250_000, 500])
+async def test_other_tasks_get_turns_while_a_long_answer_is_read(size: int) -> None:
     turns = 0
 
     async def others() -> None:
@@ -150,7 +151,7 @@ async def test_other_tasks_get_turns_while_a_long_answer_that_comes_at_once_is_r
 
     waiting = asyncio.create_task(others())
     long = "Refunds take `30` days [1]. " * 8_000
-    answer, _ = await answered((long,))
+    answer, _ = await answered([long[at : at + size] for at in range(0, len(long), size)])
     waiting.cancel()
     assert answer.text == long
     assert turns >= len(long) // TURN

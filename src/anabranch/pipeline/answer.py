@@ -252,7 +252,7 @@ async def generate(
     await emit(GenerationStarted(model=model) if fallback is None else FellBack(model=model, fallback=fallback))
     began = clock.monotonic()
     text: list[str] = []
-    blank = ""
+    blank: list[str] = []
     usage: Usage | None = None
     finish_reason: str | None = None
     support: float | None = None
@@ -273,12 +273,12 @@ async def generate(
                     citations += cited(delta, sum(map(len, text)), prompt.passages)
                 if verifying is not None:
                     verifying.learn(delta)
-                if written := blank + delta.text:
-                    # White space before the first word is no answer yet.
-                    blank = "" if text or written.strip() else written
-                    if not blank:
-                        text.append(written)
-                        await emit(Token(text=written))
+                blank.append(delta.text)
+                # White space before the first word is no answer yet.
+                if delta.text if text else delta.text.strip():
+                    text.append("".join(blank))
+                    blank.clear()
+                    await emit(Token(text=text[-1]))
             if not text:
                 raise _empty(finish_reason)
     except TimeoutError:

@@ -50,6 +50,7 @@ def checked_answer(prompt: Prompt) -> "SafeMarkdown":
 async def checked_deltas(deltas: AsyncIterator[Delta], markdown: "SafeMarkdown") -> AsyncIterator[Delta]:
     """The parts of an answer as they may be shown. A part that says what it quotes stays whole, so that its citation
     marks keep their places."""
+    read = 0
     async for delta in deltas:
         # Some models send all at once. A delta with quotes is one unit, and short.
         last = 0 if delta.quotes else max(0, len(delta.text) - 1) // TURN * TURN
@@ -58,5 +59,9 @@ async def checked_deltas(deltas: AsyncIterator[Delta], markdown: "SafeMarkdown")
             await asyncio.sleep(0)
         shown = markdown.feed(delta.text[last:]) + (markdown.end() if delta.quotes else "")
         yield delta if shown == delta.text else msgspec.structs.replace(delta, text=shown)
+        read += len(delta.text) - last
+        if read >= TURN:
+            read = 0
+            await asyncio.sleep(0)
     if rest := markdown.end():
         yield Delta(text=rest)
