@@ -25,6 +25,7 @@ from anabranch.evidence.claims import Comparison, Finding, Quoted, ReadPassages,
 from anabranch.evidence.conflicts import MAX_S as MAX_CONFLICTS_S
 from anabranch.evidence.conflicts import both_sides, conflicts
 from anabranch.pipeline.cite import MAX_CITATIONS, Marks, SupportingWords, WrittenMark, cited
+from anabranch.pipeline.prompt_injection import TURN
 from anabranch.text.citation_marks import without_marks
 from anabranch.text.language import is_english
 from anabranch.text.messages import message
@@ -39,8 +40,6 @@ MAX_SENTENCES, MAX_CHECKED, MAX_STATEMENT = 1_000, 80, 50_000
 # Units of passages that are compared with the sentences of an answer, each as often as with one: about three seconds.
 # Not the time is the limit, so that a replay of the answer ends its comparisons at the same sentence.
 MAX_UNITS_COMPARED = 1_000_000
-# Characters that are read before other tasks get a turn.
-TURN = 16_384
 # The seconds for the sentences that are left when the answer is written. A checker that has not replied a moment after
 # them is not waited for.
 MAX_S, MOMENT_S = 4.0, 0.25

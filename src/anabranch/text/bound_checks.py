@@ -13,6 +13,7 @@ from anabranch.text.quantity_checks import same_quantity
 from anabranch.text.reading import ExactDifference, ReadText, TextToken, ends_clause, root
 
 Side = Literal["low", "high"]
+SideOf = Callable[[Sequence[TextToken], Quantity], Side | None]
 # The bound that a word sets for the number behind it: "low" is the least.
 _BOUNDS: dict[str, Side] = {
     **dict.fromkeys("over above exceeding beyond after".split(), "low"),
@@ -32,16 +33,18 @@ _DIRECTION_BEFORE, _DIRECTION_BEHIND = 4, 2
 
 def bound_findings(claim: ReadText, evidence: ReadText) -> Iterator[ExactDifference]:
     """At most one of each kind."""
-    said = Quantities(claim)
-    if not said.numbers:
+    said = Quantities(claim).numbers
+    bounds, directions = _sides(said, claim.tokens, _bound), _sides(said, claim.tokens, _direction)
+    ranges = list(_ranges(said, claim.tokens))
+    if not (bounds or directions or ranges):
         return
-    shown = Quantities(evidence)
-    for kind, side_of in (("quantifier", _bound), ("direction", _direction)):
-        found = _opposite(said.numbers, claim.tokens, shown.numbers, evidence.tokens, side_of)
-        if found is not None:
-            yield ExactDifference("quantifier" if kind == "quantifier" else "direction", *found, certain=True)
-    theirs = list(_ranges(shown.numbers, evidence.tokens))
-    for start, end in _ranges(said.numbers, claim.tokens):
+    shown = Quantities(evidence).numbers
+    if found := _opposite(bounds, shown, evidence.tokens, _bound):
+        yield ExactDifference("quantifier", *found, certain=True)
+    if found := _opposite(directions, shown, evidence.tokens, _direction):
+        yield ExactDifference("direction", *found, certain=True)
+    theirs = list(_ranges(shown, evidence.tokens))
+    for start, end in ranges:
         turned = any(same_quantity(start, last) and same_quantity(end, first) for first, last in theirs)
         kept = any(same_quantity(start, first) and same_quantity(end, last) for first, last in theirs)
         if turned and not kept:
@@ -49,21 +52,18 @@ def bound_findings(claim: ReadText, evidence: ReadText) -> Iterator[ExactDiffere
             return
 
 
+def _sides(numbers: Sequence[Quantity], tokens: Sequence[TextToken], side_of: SideOf) -> list[tuple[Quantity, Side]]:
+    """The numbers that have a side."""
+    return [(number, side) for number in numbers if (side := side_of(tokens, number)) is not None]
+
+
 def _opposite(
-    said: Sequence[Quantity],
-    claim: Sequence[TextToken],
-    shown: Sequence[Quantity],
-    evidence: Sequence[TextToken],
-    side_of: Callable[[Sequence[TextToken], Quantity], Side | None],
+    said: Sequence[tuple[Quantity, Side]], shown: Sequence[Quantity], evidence: Sequence[TextToken], side_of: SideOf
 ) -> tuple[str, str] | None:
     """A number of the claim that the evidence has only with the opposite side, and that number there."""
-    for number in said:
-        side = side_of(claim, number)
-        if side is None:
-            continue
+    for number, side in said:
         same = [one for one in shown if same_quantity(number, one)]
-        sides = [side_of(evidence, one) for one in same]
-        if same and all(one is not None and one != side for one in sides):
+        if same and all(side_of(evidence, one) == _other(side) for one in same):
             return number.text, same[0].text
     return None
 
