@@ -49,6 +49,7 @@ DEFAULTS: dict[str, object] = {
     "endpoints_enabled": True,
     "planner_enabled": True,
     "mcp_enabled": True,
+    "page_enabled": True,
     "cors_origins": ("*",),
     "syfthub_url": "http://localhost:8000",
     "auth": "auto",

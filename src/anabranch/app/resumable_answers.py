@@ -53,6 +53,7 @@ class ResumableAnswers:
         self.max_events = max_events
         self._max_bytes = max_bytes
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, Run] = {}
 
     async def record(
         self, run: Run, listener: Listener, frame: Frame, *, identity: str, about: bytes, context: Context
@@ -65,8 +66,16 @@ class ResumableAnswers:
         token = await self.log.open(PREFIX + stream, identity=identity, about=about)
         recording = _Recording(self, run, listener, frame, context, stream=PREFIX + stream, token=token)
         self._tasks[stream] = task = asyncio.create_task(recording.main())
-        task.add_done_callback(lambda _: self._tasks.pop(stream))
+        self._runs[stream] = run
+        task.add_done_callback(lambda _: (self._tasks.pop(stream), self._runs.pop(stream)))
         return stream
+
+    def stop(self, stream: str, reason: AnabranchError) -> bool:
+        """End the answer with an error, if this worker is recording it."""
+        run = self._runs.get(stream)
+        if run is not None:
+            run.stop(reason)
+        return run is not None
 
     def holds(self, stream: str) -> bool:
         """Whether this worker is recording it."""

@@ -65,7 +65,7 @@ class TrackedEnvironment(dict[str, str]):
 
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
-SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp")
+SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp", "page")
 SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "verifier_api_key", "redis_url", "otlp_headers")
 
 
@@ -98,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     endpoints_enabled: Flag = True
     planner_enabled: Flag = True
     mcp_enabled: Flag = True
+    page_enabled: Flag = True
     cors_origins: Origins = ("*",)
     syfthub_url: Address = "http://localhost:8000"
     auth: Annotated[Literal["auto", "none", "api_key", "jwt"], Meta(description="auto, none, api_key or jwt")] = "auto"

@@ -374,13 +374,13 @@ export function followAnswer(options) {
 /**
  * Asks (`path` is that of a streaming surface, such as /api/v1/chat/stream) and follows the answer to its end. The
  * question is sent once. `onStream` gets the stream's id as soon as there is one, for `followAnswer` after a reload.
- * Where the server does not keep the answer, there is none, and a cut is the end.
- * @param {Following & {path: string, question: Object<string, any>, onEvent: (frame: AnswerFrame) => any,
+ * Where the server does not keep the answer, there is none, and a cut is the end. `headers` go with the question.
+ * @param {Following & {path: string, question: Object<string, any>, headers?: Object<string, string>, onEvent: (frame: AnswerFrame) => any,
  *   onStream?: (streamId: string) => any}} options
  * @returns {Promise<End>}
  */
 export function askResumable(options) {
-  const { baseUrl = "", path, question, key, signal, pace } = options;
+  const { baseUrl = "", path, question, key, headers: own, signal, pace } = options;
   const comeback = new Comeback(pace, signal, true);
   const trail = { sequence: 0 };
   let [asked, opened, streamId] = [false, false, null];
@@ -390,7 +390,7 @@ export function askResumable(options) {
     if (streamId) options.onStream?.(streamId);
   };
   async function* first() {
-    const headers = { "Content-Type": "application/json", Prefer: "resumable", ...reading(key, 0).headers };
+    const headers = { "Content-Type": "application/json", Prefer: "resumable", ...reading(key, 0).headers, ...own };
     const request = { method: "POST", headers, body: JSON.stringify(question) };
     try {
       yield* listened(baseUrl + path, request, comeback, begun);

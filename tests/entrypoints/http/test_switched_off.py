@@ -20,6 +20,7 @@ ADDRESSES = {
     "endpoints": {"/api/v1/endpoints/{slug}/query"},
     "planner": {"/planner/sessions/{session}/steps"},
     "mcp": {"/mcp"},
+    "page": {"/", "/page/{file}"},
 }
 ALWAYS = [
     "/health",

@@ -28,6 +28,7 @@ from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.operations import Operation, RequestLoop
 from anabranch.entrypoints.http.ops import OpsSurface
+from anabranch.entrypoints.http.page import PageSurface
 from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
@@ -116,6 +117,7 @@ class Service:
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),
             ("mcp", mcp.operations()),
+            ("page", PageSurface().operations()),
         )
         off = self._settings.switched_off
         operations = [

@@ -56,6 +56,7 @@ LAST_EVENTS_S = 5.0
 # What ends a connection from our side: a client that still wants the stream reconnects with its cursor.
 RECONNECT = (TooSlow, StreamUnavailable, NotFound, TimeoutError)
 NOT_KEPT = "Streams are not kept here: several workers share no Redis."
+NO_STREAM = "There is no such stream, or it has expired."
 CLIENT_GONE = "The client has gone."
 # Longer headers are ignored.
 MAX_PREFER = 1_000
@@ -113,6 +114,12 @@ class ShutdownEvent:
         self._callbacks.discard(callback)
 
 
+class StreamStopped(Value):
+    """`stopped` is false if the answer has ended already, or if another worker writes it: then it goes on to its end."""
+
+    stopped: bool
+
+
 class AnswerInfo(Value, omit_defaults=True):
     """What a stream keeps about its answer: enough for another worker to write its end, in the same dialect."""
 
@@ -147,7 +154,16 @@ class AnswerStreams:
                 stream=STREAM,
                 statuses={200: "The rest of the answer.", 204: "The answer has ended, and the client has all of it."},
                 parameters=CURSORS,
-            )
+            ),
+            Operation(
+                "DELETE",
+                "/v1/streams/{stream}",
+                "stop_answer",
+                "Stop a resumable answer",
+                self._stop,
+                KNOWLEDGE,
+                response_types=(StreamStopped,),
+            ),
         ]
 
     async def send(self, call: Call[Any], run: Run, frame: Frame, context: Context, **about: str) -> None:
@@ -202,14 +218,11 @@ class AnswerStreams:
             raise StreamUnavailable(NOT_KEPT)
         stream, after = call.params["stream"], cursor(call)
         async with AsyncExitStack() as stack:
-            reader = None
-            if re.fullmatch(r"[A-Za-z0-9_-]{16,64}", stream) is not None:
-                with suppress(NotFound):
-                    reader = await stack.enter_async_context(recordings.reader(stream, after, self._lost))
+            reader = await self._opened(stack, stream, after)
             # A stream that does not exist and one of another caller look the same.
             caller = await self._owner(call.scope, reader.page.identity if reader else None)
             if caller is None or reader is None:
-                raise NotFound("There is no such stream, or it has expired.")
+                raise NotFound(NO_STREAM)
             page = reader.page
             if page.ended and not (page.reset or page.more or any(entry.body for entry in page.entries)):
                 await send_empty(call.send, 204)  # the client has every event
@@ -219,6 +232,24 @@ class AnswerStreams:
                 ends = ShutdownEvent() if recordings.holds(stream) else self.closing
                 with until_revoked(ends, self.anabranch.revocations, caller.key) as closing:
                     await self._read(reader, call, closing)
+
+    async def _stop(self, call: Call[None]) -> StreamStopped:
+        recordings, stream = self.anabranch.recordings, call.params["stream"]
+        if recordings is None:
+            raise StreamUnavailable(NOT_KEPT)
+        async with AsyncExitStack() as stack:
+            reader = await self._opened(stack, stream, 0)
+            if reader is None or await self._owner(call.scope, reader.page.identity) is None:
+                raise NotFound(NO_STREAM)
+        return StreamStopped(stopped=recordings.stop(stream, Cancelled("The answer was stopped.")))
+
+    async def _opened(self, stack: AsyncExitStack, stream: str, after: int) -> StreamReader | None:
+        """A reader of a stream that exists."""
+        recordings = self.anabranch.recordings
+        if recordings is not None and re.fullmatch(r"[A-Za-z0-9_-]{16,64}", stream) is not None:
+            with suppress(NotFound):
+                return await stack.enter_async_context(recordings.reader(stream, after, self._lost))
+        return None
 
     async def _owner(self, scope: Scope, identity: str | None) -> Caller | None:
         """The caller, if the stream is theirs. Where callers are not verified, an unknown token may be the one that the

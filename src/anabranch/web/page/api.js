@@ -1,0 +1,86 @@
+/** Calls to the server: JSON in and out, errors as sentences, and the session of this browser. */
+
+export class ApiError extends Error {
+  constructor(message, status = 0, code = "") {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** Sent with everything that changes something: a page of another site cannot send it. */
+export const PAGE_HEADERS = { "X-Anabranch-CSRF": "1" };
+
+export const events = new EventTarget();
+
+export async function failure(response) {
+  let message = "";
+  let code = "";
+  try {
+    const body = await response.json();
+    message = body.message ?? body.error?.message ?? body.detail ?? "";
+    code = body.code ?? body.error?.code ?? body.error ?? "";
+  } catch {
+    // Not JSON: a proxy's page, or nothing.
+  }
+  if (response.status === 401) events.dispatchEvent(new Event("needs-key"));
+  return new ApiError(message || `The server answered with status ${response.status}.`, response.status, code);
+}
+
+async function call(method, path, { body, form, headers = {}, keepalive = false, signal } = {}) {
+  const request = { method, headers: { Accept: "application/json", ...headers }, keepalive, signal, credentials: "same-origin" };
+  if (method !== "GET") Object.assign(request.headers, PAGE_HEADERS);
+  if (form) request.body = form;
+  else if (body !== undefined) {
+    request.body = JSON.stringify(body);
+    request.headers["Content-Type"] = "application/json";
+  }
+  let response;
+  try {
+    response = await fetch(path, request);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached. Is it running?", 0, "unreachable");
+  }
+  if (!response.ok) throw await failure(response);
+  return response.status === 204 ? null : response.json();
+}
+
+export const get = (path, options) => call("GET", path, options);
+export const post = (path, body, options) => call("POST", path, { body, ...options });
+export const put = (path, body) => call("PUT", path, { body });
+export const patch = (path, body) => call("PATCH", path, { body });
+export const remove = (path, options) => call("DELETE", path, options);
+
+/** A form with files, with progress: fetch cannot tell how much was sent. */
+export function upload(path, form, onProgress) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    request.setRequestHeader("Accept", "application/json");
+    for (const [name, value] of Object.entries(PAGE_HEADERS)) request.setRequestHeader(name, value);
+    request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress(event.loaded / event.total));
+    request.addEventListener("error", () => reject(new ApiError("The upload was cut off. Is the server running?")));
+    request.addEventListener("load", () => {
+      let body = {};
+      try {
+        body = JSON.parse(request.responseText);
+      } catch {
+        // Not JSON.
+      }
+      if (request.status < 300) resolve(body);
+      else reject(new ApiError(body.message || `The server answered with status ${request.status}.`, request.status, body.code));
+    });
+    request.send(form);
+  });
+}
+
+/** Who is signed in, and what they may do. */
+export const session = { user: null, operator: false, signed_in: false, needs_key: false };
+
+export async function loadSession() {
+  Object.assign(session, await get("/v1/session"));
+  return session;
+}
+
+export const path = (...segments) => segments.map(encodeURIComponent).join("/");

@@ -1,0 +1,364 @@
+/** The screen for questions: the conversation, the question field, and the choice of sources and model. */
+import { followAnswer, askResumable } from "/web/stream.js";
+import { PAGE_HEADERS, events, get, path, remove, session } from "./api.js";
+import { AnswerState, AnswerView } from "./answer.js";
+import { button, clear, count, dialog, empty, h, icon, problem, toast } from "./dom.js";
+import { closePanel } from "./viewer.js";
+
+const KEPT = "anabranch.conversation";
+const SCOPE = "anabranch.scope";
+const EXTRACTIVE = "extractive";
+
+/** The conversation outlives the screen, and a reload: finished answers are kept as they are, the running one by the id
+ * of its stream. */
+const conversation = { id: null, turns: [], running: null };
+let restored = false;
+
+function keep() {
+  const turns = conversation.turns.map(({ state, stream }) => ({
+    question: state.question,
+    request: state.request,
+    stream: state.over ? null : stream,
+    finished: state.over ? { text: state.text, passages: state.passages, done: state.done, error: state.error, replies: state.replies } : null,
+  }));
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify({ id: conversation.id, turns }));
+  } catch {
+    // The storage is full: then the conversation is not kept, and nothing else is lost.
+    sessionStorage.removeItem(KEPT);
+  }
+}
+
+function restore() {
+  restored = true;
+  let kept = null;
+  try {
+    kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
+  } catch {
+    return;
+  }
+  if (!kept) return;
+  conversation.id = kept.id;
+  for (const { question, request, stream, finished } of kept.turns) {
+    const turn = { state: new AnswerState(question, request), stream };
+    if (finished) {
+      Object.assign(turn.state, finished, { error: finished.error });
+      if (finished.done) turn.state.finish(finished.done);
+      conversation.turns.push(turn);
+    } else if (stream) {
+      conversation.turns.push(turn);
+      resume(turn);
+    }
+  }
+}
+
+export async function askScreen(main) {
+  if (!restored) restore();
+  const list = h("div", { class: "turns" });
+  const screen = new AskScreen(list);
+  clear(main, h("div", { class: "ask" }, h("h1", { class: "unseen" }, "Ask"), screen.welcome, list, screen.composer));
+  for (const turn of conversation.turns) screen.show(turn);
+  screen.refresh();
+  await screen.load();
+  screen.input.focus({ preventScroll: true });
+  if (conversation.turns.length) scrollTo({ top: document.body.scrollHeight });
+}
+
+class AskScreen {
+  constructor(list) {
+    this.list = list;
+    this.choices = { collections: [], sources: [], models: [] };
+    this.scope = loadScope();
+    this.welcome = h("div", { class: "welcome" });
+    this.input = h("textarea", { rows: 1, placeholder: "Ask a question", "aria-label": "Question", maxlength: 10_000, onInput: () => this.grow(), onKeydown: (event) => this.key(event) });
+    this.send = button("Ask", () => this.submit(), { icon: "send", kind: "primary" });
+    this.stop = button("Stop", () => stopRunning(), { icon: "stop", kind: "" });
+    this.scopeButton = button("All sources", () => this.choose(), { icon: "sources", kind: "quiet" });
+    this.model = h("select", { "aria-label": "Model", onChange: () => this.saveScope() });
+    this.fresh = button("New conversation", () => this.restart(), { icon: "plus", kind: "quiet" });
+    this.composer = h(
+      "form",
+      { class: "composer", onSubmit: (event) => event.preventDefault() },
+      this.input,
+      h("div", { class: "row" }, this.scopeButton, this.model, h("span", { class: "spring" }), this.fresh, this.stop, this.send),
+    );
+  }
+
+  async load() {
+    try {
+      const [collections, sources] = await Promise.all([get("/v1/collections"), session.may_use_configured ? get("/v1/sources").catch(() => ({ sources: [] })) : { sources: [] }]);
+      this.choices.collections = collections.collections;
+      this.choices.sources = sources.sources.filter((one) => one.kind === "space" || one.kind === "mcp");
+      this.choices.models = sources.sources.filter((one) => one.kind === "model").map((one) => one.name);
+    } catch (error) {
+      if (error.status !== 401) clear(this.welcome, problem(error, () => this.load()));
+      this.failed = true;
+      return;
+    }
+    this.failed = false;
+    this.drawModels();
+    this.drawScope();
+    this.drawWelcome();
+  }
+
+  drawModels() {
+    const names = this.choices.models.filter((name) => name !== EXTRACTIVE);
+    const options = [h("option", { value: "" }, names.length ? "Default model" : "Quoted answers"), ...names.map((name) => h("option", { value: name }, name))];
+    if (names.length) options.push(h("option", { value: EXTRACTIVE }, "Quotes only"));
+    clear(this.model, options);
+    this.model.value = [...this.model.options].some((one) => one.value === this.scope.model) ? this.scope.model : "";
+    this.model.hidden = !names.length;
+  }
+
+  drawScope() {
+    const { collections, sources } = this.scope;
+    const chosen = (collections?.length ?? 0) + (sources?.length ?? 0);
+    this.scopeButton.querySelector("span").textContent = collections === null && sources === null ? "All sources" : count(chosen, "source");
+  }
+
+  drawWelcome() {
+    const documents = this.choices.collections.reduce((sum, one) => sum + one.document_count, 0);
+    const { length } = this.choices.sources;
+    if (conversation.turns.length) {
+      clear(this.welcome);
+      return;
+    }
+    if (!documents && !length) {
+      clear(
+        this.welcome,
+        empty(
+          "Nothing to ask yet",
+          "Add documents of your own, or connect a source. They stay on this machine.",
+          h("a", { class: "button primary", href: "#/library" }, icon("plus"), h("span", null, "Add documents")),
+          h("a", { class: "button", href: "#/sources" }, icon("sources"), h("span", null, "Connect a source")),
+        ),
+      );
+      return;
+    }
+    const chips = [
+      ...this.choices.collections.map((one) => [one.name, count(one.document_count, "document")]),
+      ...this.choices.sources.map((one) => [one.name, one.kind === "mcp" ? "MCP server" : "remote source"]),
+    ];
+    clear(
+      this.welcome,
+      h("p", { class: "hello" }, "Ask all of them at once"),
+      h("p", { class: "lead" }, "Your question goes to every source in parallel. Each sentence of the answer shows the words that support it."),
+      h("ul", { class: "chips still", "aria-label": "What is asked" }, chips.slice(0, 12).map(([name, detail]) => h("li", { class: "chip" }, h("span", { class: "dot", "aria-hidden": "true" }), h("span", { class: "chip-name" }, name), h("span", { class: "chip-detail" }, detail)))),
+      chips.length > 12 ? h("p", { class: "hint" }, `and ${chips.length - 12} more`) : null,
+    );
+  }
+
+  refresh() {
+    const running = conversation.running !== null;
+    this.send.hidden = running;
+    this.stop.hidden = !running;
+    this.fresh.hidden = !conversation.turns.length;
+    document.body.classList.toggle("asked", conversation.turns.length > 0);
+  }
+
+  show(turn) {
+    turn.view = new AnswerView(turn.state, { again: () => this.ask(turn.state.question) });
+    turn.screen = this;
+    this.list.append(turn.view.element);
+  }
+
+  grow() {
+    this.input.style.setProperty("height", "auto");
+    this.input.style.setProperty("height", `${Math.min(this.input.scrollHeight, 220)}px`);
+  }
+
+  key(event) {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      this.submit();
+    }
+  }
+
+  submit() {
+    const question = this.input.value.trim();
+    if (!question || conversation.running) return;
+    this.input.value = "";
+    this.grow();
+    this.ask(question);
+  }
+
+  ask(question) {
+    if (conversation.running) return;
+    const turn = { state: new AnswerState(question, this.request(question)), stream: null };
+    conversation.turns.push(turn);
+    clear(this.welcome);
+    this.show(turn);
+    begin(turn);
+    this.refresh();
+    turn.view.element.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  }
+
+  request(question) {
+    const { collections, sources } = this.scope;
+    const request = { query: question, explain: true, settings: { progress: true, include_text: true } };
+    if (conversation.id) request.conversation_id = conversation.id;
+    if (this.model.value) request.model = this.model.value;
+    if (collections === null && sources === null) {
+      if (session.may_use_configured) request.sources = "all";
+    } else {
+      if (collections?.length) request.collections = collections;
+      if (sources?.length) request.sources = sources;
+    }
+    return request;
+  }
+
+  restart() {
+    stopRunning();
+    conversation.id = null;
+    conversation.turns = [];
+    keep();
+    closePanel();
+    clear(this.list);
+    this.refresh();
+    this.drawWelcome();
+    this.input.focus();
+  }
+
+  choose() {
+    const boxes = [];
+    const known = { collections: this.choices.collections.map((one) => one.name), sources: this.choices.sources.map((one) => one.name) };
+    const row = (kind, name, detail) => {
+      const chosen = this.scope[kind];
+      const box = h("input", { type: "checkbox", checked: chosen === null && this.scope[kind === "sources" ? "collections" : "sources"] === null ? true : (chosen ?? []).includes(name) });
+      boxes.push({ box, kind, name });
+      return h("label", { class: "option" }, box, h("span", null, name), h("span", { class: "hint" }, detail));
+    };
+    const group = (title, rows) => (rows.length ? h("fieldset", null, h("legend", null, title), rows) : null);
+    const apply = () => {
+      const picked = (kind) => boxes.filter((one) => one.kind === kind && one.box.checked).map((one) => one.name);
+      const [collections, sources] = [picked("collections"), picked("sources")];
+      if (!collections.length && !sources.length) {
+        toast("Choose at least one source.", { kind: "error" });
+        return;
+      }
+      const all = collections.length === known.collections.length && sources.length === known.sources.length;
+      Object.assign(this.scope, all ? { collections: null, sources: null } : { collections, sources });
+      this.saveScope();
+      this.drawScope();
+      box.close();
+    };
+    const box = dialog(
+      "Which sources to ask",
+      group("Collections", this.choices.collections.map((one) => row("collections", one.name, count(one.document_count, "document")))),
+      group("Other sources", this.choices.sources.map((one) => row("sources", one.name, one.kind === "mcp" ? "MCP server" : "remote source"))),
+      boxes.length ? null : h("p", null, "There is nothing to choose from yet."),
+      h(
+        "div",
+        { class: "row end" },
+        button("All", () => boxes.forEach((one) => (one.box.checked = true)), { kind: "quiet" }),
+        button("None", () => boxes.forEach((one) => (one.box.checked = false)), { kind: "quiet" }),
+        button("Use these", apply, { kind: "primary" }),
+      ),
+    );
+  }
+
+  saveScope() {
+    this.scope.model = this.model.value;
+    localStorage.setItem(SCOPE, JSON.stringify(this.scope));
+  }
+}
+
+function loadScope() {
+  try {
+    const { collections = null, sources = null, model = "" } = JSON.parse(localStorage.getItem(SCOPE) ?? "{}");
+    return { collections, sources, model };
+  } catch {
+    return { collections: null, sources: null, model: "" };
+  }
+}
+
+function following(turn) {
+  const abort = new AbortController();
+  conversation.running = { turn, abort };
+  turn.screen?.refresh();
+  return {
+    signal: abort.signal,
+    onEvent: (frame) => {
+      turn.state.apply(frame);
+      turn.view?.update();
+      if (frame.event === "started") {
+        conversation.id = turn.state.conversation_id;
+        keep();
+      }
+    },
+    onReset: () => {
+      turn.state.reset();
+      turn.view?.update();
+    },
+  };
+}
+
+async function followed(turn, promise) {
+  try {
+    const end = await promise;
+    if (end.aborted && !turn.state.over) turn.state.error = { message: "Stopped." };
+    else if (!turn.state.over) turn.state.error = { message: "The answer ended before it was complete. Ask again." };
+  } catch (error) {
+    if (error.status === 401) events.dispatchEvent(new Event("needs-key"));
+    turn.state.error = { message: error.status === 404 ? "This answer is no longer kept. Ask again." : error.message };
+  }
+  conversation.running = null;
+  conversation.id = turn.state.conversation_id ?? conversation.id;
+  keep();
+  turn.view?.update();
+  turn.screen?.refresh();
+}
+
+function begin(turn) {
+  const onStream = (id) => {
+    turn.stream = id;
+    keep();
+  };
+  followed(turn, askResumable({ path: "/v1/query", question: turn.state.request, headers: PAGE_HEADERS, onStream, ...following(turn) }));
+}
+
+function resume(turn) {
+  followed(turn, followAnswer({ streamId: turn.stream, ...following(turn) }));
+}
+
+function stopRunning() {
+  const { running } = conversation;
+  if (!running) return;
+  if (running.turn.stream) remove(`/v1/streams/${path(running.turn.stream)}`).catch(() => {});
+  running.abort.abort();
+}
+
+/** An answer by its link. */
+export async function answerScreen(main, id) {
+  clear(main, h("p", { class: "hint" }, "Loading…"));
+  const detail = await get(`/v1/queries/${path(id)}`);
+  const state = new AnswerState(detail.query ?? "A question whose text was not kept", {});
+  state.query_id = detail.id;
+  state.text = detail.answer ?? "";
+  state.passages = detail.passages.map((one) => ({ ...one, citation_index: null, collection: one.collection ?? "collection" }));
+  for (const one of detail.citations) {
+    const passage = state.passages.find((known) => known.chunk_id === one.chunk_id);
+    if (passage) passage.citation_index ??= one.citation_index;
+  }
+  const citations = placed(detail, state.text);
+  state.finish({ ...detail, query_id: detail.id, conversation_id: null, citations, usage: { model: detail.model }, faithfulness_score: detail.faithfulness ?? undefined, latency_ms: detail.latency_ms });
+  if (!detail.answer) state.error = { message: detail.answer_withheld ? "You may not read every document that this answer quotes, so it is not shown." : "There is no answer, or its text was not kept." };
+  clear(
+    main,
+    h("div", { class: "ask shared" }, h("h1", { class: "unseen" }, "Answer"), new AnswerView(state, { shared: true }).element, h("div", { class: "row" }, h("a", { class: "button", href: "#/ask" }, icon("ask"), h("span", null, "Ask a question")))),
+  );
+}
+
+/** The citations of a kept answer, each at its mark, or else at the end of the sentence that quotes its words. */
+function placed(detail, text) {
+  const marks = new Map();
+  for (const found of text.matchAll(/\[(\d{1,3})\]/g)) marks.set(Number(found[1]), [...(marks.get(Number(found[1])) ?? []), [...text.slice(0, found.index)].length]);
+  return detail.citations.map((one) => {
+    const sentence = (detail.sentences ?? []).find((known) => known.citations.some((quote) => quote.chunk_id === one.chunk_id && quote.quoted_text === one.quoted_text));
+    const quote = sentence?.citations.find((known) => known.chunk_id === one.chunk_id);
+    const at = marks.get(one.citation_index)?.shift();
+    const start = at ?? sentence?.end ?? [...text].length;
+    return { start_char: quote?.start_char ?? 0, end_char: quote?.end_char ?? 0, ...one, answer_start: start, answer_end: at === undefined ? start : start + `[${one.citation_index}]`.length };
+  });
+}
+

@@ -1,0 +1,170 @@
+/** Shows a source beside the answer, scrolled to the highlighted words: a document of a collection, or a passage. */
+import { get, path } from "./api.js";
+import { bytes, button, clear, count, h, offsets, problem } from "./dom.js";
+import { decorator, markdown, plain } from "./markdown.js";
+
+// Characters around the highlighted words that are fetched first; more on request.
+const AROUND = 20_000;
+const MARKDOWN = /\.(md|markdown|mdx)$/i;
+
+const panel = () => document.getElementById("panel");
+let opener = null;
+
+export function closePanel() {
+  const element = panel();
+  if (element.hidden) return;
+  element.hidden = true;
+  element.replaceChildren();
+  document.body.classList.remove("with-panel");
+  if (opener?.isConnected) opener.focus({ preventScroll: true });
+  opener = null;
+}
+
+function open(title, ...content) {
+  opener = document.activeElement;
+  const element = panel();
+  const heading = h("h2", { tabindex: -1 }, title);
+  clear(
+    element,
+    h("div", { class: "panel-head" }, heading, button("Close", closePanel, { icon: "close", hidden: true, kind: "quiet icon-only" })),
+    ...content,
+  );
+  element.hidden = false;
+  document.body.classList.add("with-panel");
+  heading.focus({ preventScroll: true });
+  return element;
+}
+
+/** Anything else that is shown beside the answer. */
+export function openPanel(title, ...content) {
+  return open(title, h("div", { class: "panel-body" }, ...content));
+}
+
+export function initPanel() {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) closePanel();
+  });
+}
+
+/**
+ * A quoted place. `spans` are `{start, end, verdict}` in the document's content, or in `passage.text`.
+ * @param {{document_id: string, spans: {start: number, end: number, verdict?: string}[], passage?: Object}} place
+ */
+export async function openSource({ document_id, spans, passage }) {
+  if (!document_id || (passage && !passage.collection)) {
+    showPassage(passage, spans);
+    return;
+  }
+  const body = h("div", { class: "panel-body document", tabindex: 0, role: "region", "aria-label": "Document" }, h("p", { class: "hint" }, "Loading…"));
+  const meta = h("p", { class: "panel-meta" });
+  open(passage?.title ?? "Document", meta, body);
+  const low = Math.min(...spans.map((span) => span.start));
+  const high = Math.max(...spans.map((span) => span.end));
+  try {
+    await showDocument(meta, body, document_id, spans, Math.max(0, (Number.isFinite(low) ? low : 0) - AROUND), (Number.isFinite(high) ? high : 0) + AROUND, passage);
+  } catch (error) {
+    clear(body, problem(error));
+    if (passage?.text) body.append(h("p", { class: "hint" }, "The passage as it was found:"), quoted(passage, spans));
+  }
+}
+
+async function showDocument(meta, body, id, spans, start, end, passage) {
+  const address = `/v1/documents/${path(id)}`;
+  const [found, chunks] = await Promise.all([
+    get(`${address}?start=${start}&end=${end}`),
+    get(`${address}/chunks?limit=500`).catch(() => ({ chunks: [] })),
+  ]);
+  const heading = panel().querySelector("h2");
+  if (heading) heading.textContent = found.title;
+  const page = passage?.page ?? pageAt(chunks.chunks, spans[0]?.start ?? 0);
+  clear(
+    meta,
+    [
+      found.collection,
+      found.pages && page ? `page ${page} of ${found.pages}` : found.pages ? count(found.pages, "page") : null,
+      found.source.filename,
+      bytes(found.size_bytes),
+    ]
+      .filter(Boolean)
+      .join(" · "),
+    found.source.url && /^https?:/.test(found.source.url)
+      ? [" · ", h("a", { href: found.source.url, target: "_blank", rel: "noopener noreferrer" }, "original")]
+      : null,
+  );
+  clear(body);
+  const more = (label, from, to) =>
+    body.append(button(label, () => showDocument(meta, body, id, spans, from, to, passage).catch((error) => body.append(problem(error))), { kind: "quiet" }));
+  if (found.content_start > 0) more("Show what comes before", Math.max(0, start - 4 * AROUND), end);
+  body.append(rendered(found, chunks.chunks, spans));
+  if (found.content_end < found.content_length) more("Show what follows", start, end + 4 * AROUND);
+  scrollToMark(body);
+}
+
+const pageAt = (chunks, offset) => chunks.findLast((one) => one.start_char <= offset)?.page ?? null;
+
+/** The content, page by page where the document has pages. */
+function rendered(found, chunks, spans) {
+  const convert = offsets(found.content);
+  const place = (offset) => convert(Math.max(0, Math.min(offset, found.content_end) - found.content_start));
+  const ranges = joined(spans)
+    .filter((span) => span.end > found.content_start && span.start < found.content_end)
+    .map((span) => ({ start: place(span.start), end: place(span.end), wrap: (text) => h("mark", { class: span.verdict ?? "" }, text) }));
+  const { decorate } = decorator(found.content, ranges);
+  const render = MARKDOWN.test(found.source.filename ?? found.source.url ?? "") || found.source.type === "text" ? markdown : plain;
+  const fragment = document.createDocumentFragment();
+  const pages = [];
+  for (const chunk of chunks)
+    if (chunk.page && chunk.page !== pages[pages.length - 1]?.page && chunk.start_char < found.content_end) pages.push({ page: chunk.page, start: place(chunk.start_char) });
+  if (!pages.length) {
+    fragment.append(render(found.content, decorate));
+    return fragment;
+  }
+  if (pages[0].start > 0) fragment.append(render(found.content, decorate, { end: pages[0].start }));
+  pages.forEach((one, index) => {
+    const end = pages[index + 1]?.start ?? found.content.length;
+    if (end > one.start)
+      fragment.append(h("section", { class: "page" }, h("h3", { class: "page-number" }, `Page ${one.page}`), render(found.content, decorate, { start: one.start, end })));
+  });
+  return fragment;
+}
+
+/** Sorted, and without overlaps. */
+function joined(spans) {
+  const sorted = [...spans].sort((a, b) => a.start - b.start);
+  const result = [];
+  for (const span of sorted) {
+    const last = result[result.length - 1];
+    if (last && span.start <= last.end) last.end = Math.max(last.end, span.end);
+    else result.push({ ...span });
+  }
+  return result;
+}
+
+function showPassage(passage, spans) {
+  const meta = h(
+    "p",
+    { class: "panel-meta" },
+    `From ${passage.source}`,
+    passage.url && /^https?:/.test(passage.url) ? [" · ", h("a", { href: passage.url, target: "_blank", rel: "noopener noreferrer" }, "original")] : null,
+  );
+  const body = h("div", { class: "panel-body document", tabindex: 0, role: "region", "aria-label": "Passage" }, quoted(passage, spans));
+  open(passage.title || "Passage", meta, body);
+  scrollToMark(body);
+}
+
+function quoted(passage, spans) {
+  const text = passage.text ?? passage.content_snippet ?? "";
+  const convert = offsets(text);
+  const base = passage.collection ? passage.start_char : 0;
+  const ranges = joined(spans).map((span) => ({
+    start: convert(Math.max(0, span.start - base)),
+    end: convert(Math.max(0, span.end - base)),
+    wrap: (words) => h("mark", { class: span.verdict ?? "" }, words),
+  }));
+  return h("div", { class: "passage" }, markdown(text, decorator(text, ranges).decorate));
+}
+
+function scrollToMark(body) {
+  const mark = body.querySelector("mark");
+  if (mark) requestAnimationFrame(() => mark.scrollIntoView({ block: "center" }));
+}
