@@ -1,4 +1,5 @@
-"""`make demo`: three owners publish the documentation, one question goes to all of them, the server keeps running."""
+"""`make demo`: three owners publish the documentation on a server of theirs, a second server asks all of them, on the
+command line and on its page."""
 
 import os
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +19,12 @@ from rich.console import Console
 HERE = Path(__file__).resolve().parent.parent
 ANABRANCH = str(Path(sys.executable).with_name("anabranch"))
 QUESTION = "What happens when one of the sources is slow or hangs?"
+# A part of the documentation: embedding all of it would take half a minute longer.
+GUIDE = ("asking", "chat", "evidence", "extractive", "federation", "knowledge", "search", "streams")
 LIBRARY = {
-    "writers/guide": ["README.md", *sorted(f"docs/{path.name}" for path in (HERE / "docs").glob("*.md"))],
+    "writers/guide": ["README.md", *(f"docs/{name}.md" for name in GUIDE)],
     "architects/decisions": ["docs/adr"],
-    "makers/workshop": ["CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"],
+    "makers/workshop": ["CONTRIBUTING.md", "docs/architecture.md", "docs/operations.md"],
 }
 READY_S = 30.0
 
@@ -30,62 +34,96 @@ class Demo:
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
         self._console = Console(highlight=False)
+        self._folder = folder
         self._url = f"http://{host}:{port}"
+        self._owners_port = free_port(host)
+        self._owners_url = f"http://{host}:{self._owners_port}"
+        self._servers: list[subprocess.Popen[bytes]] = []
         self._environment = {
             **os.environ,
-            "AGGREGATOR_DATA_DIR": str(folder),
+            "AGGREGATOR_DATA_DIR": str(folder / "own"),
             "AGGREGATOR_HOST": host,
             "AGGREGATOR_PORT": str(port),
             "AGGREGATOR_DEBUG": os.environ.get("AGGREGATOR_DEBUG", "true"),
             "AGGREGATOR_LOG_FORMAT": os.environ.get("AGGREGATOR_LOG_FORMAT", "console"),
             "AGGREGATOR_LOG_LEVEL": os.environ.get("AGGREGATOR_LOG_LEVEL", "WARNING"),
         }
+        owners = {"AGGREGATOR_DATA_DIR": str(folder / "owners"), "AGGREGATOR_PORT": str(self._owners_port)}
+        self._owners = {**self._environment, **owners}
 
     def run(self) -> None:
         self.say("Three owners ingest their documents. Each collection is parsed, chunked, embedded and indexed here.")
         for path, files in LIBRARY.items():
             collection = path.partition("/")[2]
-            self.do("ingest", *files, "--collection", collection)
-            self.do("publish", collection, "--as", path)
-        with self.serving() as server:
-            self.say(f"The server runs at {self._url}. One question to all three over HTTP, each named with its owner:")
-            sources = [f"--source={path.partition('/')[0]}@{self._url}/{path.partition('/')[2]}" for path in LIBRARY]
-            self.do("ask", QUESTION, *sources)
-            self.say(f"The server keeps running; its API is described at {self._url}/docs. In another terminal:")
-            body = '{"query": "How is a chunk kept within the window of the embedder?"}'
+            self.do("ingest", *files, "--collection", collection, environment=self._owners)
+            self.do("publish", collection, "--as", path, environment=self._owners)
+        config = self._folder / "anabranch.yaml"
+        config.write_text(self.sources())
+        try:
+            self.serve(self._owners_url, environment=self._owners)
+            server = self.serve(self._url, "--config", str(config))
+            self.say("The owners' server runs. A second server has the three as its sources, and asks all of them:")
+            self.do("ask", QUESTION, "--config", str(config))
+            question = urllib.parse.quote(QUESTION)
+            self._console.rule()
+            self._console.print(f"\n  Open the page: {self._url}/#/ask?q={question}\n", style="bold", soft_wrap=True)
+            self.say("Drop documents of your own into its Library, too: the demo deletes them when it ends.")
+            self._console.print("The same question to the API, in another terminal:", style="dim")
+            body = '{"query": "How is a chunk kept within the window of the embedder?", "sources": "all"}'
             self._console.print(f"curl {self._url}/v1/query -d '{body}'\n", soft_wrap=True, markup=False)
             self._console.print("Ctrl-C stops it.\n", style="dim")
             server.wait()
+        finally:
+            for one in self._servers:
+                one.terminate()
+            for one in self._servers:
+                one.wait()
+
+    def sources(self) -> str:
+        """The anabranch.yaml of the server that asks."""
+        lines = ["sources:"]
+        for path in LIBRARY:
+            owner, _, slug = path.partition("/")
+            lines.append(f'  {slug}: {{url: "{self._owners_url}", slug: {slug}, owner: {owner}}}')
+        return "\n".join(lines) + "\n"
 
     def say(self, text: str) -> None:
         self._console.print(f"\n{text}\n", markup=False)
 
-    def do(self, *command: str) -> None:
+    def do(self, *command: str, environment: dict[str, str] | None = None) -> None:
         shown = shlex.join(["anabranch", *command])
         self._console.print(f"$ {shown}", style="bold cyan", markup=False, soft_wrap=True)
-        ran = subprocess.run([ANABRANCH, *command], cwd=HERE, env=self._environment, check=False)
+        ran = subprocess.run([ANABRANCH, *command], cwd=HERE, env=environment or self._environment, check=False)
         if ran.returncode:
             sys.exit(f"demo: `{shown}` ended with {ran.returncode}.")
 
-    def serving(self) -> subprocess.Popen[bytes]:
-        """Starts the server and waits until it is ready."""
-        server = subprocess.Popen([ANABRANCH, "serve"], cwd=HERE, env=self._environment, start_new_session=True)
+    def serve(self, url: str, *options: str, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Starts a server and waits until it is ready."""
+        command = [ANABRANCH, "serve", *options]
+        server = subprocess.Popen(command, cwd=HERE, env=environment or self._environment, start_new_session=True)
+        self._servers.append(server)
         until = time.monotonic() + READY_S
-        while not self._is_ready():
+        while not is_ready(url):
             if server.poll() is not None or time.monotonic() > until:
-                server.terminate()
                 sys.exit("demo: the server did not start.")
             time.sleep(0.05)
         signal.signal(signal.SIGINT, lambda *_: server.send_signal(signal.SIGINT))
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         return server
 
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._url}/ready", timeout=1) as reply:
-                return bool(reply.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=1) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def is_free(host: str, port: int) -> bool:

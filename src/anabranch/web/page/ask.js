@@ -52,14 +52,18 @@ function restore() {
   }
 }
 
-export async function askScreen(main) {
+export async function askScreen(main, ...address) {
   if (!restored) restore();
+  const wanted = address.at(-1)?.get?.("q");
   const list = h("div", { class: "turns" });
   const screen = new AskScreen(list);
   clear(main, h("div", { class: "ask" }, h("h1", { class: "unseen" }, "Ask"), screen.welcome, list, screen.composer));
   for (const turn of conversation.turns) screen.show(turn);
   screen.refresh();
   await screen.load();
+  // A link may bring a question along, but only a person asks it.
+  if (wanted) screen.input.value = wanted.slice(0, 10_000);
+  screen.grow();
   screen.input.focus({ preventScroll: true });
   if (conversation.turns.length) scrollTo({ top: document.body.scrollHeight });
 }
