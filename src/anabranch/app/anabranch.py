@@ -34,6 +34,9 @@ class Anabranch:
         self.runs = parts.runs
         self.revocations = parts.revocations
         self.timing = parts.timing
+        self.catalog = parts.catalog
+        self.listing = parts.listing
+        self.source_check = parts.source_check
         self.context = parts.questions.context
         self.configured = parts.questions.configured
         self.model = parts.questions.model
@@ -188,8 +191,9 @@ class Anabranch:
         self._parts.servers.pool.warm()
 
     async def reconfigure(self, servers: Mapping[str, McpServer], aggregation: Aggregation) -> None:
-        """Use these MCP servers and these aggregation settings from now on. Running calls end as they began."""
-        self._parts.servers.update(servers, aggregation)
+        """Use these MCP servers of the file, besides those added over the API, and these aggregation settings from now
+        on. Running calls end as they began."""
+        self._parts.catalog.reconfigure(servers, aggregation)
 
     def servers(self) -> tuple[ServerHealth, ...]:
         """The health of the MCP servers, in the order of their configuration."""

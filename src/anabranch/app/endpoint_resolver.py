@@ -11,15 +11,18 @@ from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Generator, Outbound, Source
 from anabranch.domain.errors import InvalidQuestion, UpstreamError
 from anabranch.domain.model import Endpoint
+from anabranch.domain.signals import EndpointRole
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.models.remote import NO_HINTS, Hints, OpenAIModel, SpaceModel
 from anabranch.network.addresses import parse
 from anabranch.network.hub import HubClient
+from anabranch.policies.observed_calls import ObservedGenerator, ObservedSource, Observer
 from anabranch.policies.resilience import Resilience
 from anabranch.sources.collection import CollectionSource
 from anabranch.sources.space import SpaceSource
 
 if TYPE_CHECKING:
+    from anabranch.app.endpoint_catalog import EndpointCatalog
     from anabranch.app.mcp_servers import McpServers
     from anabranch.evidence.judge import Judge
     from anabranch.knowledge.knowledge import Knowledge
@@ -47,16 +50,21 @@ class EndpointResolver:
         settings: Settings,
         knowledge: KnowledgeOpener,
         hub: HubClient,
+        catalog: "EndpointCatalog",
         servers: "McpServers",
     ) -> None:
-        self._settings = settings
+        self._catalog = catalog
         self._servers = servers
         self._knowledge = knowledge
         self._hub = hub
         # The model that answers when a request names none.
         self.model = settings.default_model or EXTRACTIVE
         own = {self.model.slug: self.model} if settings.model_url is not None else {}
-        self._models = {EXTRACTIVE.slug: EXTRACTIVE, DEFAULT: self.model, **own, **settings.models}
+        self._built_in = {EXTRACTIVE.slug: EXTRACTIVE, DEFAULT: self.model, **own}
+
+    @property
+    def _models(self) -> Mapping[str, Endpoint]:
+        return {**self._built_in, **self._catalog.models}
 
     async def sources(
         self, question: str, names: Sequence[Name] | None, tokens: Mapping[str, str]
@@ -69,7 +77,7 @@ class EndpointResolver:
     def every(self, question: str, *, collections: bool, sources: bool = True) -> tuple[Endpoint, ...]:
         """What a question goes to that names nothing: the collections, every configured source, and the MCP servers
         that the routing rules select for it. Without any, it still goes to the collections, which say what to do."""
-        others = [*self._settings.sources.values(), *self._servers.routed(question).values()] if sources else []
+        others = [*self._catalog.sources.values(), *self._servers.routed(question).values()] if sources else []
         return _disambiguated([*([COLLECTIONS] if collections or not others else []), *others])
 
     def configured(self, names: Sequence[str]) -> tuple[Endpoint, ...]:
@@ -81,7 +89,7 @@ class EndpointResolver:
 
     def known_sources(self) -> Mapping[str, Endpoint]:
         """Configured sources, MCP servers, and the name that stands for all collections."""
-        return {EVERYTHING: COLLECTIONS, **self._servers.endpoints(), **self._settings.sources}
+        return {EVERYTHING: COLLECTIONS, **self._servers.endpoints(), **self._catalog.sources}
 
     async def writer(self, name: Name | None, tokens: Mapping[str, str]) -> Endpoint:
         if name is None:
@@ -91,7 +99,7 @@ class EndpointResolver:
     def named_model(self, name: str, *, configured: bool, otherwise: str = "") -> Endpoint:
         """The model with this name; only `configured` callers may name what the operator configured. `otherwise` is
         what a caller can send instead of a name."""
-        known = self._models if configured else {EXTRACTIVE.slug: EXTRACTIVE}
+        known: Mapping[str, Endpoint] = self._models if configured else {EXTRACTIVE.slug: EXTRACTIVE}
         if name not in known:
             shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 1] + "…"
             names = ", ".join(known)
@@ -100,8 +108,8 @@ class EndpointResolver:
 
     async def _known(self, name: Name) -> Mapping[str, Endpoint]:
         """What a name can mean without the hub: configured sources, MCP servers, collections."""
-        if not isinstance(name, str) or name in self._settings.sources:
-            return self._settings.sources
+        if not isinstance(name, str) or name in self._catalog.sources:
+            return self._catalog.sources
         collections = {one: Endpoint(slug=one, kind="collection") for one in await self._collections()}
         return {**collections, **self.known_sources()}
 
@@ -147,7 +155,8 @@ def _disambiguated(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
 
 
 class EndpointDirectory:
-    """Builds the source or the model of an endpoint, with the policies for calls to it."""
+    """Builds the source or the model of an endpoint, with the policies for calls to it. Calls of the operator's own are
+    noted."""
 
     def __init__(
         self,
@@ -156,9 +165,11 @@ class EndpointDirectory:
         knowledge: "Callable[[], Awaitable[Knowledge | None]]",
         resilience: Resilience,
         servers: Callable[[Endpoint], Source],
+        observer: Callable[[EndpointRole, Endpoint], Observer],
         judge: "Callable[[], Judge] | None" = None,
     ) -> None:
         self._servers = servers
+        self._observer = observer
         self._judge = judge
         self._outbound = outbound
         self._knowledge = knowledge
@@ -167,6 +178,14 @@ class EndpointDirectory:
         self._model_of_settings = settings.default_model if settings.model_url is not None else None
 
     def source(self, endpoint: Endpoint) -> Source:
+        source = self._source(endpoint)
+        return ObservedSource(source, self._observer("source", endpoint)) if endpoint.operator else source
+
+    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
+        model = self._generator(endpoint, retried=retried)
+        return ObservedGenerator(model, self._observer("model", endpoint)) if endpoint.operator else model
+
+    def _source(self, endpoint: Endpoint) -> Source:
         if endpoint.kind == "collection":
             return CollectionSource(endpoint, self._knowledge)
         return self._resilience.source(endpoint, self._servers if endpoint.kind == "mcp" else self._space)
@@ -174,7 +193,7 @@ class EndpointDirectory:
     def _space(self, endpoint: Endpoint) -> Source:
         return SpaceSource(endpoint, self._outbound)
 
-    def generator(self, endpoint: Endpoint, *, retried: bool = True) -> Generator:
+    def _generator(self, endpoint: Endpoint, *, retried: bool) -> Generator:
         match endpoint.kind:
             case "space":
                 model: Generator = SpaceModel(endpoint, self._outbound, streaming=self._streaming)

@@ -10,6 +10,7 @@ from anabranch.domain.contracts import Exchange
 from anabranch.models.factory import check_evidence
 from anabranch.network import redaction
 from anabranch.network.addresses import AddressGuard
+from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log
 from anabranch.telemetry.metrics import CombinedTelemetry, Metrics
 
@@ -110,11 +111,13 @@ def announce(settings: Settings, log: Log) -> None:
 
 
 @asynccontextmanager
-async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterator[CombinedTelemetry]:
+async def watched(
+    settings: Settings, log: Log, metrics: Metrics, history: EndpointHistory | None = None
+) -> AsyncIterator[CombinedTelemetry]:
     """Telemetry for the life of the server. Traces have their own HTTP client: a collector that hangs delays nothing
     else."""
     if settings.otlp_endpoint is None:
-        yield CombinedTelemetry(log, metrics, settings)
+        yield CombinedTelemetry(log, metrics, settings, history=history)
         return
     from anabranch.telemetry.otlp import Traces  # noqa: PLC0415  most have no collector
 
@@ -122,6 +125,6 @@ async def watched(settings: Settings, log: Log, metrics: Metrics) -> AsyncIterat
         traces = Traces(settings, outbound, log, metrics.spans_dropped)
         traces.start()
         try:
-            yield CombinedTelemetry(log, metrics, settings, traces)
+            yield CombinedTelemetry(log, metrics, settings, traces, history=history)
         finally:
             await traces.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
+from anabranch.app.endpoint_catalog import EndpointCatalog
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
-from anabranch.app.knowledge_opener import KnowledgeOpener
+from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.mcp_servers import McpServers
 from anabranch.app.policies import Policies
 from anabranch.app.publishing import Publishing
@@ -18,15 +19,20 @@ from anabranch.app.questions import Questions
 from anabranch.app.recording_folder import RecordingFolder
 from anabranch.app.revocations import Revocations
 from anabranch.app.runs import Runs
+from anabranch.app.source_check import SourceCheck
+from anabranch.app.source_listing import SourceListing
 from anabranch.app.startup import outbound_for
+from anabranch.configuration.added_sources import AddedSourcesFile
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Outbound, SystemClock, Telemetry
 from anabranch.domain.evidence import ClaimChecker, Evidence
 from anabranch.domain.model import UncheckedReason
+from anabranch.knowledge.durable_files import replace_file
 from anabranch.models.factory import claims_for, evidence_for, verifier_for
 from anabranch.network.hub import HubClient
 from anabranch.pipeline.answer import Limits, Pipeline
 from anabranch.pipeline.prompt import Compaction
+from anabranch.policies.observed_calls import Observer
 
 if TYPE_CHECKING:
     from anabranch.app.recording import RunRecorder
@@ -110,6 +116,9 @@ class Parts(NamedTuple):
     revocations: Revocations
     streams: EventStreams
     servers: McpServers
+    catalog: EndpointCatalog
+    listing: SourceListing
+    source_check: SourceCheck
     timing: Timing
 
 
@@ -128,14 +137,20 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         resilience = policies.resilience
         servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
         leaving.push_async_callback(servers.close)
+        catalog = EndpointCatalog(settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry)
+        leaving.push_async_callback(catalog.close)
+        await catalog.refresh()
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry))
         judge = judge_for(settings, evidence) if evidence is not None else None
-        endpoints = partial(EndpointDirectory, settings, outbound, knowledge.existing, resilience, servers.source)
+        observer = partial(Observer, clock=clock, telemetry=telemetry)
+        endpoints = partial(
+            EndpointDirectory, settings, outbound, knowledge.existing, resilience, servers.source, observer
+        )
         directory = endpoints(judge)
         external = verifier_for(settings, outbound, clock, telemetry, resilience)
         claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external))
         pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims)
-        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), servers)
+        names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), catalog, servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0
         query_log = QueryLog(knowledge, telemetry, enabled=keeps, counting=role.log_queries)
@@ -148,6 +163,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         policies.start()
         streams = EventStreams()
         if role.streaming:
+            catalog.watch(role.timing.sources_every_s)
             kept = event_streams(
                 settings,
                 policies,
@@ -173,6 +189,9 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             revocations=revocations,
             streams=streams,
             servers=servers,
+            catalog=catalog,
+            listing=SourceListing(catalog, servers, knowledge, resilience.upstreams, questions.model),
+            source_check=SourceCheck(settings, outbound, clock),
             timing=role.timing,
         )
 

@@ -3,11 +3,12 @@
 from typing import Literal
 
 from anabranch.domain.mcp import ServerState
-from anabranch.domain.model import Usage, Value
+from anabranch.domain.model import Endpoint, Usage, Value
 
 CacheName = Literal["answer", "embedding", "evidence"]
 EvidenceTask = Literal["read", "check"]
 BreakerState = Literal["closed", "half_open", "open"]
+EndpointRole = Literal["source", "model"]
 
 
 class CacheLookup(Value, gc=False):
@@ -153,6 +154,22 @@ class AnswerRated(Value, gc=False):
     rating: str
 
 
+class EndpointCalled(Value, gc=False):
+    """An endpoint of the operator has replied, or failed: `error` is the sentence that callers get. Calls of endpoints
+    that callers name by URL are not noted."""
+
+    role: EndpointRole
+    endpoint: Endpoint
+    latency_ms: float
+    error: str | None = None
+
+
+class AddedSourcesUnreadable(Value, gc=False):
+    """The file of the sources that were added over the API cannot be used."""
+
+    reason: str
+
+
 class BreadcrumbsDropped(Value, gc=False):
     """Breadcrumbs that a sink dropped."""
 
@@ -179,6 +196,8 @@ Signal = (
     | SubagentEnded
     | EventIgnored
     | StreamClients
+    | EndpointCalled
+    | AddedSourcesUnreadable
     | BreadcrumbsDropped
     | McpServerStateChanged
     | AnswerRated

@@ -319,6 +319,22 @@ class Knowledge:
         """The API key with this secret, unless it is revoked."""
         return await self._database.read(lambda db: keys.find(db, secret))
 
+    async def api_keys(self) -> list[keys.ApiKey]:
+        """All API keys, also revoked ones."""
+        return await self._database.read(keys.listed)
+
+    async def create_api_key(
+        self, *, user: str, groups: tuple[str, ...], operator: bool, note: str
+    ) -> tuple[keys.ApiKey, str]:
+        """A new API key, and its secret, which is not stored."""
+        return await self._database.write(
+            lambda db: keys.create(db, user=user, groups=groups, operator=operator, note=note)
+        )
+
+    async def revoke_api_key(self, identifier: str) -> None:
+        if not await self._database.write(lambda db: keys.revoke(db, identifier)):
+            raise NotFound(f"There is no key {identifier!r} that could be revoked.")
+
     async def valid_keys(self) -> set[str]:
         """The ids of the API keys that are not revoked."""
         return await self._database.read(keys.valid)

@@ -293,6 +293,12 @@ class Upstreams:
         found.used = self._clock.monotonic()
         return found
 
+    def state(self, endpoint: Endpoint, role: Role = "source") -> BreakerState:
+        """The state of an endpoint's circuit; closed if it was not called recently."""
+        key = UpstreamKey(endpoint.operator, endpoint.public_only, role, endpoint.kind, endpoint.url, endpoint.slug)
+        found = (self._configured if endpoint.operator else self._requested).get(key)
+        return "closed" if found is None else found.breaker.state
+
     def since(self, then: float) -> list[tuple[UpstreamKey, Upstream]]:
         """The upstreams that were called since then."""
         return [(key, upstream) for key, upstream in self._all() if upstream.used > then]

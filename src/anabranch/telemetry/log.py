@@ -35,6 +35,7 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Answer, Context, Question, Status
 from anabranch.domain.signals import (
+    AddedSourcesUnreadable,
     BreadcrumbsDropped,
     BreakerStateChanged,
     EvidenceUnavailable,
@@ -254,6 +255,9 @@ class NullSpan(msgspec.Struct):
 question_fields: ContextVar[Mapping[str, str]] = ContextVar("question_fields", default=MappingProxyType({}))
 
 
+UNAVAILABLE = {EvidenceUnavailable: "evidence_unavailable", AddedSourcesUnreadable: "added_sources_unreadable"}
+
+
 class LoggedEvents(SilentTelemetry):
     """Telemetry as log lines. Questions appear as hash and length, with `queries` also as text; tokens never."""
 
@@ -395,8 +399,8 @@ class LoggedEvents(SilentTelemetry):
                     equal=signal.equal,
                     differences=list(signal.differences),
                 )
-            case EvidenceUnavailable():
-                self._log.warning("evidence_unavailable", reason=sentence(signal.reason))
+            case EvidenceUnavailable() | AddedSourcesUnreadable():
+                self._log.warning(UNAVAILABLE[type(signal)], reason=sentence(signal.reason))
             case RecordingFailed():
                 self._rate_limited(self._log.warning, "recording_failed", reason=sentence(signal.reason))
             case BreadcrumbsDropped():

@@ -30,12 +30,14 @@ from anabranch.domain.events import (
 )
 from anabranch.domain.model import Answer, Context, Ground, MarkKind, Question, Status, Support, WithheldReason
 from anabranch.domain.signals import (
+    AddedSourcesUnreadable,
     AnswerRated,
     AnswerShared,
     BreadcrumbsDropped,
     BreakerStateChanged,
     CacheLookup,
     CacheName,
+    EndpointCalled,
     EventIgnored,
     EvidenceJudged,
     EvidenceTask,
@@ -57,6 +59,7 @@ from anabranch.domain.signals import (
     TokensUsed,
 )
 from anabranch.domain.steps import Ignored as Reason
+from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log, LoggedEvents, NullSpan, label
 
 if TYPE_CHECKING:  # OpenTelemetry loads only where there is a collector
@@ -306,6 +309,8 @@ class Metrics:
             EvidenceJudged: self._evidence_judged,
             EvidenceUnavailable: lambda _: None,
             RecordingFailed: lambda _: None,
+            AddedSourcesUnreadable: lambda _: None,
+            EndpointCalled: lambda _: None,  # its history is kept elsewhere
             RateLimitChecked: lambda signal: update["anabranch_limiter"][signal.surface][
                 "admitted" if signal.admitted else "refused"
             ](1),
@@ -426,7 +431,8 @@ class TimedSpan(NullSpan):
 
 
 class CombinedTelemetry(LoggedEvents):
-    """Passes every event to log, metrics and traces. An error in them is logged once and fails no question."""
+    """Passes every event to log, metrics and traces, and every call of an endpoint to its history. An error in them is
+    logged once and fails no question."""
 
     def __init__(
         self,
@@ -435,10 +441,12 @@ class CombinedTelemetry(LoggedEvents):
         settings: Settings,
         traces: "Traces | None" = None,
         clock: Clock | None = None,
+        history: EndpointHistory | None = None,
     ) -> None:
         super().__init__(log, queries=settings.log_queries, clock=clock or SystemClock())
         self._metrics = metrics
         self._traces = traces
+        self._history = history
         self._failure_logged = False
         self._now = self._clock.monotonic
 
@@ -460,6 +468,10 @@ class CombinedTelemetry(LoggedEvents):
 
     def noted(self, signal: Signal) -> None:
         try:
+            if isinstance(signal, EndpointCalled):
+                if self._history is not None:
+                    self._history.called(signal)
+                return
             self._metrics.noted(signal)
             super().noted(signal)
         except Exception as error:  # noqa: BLE001

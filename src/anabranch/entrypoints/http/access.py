@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from anabranch.app.anabranch import Anabranch
-from anabranch.domain.errors import AnabranchError, Unauthorized
+from anabranch.domain.errors import AnabranchError, Forbidden, Unauthorized
 from anabranch.domain.model import Context
 from anabranch.entrypoints.http.operations import Call, header
 from anabranch.knowledge.model import Caller, Identified
@@ -31,6 +31,7 @@ MAX_TRACESTATE = 512
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # A caller that was not asked for a token.
 ANYONE = Caller()
+MAKE_KEY = "Make one with: anabranch keys create --user NAME --operator"
 
 
 class Access:
@@ -49,6 +50,16 @@ class Access:
         none is needed; without one, it is the operator."""
         token = self._token(scope)
         return Caller(operator=True) if token is None else await self._identified(token)
+
+    async def signed_in_operator(self, scope: Scope) -> Caller:
+        """The operator, with an API key: also on this machine, where other operations need none. A page that any local
+        program can reach must not change where questions and secrets go."""
+        if bearer(scope) is None:
+            raise Unauthorized(f"This needs an operator's API key, on this machine too. {MAKE_KEY}")
+        caller = await self.caller(scope)
+        if not is_signed_in_operator(caller):
+            raise Forbidden(f"This needs the API key of an operator. {MAKE_KEY}")
+        return caller
 
     async def _identified(self, token: str) -> Caller:
         audiences = await self._audiences() if _is_hub_token(token) else ()
@@ -208,6 +219,11 @@ class Access:
 
     def _is_proxy(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._proxies)
+
+
+def is_signed_in_operator(caller: Caller) -> bool:
+    """Whether the caller has presented an operator's API key."""
+    return caller.operator and caller.key is not None
 
 
 def identity_of(caller: Caller) -> str | None:

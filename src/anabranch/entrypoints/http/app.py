@@ -24,6 +24,7 @@ from anabranch.entrypoints.http import chat
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.errors import EXPOSED
+from anabranch.entrypoints.http.keys import KeysSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.operations import Operation, RequestLoop
@@ -33,9 +34,11 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
+from anabranch.entrypoints.http.sources import SourcesSurface
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
+from anabranch.telemetry.endpoint_history import EndpointHistory
 from anabranch.telemetry.log import Log, configured_log
 from anabranch.telemetry.metrics import Metrics
 
@@ -72,9 +75,9 @@ class Service:
 
     @asynccontextmanager
     async def _serving(self, _app: Any) -> AsyncIterator[None]:
-        metrics = Metrics(self._settings)
+        metrics, history = Metrics(self._settings), EndpointHistory()
         async with (
-            watched(self._settings, self._log, metrics) as telemetry,
+            watched(self._settings, self._log, metrics, history) as telemetry,
             Anabranch.open(
                 settings=self._settings,
                 telemetry=telemetry,
@@ -88,7 +91,7 @@ class Service:
             self._anabranch = anabranch
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
-            self.operations = self._table(anabranch, access, metrics, mcp)
+            self.operations = self._table(anabranch, access, metrics, history, mcp)
             loop = RequestLoop(anabranch, self.operations, self._log)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
@@ -103,7 +106,9 @@ class Service:
             await mcp.close()
         self._log.flush()
 
-    def _table(self, anabranch: Anabranch, access: Access, metrics: Metrics, mcp: McpSurface) -> list[Operation[Any]]:
+    def _table(
+        self, anabranch: Anabranch, access: Access, metrics: Metrics, history: EndpointHistory, mcp: McpSurface
+    ) -> list[Operation[Any]]:
         """The table of every address that the server answers."""
         writers: Writers = {"chat": lambda _: chat.frame, "rag": lost_rag, "query": lost_query}
         streams = AnswerStreams(anabranch, access, self._closing, writers)
@@ -114,6 +119,8 @@ class Service:
             ("rag", RagSurface(anabranch, access, streams).operations()),
             ("knowledge", KnowledgeSurface(anabranch, access).operations()),
             ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
+            ("knowledge", SourcesSurface(anabranch, access, history).operations()),
+            ("knowledge", KeysSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),
             ("mcp", mcp.operations()),

@@ -35,6 +35,7 @@ from anabranch.knowledge.records.database import made_at
 from anabranch.knowledge.records.queries import LoggedQuery, QueryFilter
 
 MAX_PAGE = 200
+MAX_MS = 86_400_000
 RECENT_S = 2.0
 RATE_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 GUESTS = "Guests have no entries in the query log; send an API key, or a token that names a user."
@@ -90,6 +91,7 @@ class QueryParameters(FeedbackParameters):
     conversation_id: Name | None = None
     surface: Name | None = None
     outcome: Name | None = None
+    slower_than_ms: Annotated[int, Meta(ge=0, le=MAX_MS)] | None = None
 
 
 TEXT = {"type": "string", "maxLength": 500}
@@ -105,7 +107,8 @@ FILTERS = (
     parameter("collection", TEXT, "Id or name of a collection"),
     parameter("conversation_id", TEXT, "Only this conversation"),
     parameter("surface", TEXT, "`query`, `rag_stream`, `chat`, `endpoints`, `mcp`, `planner`, `cli` or `library`"),
-    parameter("outcome", TEXT, "`answered`, `refused` or an error code"),
+    parameter("outcome", TEXT, "`answered`, `refused`, an error code, or `failed` for every error code"),
+    parameter("slower_than_ms", integer(0, MAX_MS), "Only questions that took longer"),
 )
 
 
@@ -210,6 +213,7 @@ class QueryLogSurface:
             conversation=given.conversation_id,
             surface=given.surface,
             outcome=given.outcome,
+            slower_than_ms=given.slower_than_ms,
         )
 
     async def _query(self, call: Call[None]) -> QueryDetail:

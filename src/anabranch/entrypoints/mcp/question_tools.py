@@ -118,7 +118,7 @@ async def _scope(anabranch: Anabranch, question: str, names: Sequence[str], call
 
 def configured(anabranch: Anabranch) -> Sequence[str]:
     """Names of the configured sources and MCP servers."""
-    return [*(one.name for one in anabranch.servers() if one.state != "disabled"), *anabranch.settings.sources]
+    return [*(one.name for one in anabranch.servers() if one.state != "disabled"), *anabranch.catalog.sources]
 
 
 def named(names: Sequence[str]) -> str:

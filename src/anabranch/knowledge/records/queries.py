@@ -64,7 +64,8 @@ class QueryRecord(Value):
 
 
 class QueryFilter(Value):
-    """Which entries of the query log are wanted; None: all. `since` and `until` (exclusive) are seconds since 1970."""
+    """Which entries of the query log are wanted; None: all. `since` and `until` (exclusive) are seconds since 1970. The
+    outcome `failed` is that of every question that ended with an error; `slower_than_ms` is exclusive."""
 
     user: str | None = None
     collection: int | None = None
@@ -74,6 +75,7 @@ class QueryFilter(Value):
     rating: Rating | None = None
     since: float | None = None
     until: float | None = None
+    slower_than_ms: int | None = None
 
 
 class LoggedQuery(Value):
@@ -287,7 +289,11 @@ CONDITIONS = {
     "rating": "responses.feedback = ?",
     "since": "queries.created_at >= ?",
     "until": "queries.created_at < ?",
+    "slower_than_ms": "queries.latency_ms > ?",
 }
+# Every other outcome is the code of an error; entries of version 0.1.0 have none.
+FAILED, NO_FAILURES = "failed", ("answered", "refused")
+OUTCOME_FAILED = "queries.outcome NOT IN (SELECT value FROM json_each(?))"
 RATED = {"since": "rated_us >= ? * 1000000", "until": "rated_us < ? * 1000000"}
 
 
@@ -304,6 +310,9 @@ def listed(
     with a rating, and the order, `before`, `since` and `until` are those of the ratings (`rated_us`)."""
     position, conditions = ("rated_us", CONDITIONS | RATED) if rated else ("queries.rowid", CONDITIONS)
     values = {conditions[name]: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    if wanted.outcome == FAILED:
+        del values[conditions["outcome"]]
+        values[OUTCOME_FAILED] = as_json(NO_FAILURES)
     if not caller.operator:
         if (user := _readable_user(caller)) is None:
             return []
