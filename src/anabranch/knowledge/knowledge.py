@@ -25,6 +25,7 @@ from anabranch.knowledge.model import (
     NewDocument,
     Permissions,
     Rating,
+    StoredChunk,
     StoredDocument,
 )
 from anabranch.knowledge.records import collections, documents, jobs, keys, queries
@@ -214,6 +215,15 @@ class Knowledge:
         def read(db: Connection) -> StoredDocument:
             found = lookup.find(db, caller, name)
             return msgspec.structs.replace(found, content=documents.content(db, found.key)) if content else found
+
+        return await self._database.read(read)
+
+    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[StoredChunk], int]:
+        """The chunks of the document with this id, file name or title from an index on, and how many it has."""
+
+        def read(db: Connection) -> tuple[list[StoredChunk], int]:
+            found = lookup.find(db, caller, name)
+            return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
 
         return await self._database.read(read)
 

@@ -1,4 +1,4 @@
-"""What a client sees of a question while it is answered: progress, timings, whole texts, and the model that it names."""
+"""What a client sees of a question while it is answered: progress, timings, whole texts, and the model it names."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

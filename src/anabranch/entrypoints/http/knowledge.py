@@ -21,6 +21,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, Reques
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.records.documents import Cursors
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # it imports numpy
 T = TypeVar("T")
 
 MAX_PAGE = 1_000
+MAX_CHUNKS = 500
 STATUSES = (*get_args(DocumentStatus), "all")
 MAX_OFFSET = 1_000_000_000
 # Base64 takes four bytes for three; the rest is for the JSON around it.
@@ -126,6 +128,14 @@ class KnowledgeSurface:
                 errors=(403, 409),
             ),
             at(
+                *("GET", f"{one}/chunks", "list_chunks", "List the chunks of a document", self._chunks, wire.ChunkPage),
+                errors=(409,),
+                parameters=(
+                    parameter("limit", integer(1, MAX_CHUNKS), "Page size"),
+                    parameter("after", {"type": "string"}, "`next` of the previous page"),
+                ),
+            ),
+            at(
                 *("POST", f"{one}/retry", "retry_document", "Ingest a failed document again"),
                 *(self._retry, wire.IngestAccepted),
                 errors=(403, 409),
@@ -199,9 +209,7 @@ class KnowledgeSurface:
             raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        after = cursors.opened(call.query["after"]) if "after" in call.query else 0
-        if after is None:
-            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        after = _after(call.query, cursors)
         found, total = await knowledge.documents(
             *(call.caller, call.query.get("collection"), after, limit + 1),
             status=cast("DocumentStatus | Literal['all'] | None", status),
@@ -232,6 +240,20 @@ class KnowledgeSurface:
             content_start=begin,
             content_end=stop,
             content_length=len(content),
+        )
+
+    async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
+        limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)
+        knowledge = await self.anabranch.knowledge()
+        cursors = await knowledge.cursors()
+        begin = min(_after(call.query, cursors), MAX_OFFSET)
+        found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
+        more = begin + len(found) < total and bool(found)
+        return wire.ChunkPage(
+            chunks=[wire.chunk(one) for one in found],
+            total=total,
+            has_more=more,
+            next=cursors.sealed(begin + len(found)) if more else None,
         )
 
     async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
@@ -267,6 +289,14 @@ def _number(query: QueryParams, name: str, default: int, *, least: int, most: in
     if not (value.isascii() and value.isdecimal() and len(value) < 11 and least <= int(value) <= most):
         raise InvalidQuestion(f"{name} takes a whole number from {least:,} to {most:,}.")
     return int(value)
+
+
+def _after(query: QueryParams, cursors: Cursors) -> int:
+    """What the cursor of a page stands for; 0 without one."""
+    after = cursors.opened(query["after"]) if "after" in query else 0
+    if after is None:
+        raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+    return after
 
 
 async def read_upload(call: Call[Any], settings: Settings) -> Upload:
