@@ -321,6 +321,19 @@ class Knowledge:
             raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
         return found
 
+    async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:
+        """Withdraw a collection from where it is published; NotFound if it is not."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        if not await self._database.write(lambda db: collections.withdraw(db, owner, slug, found.key)):
+            raise NotFound(f"{found.name!r} is not published as {owner}/{slug}.")
+
+    async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
+        """Where a collection is published, for its owner."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
+
     async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
         """The published collections, all or those with a slug."""
         return await self._database.read(lambda db: collections.published(db, slug))

@@ -12,6 +12,7 @@ from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.app.publishing import EndpointPath, public_documents
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
@@ -58,7 +59,12 @@ class KnowledgeSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
-        return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
+        return [
+            *self._collection_operations(),
+            *self._endpoint_operations(),
+            *self._ingest_operations(),
+            *self._document_operations(),
+        ]
 
     def _collection_operations(self) -> list[Operation[Any]]:
         at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
@@ -80,6 +86,27 @@ class KnowledgeSurface:
             at(
                 *("GET", f"{one}/stats", "collection_stats", "Collection statistics"),
                 *(self._stats, wire.CollectionStats),
+            ),
+        ]
+
+    def _endpoint_operations(self) -> list[Operation[Any]]:
+        at, path = self._operation, "/v1/collections/{name}/endpoint"
+        return [
+            at(
+                *("GET", path, "list_endpoints", "Where a collection is published"),
+                *(self._endpoints, wire.EndpointList),
+                errors=(403,),
+            ),
+            at(
+                *("PUT", path, "publish", "Publish a collection as owner/slug", self._publish, wire.EndpointView),
+                request_type=wire.EndpointRequest,
+                errors=(403, 409),
+            ),
+            at(
+                *("DELETE", path, "withdraw", "Withdraw a published collection"),
+                *(self._withdraw, wire.EndpointWithdrawn),
+                errors=(403,),
+                parameters=({**parameter("as", {"type": "string"}, "OWNER/SLUG"), "required": True},),
             ),
         ]
 
@@ -166,12 +193,35 @@ class KnowledgeSurface:
         return wire.collection(await knowledge.collection(call.caller, created.id), call.caller)
 
     async def _collections(self, call: Call[None]) -> wire.CollectionList:
-        found = await (await self.anabranch.knowledge()).collections(call.caller)
-        return wire.CollectionList(collections=[wire.collection(one, call.caller) for one in found])
+        knowledge = await self.anabranch.knowledge()
+        found, published = await knowledge.collections(call.caller), await knowledge.published()
+        return wire.CollectionList(collections=[wire.collection(one, call.caller, published) for one in found])
 
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
         knowledge = await self.anabranch.knowledge()
-        return wire.collection(await knowledge.collection(call.caller, call.params["name"]), call.caller)
+        found = await knowledge.collection(call.caller, call.params["name"])
+        return wire.collection(found, call.caller, await knowledge.published())
+
+    async def _endpoints(self, call: Call[None]) -> wire.EndpointList:
+        knowledge = await self.anabranch.knowledge()
+        found, published = await knowledge.endpoints(call.caller, call.params["name"])
+        paths, public = (
+            [EndpointPath(one.owner, one.slug) for one in published],
+            await public_documents(knowledge, found),
+        )
+        origin = self.access.origin(call.scope)
+        return wire.EndpointList(endpoints=[wire.endpoint(path, origin, public) for path in paths])
+
+    async def _publish(self, call: Call[wire.EndpointRequest]) -> wire.EndpointView:
+        path = EndpointPath.parse(call.request.path)
+        found = await self.anabranch.publishing.publish(call.caller, call.params["name"], path)
+        public = await public_documents(await self.anabranch.knowledge(), found)
+        return wire.endpoint(path, self.access.origin(call.scope), public)
+
+    async def _withdraw(self, call: Call[None]) -> wire.EndpointWithdrawn:
+        path = EndpointPath.parse(call.query.get("as", ""))
+        await (await self.anabranch.knowledge()).withdraw(call.caller, call.params["name"], *path)
+        return wire.EndpointWithdrawn(path=str(path), withdrawn=True)
 
     async def _stats(self, call: Call[None]) -> wire.CollectionStats:
         knowledge = await self.anabranch.knowledge()
