@@ -1,16 +1,69 @@
 """Published collections and models: what other nodes can query here, by owner and slug."""
 
+import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.app.query_log import LogEntry
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Clock, Directory, Emit, Generator, Telemetry
-from anabranch.domain.errors import Conflict, GenerationFailed, NotFound
+from anabranch.domain.errors import Conflict, Forbidden, GenerationFailed, InvalidQuestion, NotFound
 from anabranch.domain.model import Answer, Context, Endpoint, Ground, Prompt, Question, Timings, Value
+from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Collection as KnownCollection
 from anabranch.pipeline.answer import generate, observed
 
+if TYPE_CHECKING:  # it loads numpy
+    from anabranch.knowledge.knowledge import Knowledge
+
+GUEST = Caller()
+
 FAILED = "Model generation failed"
+OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
+MAX_SHOWN = 150
+
+
+class EndpointPath(NamedTuple):
+    """Where a collection is published."""
+
+    owner: str
+    slug: str
+
+    @classmethod
+    def parse(cls, text: str) -> "EndpointPath":
+        if not (found := OWNER_SLUG.fullmatch(text)):
+            raise InvalidQuestion(
+                f"{text[:MAX_SHOWN]!r} is not of the form owner/slug: the owner has letters, digits, dots, dashes and "
+                f"underscores, the slug lower-case letters, digits and dashes, each up to 63 characters."
+            )
+        return cls(found[1], found[2])
+
+    def __str__(self) -> str:
+        return f"{self.owner}/{self.slug}"
+
+    @property
+    def url_path(self) -> str:
+        return f"/api/v1/endpoints/{self}/query"
+
+    def source(self, origin: str) -> str:
+        """How `anabranch ask --source` names it, on a server with this origin."""
+        return f"{self.owner}@{origin}/{self.slug}"
+
+    def yaml(self, origin: str) -> str:
+        """The lines of an anabranch.yaml that name it. All values are quoted: YAML reads `1.0` and `no` as no text."""
+        return (
+            f'sources:\n  "{self.slug}":\n    url: "{origin}"\n    slug: "{self.slug}"\n    owner: "{self.owner}"\n'
+            f'    # token: "${{NAME}}"  # a key of that server, if it needs one\n'
+        )
+
+
+async def public_documents(knowledge: "Knowledge", collection: KnownCollection) -> int:
+    """How many documents of a collection callers without a key can read."""
+    try:
+        return (await knowledge.collection(GUEST, collection.id)).documents
+    except NotFound:
+        return 0
 
 
 class Publication(Value):
@@ -69,6 +122,15 @@ class Publishing:
             names = ", ".join(sorted(one.owner for one in found))
             raise NotFound(f"Several owners publish {slug!r} ({names}): ask /api/v1/endpoints/OWNER/{slug}/query.")
         return found[0]
+
+    async def publish(self, caller: Caller, collection: str, path: EndpointPath) -> KnownCollection:
+        """Publish a collection for a caller: the operator any, under any owner; others their own, under their name."""
+        if not caller.operator and caller.user != path.owner:
+            own = f"as {caller.user}/…" if caller.user is not None else "with a key"
+            raise Forbidden(f"Only the operator may publish as {path}; you can publish your own collections {own}.")
+        if str(path) in self._settings.published_models:
+            raise Conflict(f"A model is published as {path} here; choose another path.")
+        return await (await self._knowledge()).publish(caller, collection, *path)
 
     def answerer(self, publication: Publication) -> Answerer:
         """The Answerer of a published collection or model; its answers are never cached."""

@@ -151,9 +151,17 @@ class Questions:
             answer_policy=options.answer_policy,
         )
 
-    def query(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
-        """Spec 5: an answer from the collections and from configured sources."""
-        return self._from_collections(QUERY, text, scope, history, options, TOP_K)
+    def query(
+        self,
+        text: str,
+        scope: SearchScope,
+        history: tuple[Message, ...],
+        options: Options,
+        model: Endpoint | None = None,
+    ) -> Question:
+        """Spec 5: an answer from the collections and from configured sources, by the model of the settings unless the
+        request names one."""
+        return self._from_collections(QUERY, text, scope, history, options, TOP_K, model)
 
     def rag(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
         """Spec 4: as `query`, with a guardrail and varied passages unless the request says otherwise."""

@@ -49,7 +49,11 @@ def build_pipeline(
     evidence: Evidence | None = None,
     judge: "Callable[[], Judge] | None" = None,
     claims: ClaimChecker | None = None,
+    *,
+    measured: bool = False,
 ) -> Pipeline:
+    """The pipeline; `measured`: the stages of answers are timed, which needs more readings of the clock than recordings
+    have."""
     return Pipeline(
         directory=directory,
         clock=clock,
@@ -63,6 +67,7 @@ def build_pipeline(
         compaction=_compaction(settings, evidence),
         judge=judge,
         verifier=cache(partial(_verifier, settings, claims, clock)) if claims is not None else None,
+        measured=measured,
     )
 
 
@@ -149,7 +154,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         directory = endpoints(judge)
         external = verifier_for(settings, outbound, clock, telemetry, resilience)
         claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external))
-        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims)
+        pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims, measured=True)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), catalog, servers)
         questions = Questions(settings, names, clock, role.surface)
         keeps = role.log_queries and settings.query_log_days > 0

@@ -493,9 +493,18 @@ class CheckedSentence(Value):
 
 
 class Timings(Value, gc=False):
+    """How long the stages of an answer took. `prompt_ms` includes the search for instructions and for contradictions in
+    the passages; `verification_ms` is what is left of the checks after the model's last word. `first_token_ms` counts
+    from the start; None if nothing was generated. A recorded run and a cached answer have only the first three."""
+
     retrieval_ms: int = 0
     generation_ms: int = 0
     total_ms: int = 0
+    merge_ms: int = 0
+    evidence_ms: int = 0
+    prompt_ms: int = 0
+    first_token_ms: int | None = None
+    verification_ms: int = 0
 
 
 class Fallback(Value, gc=False):

@@ -25,6 +25,7 @@ from anabranch.knowledge.model import (
     NewDocument,
     Permissions,
     Rating,
+    StoredChunk,
     StoredDocument,
 )
 from anabranch.knowledge.records import collections, documents, jobs, keys, queries
@@ -217,6 +218,15 @@ class Knowledge:
 
         return await self._database.read(read)
 
+    async def chunks(self, caller: Caller, name: str, begin: int, limit: int) -> tuple[list[StoredChunk], int]:
+        """The chunks of the document with this id, file name or title from an index on, and how many it has."""
+
+        def read(db: Connection) -> tuple[list[StoredChunk], int]:
+            found = lookup.find(db, caller, name)
+            return documents.chunks_of(db, found.id, begin, limit), found.chunk_count if found.searchable else 0
+
+        return await self._database.read(read)
+
     async def retry(self, caller: Caller, name: str) -> str:
         """Queue a failed document again, by id, file name or title; returns the id of the job that ingests it."""
         identifier = (await self._database.read(lambda db: lookup.find_failed(db, caller, name))).document_id
@@ -310,6 +320,19 @@ class Knowledge:
             path = f"{owner}/{slug}"
             raise Conflict(f"Another collection is published as {path}. Withdraw it: anabranch unpublish {path}")
         return found
+
+    async def withdraw(self, caller: Caller, name: str, owner: str, slug: str) -> None:
+        """Withdraw a collection from where it is published; NotFound if it is not."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        if not await self._database.write(lambda db: collections.withdraw(db, owner, slug, found.key)):
+            raise NotFound(f"{found.name!r} is not published as {owner}/{slug}.")
+
+    async def endpoints(self, caller: Caller, name: str) -> tuple[Collection, list[PublishedEndpoint]]:
+        """Where a collection is published, for its owner."""
+        found = (await self.collection(caller, name)).collection
+        _may_change(caller, found.owner, "collection")
+        return found, [endpoint for endpoint, one in await self.published() if one.key == found.key]
 
     async def published(self, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:
         """The published collections, all or those with a slug."""

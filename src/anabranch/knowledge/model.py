@@ -203,6 +203,20 @@ class StoredDocument(DocumentFields, kw_only=True):
     searchable: bool = True
 
 
+class StoredChunk(Value):
+    """A chunk of a stored document; `index` counts from 0."""
+
+    id: str
+    index: int
+    start: int
+    end: int
+    tokens: int
+    kind: ChunkType
+    headers: tuple[str, ...]
+    page: int | None
+    text: str
+
+
 class JobItem(Value):
     """One document of a job, and its outcome."""
 

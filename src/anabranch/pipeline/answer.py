@@ -333,6 +333,36 @@ REWRITE_SHARE = 0.2
 EVIDENCE_SHARE = 0.25
 
 
+class StageWatch:
+    """Measures the stages of one answer. Without a clock it measures nothing: a recorded run must read the clock as
+    often as the release that recorded it."""
+
+    def __init__(self, clock: Clock | None, observe: Callable[[AnswerEvent], None]) -> None:
+        self._clock = clock
+        self._observe = observe
+        self._began = self._last = clock.monotonic() if clock is not None else 0.0
+        self._measured: dict[str, int] = {}
+        self._waits = clock is not None
+
+    def ended(self, stage: str | None = None) -> None:
+        """The time since the last stage belongs to this one; to none without a name."""
+        if self._clock is not None:
+            now = self._clock.monotonic()
+            if stage is not None:
+                self._measured[stage] = round((now - self._last) * 1000)
+            self._last = now
+
+    def read(self, event: AnswerEvent) -> None:
+        if self._waits and isinstance(event, Token):
+            self._waits = False
+            if self._clock is not None:
+                self._measured["first_token_ms"] = round((self._clock.monotonic() - self._began) * 1000)
+        self._observe(event)
+
+    def timings(self, **known: int) -> Timings:
+        return Timings(**known, **self._measured)
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retrieval_timeout_s: float
     generation_timeout_s: float
@@ -354,7 +384,9 @@ class Pipeline:
         compaction: Compaction | None = None,
         judge: "Callable[[], Judge] | None" = None,
         verifier: "Callable[[], Verifier] | None" = None,
+        measured: bool = False,
     ) -> None:
+        self._stage_clock = clock if measured else None
         self._verifier = verifier
         self._compaction = compaction
         self._directory = directory
@@ -367,33 +399,37 @@ class Pipeline:
         began = self._clock.monotonic()
         notes = _notes(question) if question.explain else None
         merging = Merging(question, notes)
-        emit = observed(emit, self._telemetry, context, merging.read)
+        watch = StageWatch(self._stage_clock, merging.read)
+        emit = observed(emit, self._telemetry, context, watch.read)
         rewritten = await self._rewritten(question, context, began)
         replies = await self._retrieved(question, rewritten, context, emit)
         retrieval_ms = self._since_ms(began)
         found = sum(len(reply.passages) for reply in replies)
         await emit(RetrievalFinished(passages=found, time_ms=retrieval_ms))
+        watch.ended()
 
-        merged = await self._merged(question, merging, replies, context, began, notes)
+        merged = await self._merged(question, merging, replies, context, began, notes, watch)
         passages = merged.passages
         basis = ground(replies, passages, question.threshold if question.until is Until.GENERATE else None)
         answer = _found(question, rewritten, replies, merged, basis)
         if question.profile.timeout_fails and replies and all(reply.status is Status.TIMEOUT for reply in replies):
             raise RetrievalTimedOut("None of the sources answered in time.")
         if question.until is Until.MERGE:
-            return self._timed(answer, began, retrieval_ms, notes=notes)
+            return self._timed(answer, began, watch.timings(retrieval_ms=retrieval_ms), notes)
         if basis is Ground.WEAK or (question.refuse and basis is not Ground.DOCUMENTS):
-            text = refusal(basis, replies, question.language)
+            text, timings = refusal(basis, replies, question.language), watch.timings(retrieval_ms=retrieval_ms)
             await emit(Token(text=text))
             answer = msgspec.structs.replace(answer, text=text, refused=True)
-            return self._timed(answer, began, retrieval_ms, notes=notes)
+            return self._timed(answer, began, timings, notes)
         if question.model is None:
             raise InvalidQuestion("No model is named, and none is configured.")
 
         prompt = await self._composed(question, question.model, passages, basis, context, notes)
-        written, verified = await self._written(question, question.model, prompt, context, emit)
+        watch.ended("prompt_ms")
+        written, verified = await self._written(question, question.model, prompt, context, emit, watch)
         answer = self._with_text(answer, prompt, written, verified, context)
-        return self._timed(answer, began, retrieval_ms, written.time_ms, notes)
+        timings = watch.timings(retrieval_ms=retrieval_ms, generation_ms=written.time_ms)
+        return self._timed(answer, began, timings, notes)
 
     def _with_text(
         self, answer: Answer, prompt: Prompt, written: Generated, verified: "Verified | None", context: Context
@@ -450,13 +486,16 @@ class Pipeline:
         context: Context,
         began: float,
         notes: "PipelineNotes | None",
+        watch: StageWatch,
     ) -> Merged:
         """The passages of all replies, best first; those that seem to give orders say so."""
         if notes is not None:
             notes.returned(replies)
         with self._telemetry.span("merge", context):
             merged = await merging.merged(replies, self._merging_budget_s(question, context, began))
+        watch.ended("merge_ms")
         passages = await self._ranked(question, merged.passages, context, notes)
+        watch.ended("evidence_ms")
         return merged._replace(passages=await marked(passages) if question.profile.defence else passages)
 
     async def _ranked(
@@ -512,7 +551,7 @@ class Pipeline:
         return prompt
 
     async def _written(
-        self, question: Question, model: Endpoint, prompt: Prompt, context: Context, emit: Emit
+        self, question: Question, model: Endpoint, prompt: Prompt, context: Context, emit: Emit, watch: StageWatch
     ) -> "tuple[Generated, Verified | None]":
         """What the model writes, with each sentence checked as soon as it is complete, if the question asks for it."""
         if not question.verify or self._verifier is None:
@@ -532,8 +571,11 @@ class Pipeline:
         )
         async with verifying:
             written = await self._generated(question, model, prompt, context, verifying.emit, verifying)
+            watch.ended()
             with self._telemetry.span("verify", context):
-                return written, await verifying.finish()
+                verified = await verifying.finish()
+            watch.ended("verification_ms")
+            return written, verified
 
     async def _generated(
         self,
@@ -597,15 +639,8 @@ class Pipeline:
         ends = context.deadline if question.patience_s is None else began + question.patience_s
         return min(ends, context.deadline) - self._clock.monotonic()
 
-    def _timed(
-        self,
-        answer: Answer,
-        began: float,
-        retrieval_ms: int,
-        generation_ms: int = 0,
-        notes: "PipelineNotes | None" = None,
-    ) -> Answer:
-        timings = Timings(retrieval_ms=retrieval_ms, generation_ms=generation_ms, total_ms=self._since_ms(began))
+    def _timed(self, answer: Answer, began: float, timings: Timings, notes: "PipelineNotes | None") -> Answer:
+        timings = msgspec.structs.replace(timings, total_ms=self._since_ms(began))
         if notes is not None:
             explanation = notes.ended(answer, similarity(answer.passages))
             answer = msgspec.structs.replace(answer, explanation=explanation)

@@ -41,7 +41,7 @@ async def test_an_answer_has_the_documented_form(shelf: Library) -> None:
     answer = await shelf.ask("How long do refunds for printed books take?")
     assert set(answer) == {
         *("query_id", "answer", "sources", "conversation_id", "citations", "usage", "latency_ms", "refused"),
-        *("rewritten_query", "finish_reason", "support", "removed_links"),
+        *("rewritten_query", "finish_reason", "support", "removed_links", "timings"),
         *("sentences", "faithfulness_score", "marks"),
     }, "`fallback` is there only if a model has failed"
     assert answer["answer"] == "Refunds for printed books take 30 days. [1]"
@@ -109,7 +109,7 @@ async def test_a_stream_folds_to_the_same_answer(shelf: Library) -> None:
         for event in events:
             if event.name != "token":
                 folded |= event.data
-        for own in ("query_id", "latency_ms"):
+        for own in ("query_id", "latency_ms", "timings"):
             assert folded.pop(own) != ""
             whole.pop(own)
         assert folded == whole

@@ -1,6 +1,5 @@
 """`anabranch collections`, `documents`, `publish`, `unpublish` and `published`."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,8 +8,9 @@ from typing import Any, get_args
 import click
 import msgspec
 
+from anabranch.app.publishing import EndpointPath, public_documents
 from anabranch.configuration.settings import Settings
-from anabranch.domain.errors import Conflict, NotFound
+from anabranch.domain.errors import Conflict, InvalidQuestion, NotFound
 from anabranch.entrypoints.cli.ingest import retry
 from anabranch.entrypoints.cli.options import (
     ListsByDefault,
@@ -42,15 +42,13 @@ from anabranch.entrypoints.cli.terminal import (
     write_text,
 )
 from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
-from anabranch.knowledge.model import Caller, Chunking, Collection, DocumentStatus, Permissions, StoredDocument
+from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, Permissions, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
 
 PAGE = 500
 # In a list of documents, so many text columns are truncated on a narrow terminal: title, file and collection.
 FLEXIBLE = 3
-GUEST = Caller()
 document_argument = click.argument("document", metavar="DOCUMENT")
-OWNER_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})/([a-z0-9][a-z0-9-]{0,62})")
 
 
 @click.group("collections", cls=ListsByDefault)
@@ -416,7 +414,7 @@ def _document_view(one: StoredDocument, collection_names: Mapping[int, str]) -> 
 @settings_option
 def publish(collection: str, path: str, as_json: bool, settings: Settings) -> None:
     """Let others query a COLLECTION as owner/slug."""
-    owner, slug = _split(path)
+    owner, slug = endpoint = _path(path)
     if path in settings.published_models:
         raise Conflict(
             f"{path} is the model {settings.published_models[path]!r} of your configuration; choose another path."
@@ -424,17 +422,17 @@ def publish(collection: str, path: str, as_json: bool, settings: Settings) -> No
 
     async def publish_and_count(knowledge: Knowledge) -> tuple[Collection, int]:
         found = await knowledge.publish(OPERATOR, collection, owner, slug)
-        return found, await _public_documents(knowledge, found)
+        return found, await public_documents(knowledge, found)
 
     found, public = run(settings, publish_and_count)
-    address = f"/api/v1/endpoints/{path}/query"
+    address = endpoint.url_path
     view = {"path": path, "collection": found.name, "query_path": address, "public_documents": public}
     print_result(view, f"{flat(found.name)} is published as {path}.", as_json=as_json)
     if as_json:
         return
     notes().print(
-        f"Others ask it with: anabranch ask -s {owner}@URL/{slug} …, or POST URL{address}. URL is the address of your "
-        f"server (on this machine http://127.0.0.1:{settings.port}).",
+        f"Others ask it with: anabranch ask -s {endpoint.source('URL')} …, or POST URL{address}. URL is the address of "
+        f"your server (on this machine http://127.0.0.1:{settings.port}).",
     )
     if not public:
         notes().print(
@@ -443,21 +441,13 @@ def publish(collection: str, path: str, as_json: bool, settings: Settings) -> No
         )
 
 
-async def _public_documents(knowledge: Knowledge, collection: Collection) -> int:
-    """How many documents callers without a key can read."""
-    try:
-        return (await knowledge.collection(GUEST, collection.id)).documents
-    except NotFound:
-        return 0
-
-
 @click.command("unpublish")
 @click.argument("path", metavar="PATH")
 @json_option
 @settings_option
 def unpublish(path: str, as_json: bool, settings: Settings) -> None:
     """Withdraw what is published as PATH (owner/slug)."""
-    owner, slug = _split(path)
+    owner, slug = _path(path)
     require_records(settings)
     if not write(settings, lambda db: records_of_collections.withdraw(db, owner, slug)):
         raise NotFound(f"Nothing is published as {path}.")
@@ -492,10 +482,8 @@ def published(as_json: bool, settings: Settings) -> None:
     )
 
 
-def _split(path: str) -> tuple[str, str]:
-    if not (found := OWNER_SLUG.fullmatch(path)):
-        raise click.UsageError(
-            f"{path!r} is not of the form owner/slug: the owner has letters, digits, dots, dashes and underscores, the "
-            f"slug lower-case letters, digits and dashes, each up to 63 characters."
-        )
-    return found[1], found[2]
+def _path(text: str) -> EndpointPath:
+    try:
+        return EndpointPath.parse(text)
+    except InvalidQuestion as error:
+        raise click.UsageError(error.message) from None

@@ -118,6 +118,22 @@ class Access:
                 break
         return found
 
+    def is_https(self, scope: Scope) -> bool:
+        """Whether the request came over HTTPS, to this server or to a trusted proxy before it."""
+        if scope.get("scheme") in ("https", "wss"):
+            return True
+        peer = _address(scope["client"][0]) if scope.get("client") else None
+        if peer is None or not self._is_proxy(peer):
+            return False
+        return ",".join(_values(scope, b"x-forwarded-proto")).rpartition(",")[2].strip().lower() == "https"
+
+    def origin(self, scope: Scope) -> str:
+        """The address of this server as the caller knows it; `URL` if its Host header is none."""
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1 or HOST.fullmatch(hosts[0]) is None:
+            return "URL"
+        return f"{'https' if self.is_https(scope) else 'http'}://{hosts[0]}"
+
     def context(
         self,
         call: Call[Any],

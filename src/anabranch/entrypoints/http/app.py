@@ -96,7 +96,7 @@ class Service:
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]
-            self._holding_data = _shared(loop, named, ["GET", "POST", "PATCH", "DELETE"])
+            self._holding_data = _shared(loop, named, ["GET", "POST", "PUT", "PATCH", "DELETE"])
             await anabranch.warm()
             with self._stopping.handled(self._drain):
                 async with on_hangup(ConfigReload(self._settings, anabranch.reconfigure, self._log).again):

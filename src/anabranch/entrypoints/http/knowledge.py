@@ -12,6 +12,7 @@ from starlette.datastructures import FormData, Headers, QueryParams, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from anabranch.app.anabranch import Anabranch
+from anabranch.app.publishing import EndpointPath, public_documents
 from anabranch.configuration.settings import Settings
 from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
@@ -21,6 +22,7 @@ from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, Reques
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
+from anabranch.knowledge.records.documents import Cursors
 from anabranch.network.addresses import parse
 
 if TYPE_CHECKING:  # it imports numpy
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # it imports numpy
 T = TypeVar("T")
 
 MAX_PAGE = 1_000
+MAX_CHUNKS = 500
 STATUSES = (*get_args(DocumentStatus), "all")
 MAX_OFFSET = 1_000_000_000
 # Base64 takes four bytes for three; the rest is for the JSON around it.
@@ -56,7 +59,12 @@ class KnowledgeSurface:
     access: Access
 
     def operations(self) -> list[Operation[Any]]:
-        return [*self._collection_operations(), *self._ingest_operations(), *self._document_operations()]
+        return [
+            *self._collection_operations(),
+            *self._endpoint_operations(),
+            *self._ingest_operations(),
+            *self._document_operations(),
+        ]
 
     def _collection_operations(self) -> list[Operation[Any]]:
         at, every, one = self._operation, "/v1/collections", "/v1/collections/{name}"
@@ -78,6 +86,27 @@ class KnowledgeSurface:
             at(
                 *("GET", f"{one}/stats", "collection_stats", "Collection statistics"),
                 *(self._stats, wire.CollectionStats),
+            ),
+        ]
+
+    def _endpoint_operations(self) -> list[Operation[Any]]:
+        at, path = self._operation, "/v1/collections/{name}/endpoint"
+        return [
+            at(
+                *("GET", path, "list_endpoints", "Where a collection is published"),
+                *(self._endpoints, wire.EndpointList),
+                errors=(403,),
+            ),
+            at(
+                *("PUT", path, "publish", "Publish a collection as owner/slug", self._publish, wire.EndpointView),
+                request_type=wire.EndpointRequest,
+                errors=(403, 409),
+            ),
+            at(
+                *("DELETE", path, "withdraw", "Withdraw a published collection"),
+                *(self._withdraw, wire.EndpointWithdrawn),
+                errors=(403,),
+                parameters=({**parameter("as", {"type": "string"}, "OWNER/SLUG"), "required": True},),
             ),
         ]
 
@@ -126,6 +155,14 @@ class KnowledgeSurface:
                 errors=(403, 409),
             ),
             at(
+                *("GET", f"{one}/chunks", "list_chunks", "List the chunks of a document", self._chunks, wire.ChunkPage),
+                errors=(409,),
+                parameters=(
+                    parameter("limit", integer(1, MAX_CHUNKS), "Page size"),
+                    parameter("after", {"type": "string"}, "`next` of the previous page"),
+                ),
+            ),
+            at(
                 *("POST", f"{one}/retry", "retry_document", "Ingest a failed document again"),
                 *(self._retry, wire.IngestAccepted),
                 errors=(403, 409),
@@ -156,12 +193,35 @@ class KnowledgeSurface:
         return wire.collection(await knowledge.collection(call.caller, created.id), call.caller)
 
     async def _collections(self, call: Call[None]) -> wire.CollectionList:
-        found = await (await self.anabranch.knowledge()).collections(call.caller)
-        return wire.CollectionList(collections=[wire.collection(one, call.caller) for one in found])
+        knowledge = await self.anabranch.knowledge()
+        found, published = await knowledge.collections(call.caller), await knowledge.published()
+        return wire.CollectionList(collections=[wire.collection(one, call.caller, published) for one in found])
 
     async def _collection(self, call: Call[None]) -> wire.CollectionView:
         knowledge = await self.anabranch.knowledge()
-        return wire.collection(await knowledge.collection(call.caller, call.params["name"]), call.caller)
+        found = await knowledge.collection(call.caller, call.params["name"])
+        return wire.collection(found, call.caller, await knowledge.published())
+
+    async def _endpoints(self, call: Call[None]) -> wire.EndpointList:
+        knowledge = await self.anabranch.knowledge()
+        found, published = await knowledge.endpoints(call.caller, call.params["name"])
+        paths, public = (
+            [EndpointPath(one.owner, one.slug) for one in published],
+            await public_documents(knowledge, found),
+        )
+        origin = self.access.origin(call.scope)
+        return wire.EndpointList(endpoints=[wire.endpoint(path, origin, public) for path in paths])
+
+    async def _publish(self, call: Call[wire.EndpointRequest]) -> wire.EndpointView:
+        path = EndpointPath.parse(call.request.path)
+        found = await self.anabranch.publishing.publish(call.caller, call.params["name"], path)
+        public = await public_documents(await self.anabranch.knowledge(), found)
+        return wire.endpoint(path, self.access.origin(call.scope), public)
+
+    async def _withdraw(self, call: Call[None]) -> wire.EndpointWithdrawn:
+        path = EndpointPath.parse(call.query.get("as", ""))
+        await (await self.anabranch.knowledge()).withdraw(call.caller, call.params["name"], *path)
+        return wire.EndpointWithdrawn(path=str(path), withdrawn=True)
 
     async def _stats(self, call: Call[None]) -> wire.CollectionStats:
         knowledge = await self.anabranch.knowledge()
@@ -199,9 +259,7 @@ class KnowledgeSurface:
             raise InvalidQuestion(f"status takes {', '.join(STATUSES[:-1])} or {STATUSES[-1]}.")
         knowledge = await self.anabranch.knowledge()
         cursors = await knowledge.cursors()
-        after = cursors.opened(call.query["after"]) if "after" in call.query else 0
-        if after is None:
-            raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+        after = _after(call.query, cursors)
         found, total = await knowledge.documents(
             *(call.caller, call.query.get("collection"), after, limit + 1),
             status=cast("DocumentStatus | Literal['all'] | None", status),
@@ -232,6 +290,20 @@ class KnowledgeSurface:
             content_start=begin,
             content_end=stop,
             content_length=len(content),
+        )
+
+    async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
+        limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)
+        knowledge = await self.anabranch.knowledge()
+        cursors = await knowledge.cursors()
+        begin = min(_after(call.query, cursors), MAX_OFFSET)
+        found, total = await knowledge.chunks(call.caller, call.params["document"], begin, limit)
+        more = begin + len(found) < total and bool(found)
+        return wire.ChunkPage(
+            chunks=[wire.chunk(one) for one in found],
+            total=total,
+            has_more=more,
+            next=cursors.sealed(begin + len(found)) if more else None,
         )
 
     async def _describe(self, call: Call[wire.DocumentChanges]) -> wire.DocumentView:
@@ -267,6 +339,14 @@ def _number(query: QueryParams, name: str, default: int, *, least: int, most: in
     if not (value.isascii() and value.isdecimal() and len(value) < 11 and least <= int(value) <= most):
         raise InvalidQuestion(f"{name} takes a whole number from {least:,} to {most:,}.")
     return int(value)
+
+
+def _after(query: QueryParams, cursors: Cursors) -> int:
+    """What the cursor of a page stands for; 0 without one."""
+    after = cursors.opened(query["after"]) if "after" in query else 0
+    if after is None:
+        raise InvalidQuestion("after is not a cursor of this server; send `next` of the previous page.")
+    return after
 
 
 async def read_upload(call: Call[Any], settings: Settings) -> Upload:

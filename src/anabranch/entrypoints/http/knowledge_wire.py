@@ -1,14 +1,15 @@
 """The types of spec 5's surface of collections and documents."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from anabranch.app.publishing import EndpointPath
 from anabranch.domain.errors import InvalidQuestion
-from anabranch.domain.model import Value
+from anabranch.domain.model import ChunkType, Value
 from anabranch.entrypoints.http.operations import is_deeper
 from anabranch.knowledge.model import (
     Caller,
@@ -20,10 +21,12 @@ from anabranch.knowledge.model import (
     Outcome,
     Permissions,
     SourceType,
+    StoredChunk,
     StoredDocument,
     Strategy,
     Visibility,
 )
+from anabranch.knowledge.records.collections import PublishedEndpoint
 
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts
@@ -141,7 +144,8 @@ class CollectionSettingsView(Value):
 
 
 class CollectionView(Value):
-    """A collection, with the counts of documents that the caller can see."""
+    """A collection, with the counts of documents that the caller can see. `published` are the paths of its endpoints;
+    only its owner gets them."""
 
     id: str
     name: str
@@ -151,6 +155,33 @@ class CollectionView(Value):
     document_count: int
     chunk_count: int
     created_at: datetime
+    published: tuple[str, ...] | UnsetType = UNSET
+
+
+class EndpointRequest(Value):
+    path: Annotated[str, Meta(min_length=1, max_length=200, description="OWNER/SLUG")] = msgspec.field(name="as")
+
+
+class EndpointView(Value):
+    """Where a collection is published. `source` is what `anabranch ask --source` takes, `yaml` what another node writes
+    into its anabranch.yaml. `public_documents` can be read without a key."""
+
+    owner: str
+    slug: str
+    path: str
+    url_path: str
+    source: str
+    yaml: str
+    public_documents: int
+
+
+class EndpointList(Value):
+    endpoints: list[EndpointView]
+
+
+class EndpointWithdrawn(Value):
+    path: str
+    withdrawn: bool
 
 
 class CollectionList(Value):
@@ -254,6 +285,29 @@ class DocumentPage(Value):
     next: str | None
 
 
+class ChunkView(Value):
+    """A chunk of a document; `index` counts from 0, `start_char` and `end_char` are offsets in its content."""
+
+    id: str
+    index: int
+    start_char: int
+    end_char: int
+    tokens: int
+    type: ChunkType
+    headers: tuple[str, ...]
+    page: int | None
+    text: str
+
+
+class ChunkPage(Value):
+    """Chunks of a document in their order; `total` counts all of it, `next` is the `after` of the next page."""
+
+    chunks: list[ChunkView]
+    total: int
+    has_more: bool
+    next: str | None
+
+
 class DocumentDeleted(Value):
     deleted: bool
     chunks_removed: int
@@ -270,8 +324,11 @@ def check_metadata(metadata: Mapping[str, Any] | None, where: str) -> dict[str, 
     return dict(metadata or {})
 
 
-def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
+def collection(
+    counted: "CollectionCounts", caller: Caller, published: Sequence[tuple[PublishedEndpoint, Collection]] = ()
+) -> CollectionView:
     one = counted.collection
+    paths = tuple(endpoint.path for endpoint, of in published if of.key == one.key)
     settings, requested = one.settings, one.settings.requested
     return CollectionView(
         id=one.id,
@@ -291,6 +348,19 @@ def collection(counted: "CollectionCounts", caller: Caller) -> CollectionView:
         document_count=counted.documents,
         chunk_count=counted.chunks,
         created_at=_moment(one.created_at),
+        published=paths if caller.owns(one.owner) else UNSET,
+    )
+
+
+def endpoint(path: EndpointPath, origin: str, public_documents: int) -> EndpointView:
+    return EndpointView(
+        owner=path.owner,
+        slug=path.slug,
+        path=str(path),
+        url_path=path.url_path,
+        source=path.source(origin),
+        yaml=path.yaml(origin),
+        public_documents=public_documents,
     )
 
 
@@ -339,6 +409,20 @@ def document(found: StoredDocument, where: Collection, caller: Caller) -> Docume
         pages=found.pages,
         created_at=_moment(found.created_at),
         updated_at=_moment(found.updated_at),
+    )
+
+
+def chunk(found: StoredChunk) -> ChunkView:
+    return ChunkView(
+        id=found.id,
+        index=found.index,
+        start_char=found.start,
+        end_char=found.end,
+        tokens=found.tokens,
+        type=found.kind,
+        headers=found.headers,
+        page=found.page,
+        text=found.text,
     )
 
 

@@ -21,7 +21,9 @@ from anabranch.domain.events import (
     AnswerEvent,
     Failed,
     FellBack,
+    GenerationStarted,
     PromptComposed,
+    RetrievalFinished,
     RetrievalStarted,
     SentenceChecked,
     SourceReplied,
@@ -34,6 +36,7 @@ from anabranch.domain.model import (
     ChunkType,
     Citation,
     Duplicate,
+    Endpoint,
     EvidenceUse,
     Fallback,
     Filters,
@@ -42,6 +45,7 @@ from anabranch.domain.model import (
     Message,
     Passage,
     Scores,
+    SourceReply,
     Status,
     Usage,
     Value,
@@ -132,6 +136,14 @@ class QuerySettings(Value):
     max_tokens: MaxTokens | None = None
     evidence: EvidenceUse | None = None
     fallback: FallbackWanted | None = None
+    progress: (
+        Annotated[
+            bool,
+            Meta(description="The stream also has `started`, `retrieval`, `source`, `retrieved` and `generating`"),
+        ]
+        | None
+    ) = None
+    include_text: Annotated[bool, Meta(description="Each source has its whole text")] | None = None
 
 
 class QueryRequest(CollectionQuestion):
@@ -139,6 +151,17 @@ class QueryRequest(CollectionQuestion):
 
     conversation_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     settings: QuerySettings | None = None
+    model: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=500,
+                description="The name of a configured model, or `extractive`; left out, the model of the settings",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class SourceView(Value):
@@ -149,7 +172,7 @@ class SourceView(Value):
     offsets are those in that text. `also_in` names its near-duplicates, which are left out: at
     most 20; `also_in_count` is the number of all. `evidence` is the probability that it answers the question, null if
     the evidence model did not read it. `suspected_instructions` are sentences that look like instructions to a model
-    (decoded, in lower case)."""
+    (decoded, in lower case). `text` is the whole text as it was found, with `include_text` in the request."""
 
     chunk_id: str
     document_id: str
@@ -174,6 +197,7 @@ class SourceView(Value):
     also_in_count: int
     evidence: float | None
     suspected_instructions: tuple[str, ...]
+    text: str | UnsetType = UNSET
 
 
 class CitationView(Value):
@@ -221,6 +245,21 @@ RemovedLinks = Annotated[
 ]
 
 
+class TimingsView(Value):
+    """How long the stages took, in milliseconds. `prompt_ms` includes the search for instructions and contradictions in
+    the passages; `verification_ms` is the rest of the checks after the model's last word. `first_token_ms` counts from
+    the start, and is null if nothing was generated for this question. A cached answer has only `total_ms`."""
+
+    retrieval_ms: int
+    merge_ms: int
+    evidence_ms: int
+    prompt_ms: int
+    first_token_ms: int | None
+    generation_ms: int
+    verification_ms: int
+    total_ms: int
+
+
 class QueryUsage(Value):
     """0 if the model did not report it."""
 
@@ -237,6 +276,7 @@ class QueryDone(VerificationView, kw_only=True):
     citations: list[CitationView]
     usage: QueryUsage
     latency_ms: int
+    timings: TimingsView
     refused: bool
     rewritten_query: str | None
     finish_reason: str | None
@@ -281,14 +321,53 @@ class QuerySources(Value):
     sources: list[SourceView]
 
 
+class QueryStarted(Value):
+    """The ids of the question, before anything else is known."""
+
+    query_id: str
+    conversation_id: str
+
+
+class QueryRetrieval(Value):
+    """The sources that are asked, in the order of the question."""
+
+    sources: tuple[str, ...]
+
+
+class QuerySource(SourceStatus, kw_only=True):
+    """A source has replied or failed; `index` is its place in the list of sources, from 0."""
+
+    index: int
+
+
+class QueryRetrieved(Value):
+    """All sources have replied: so many passages, after so long."""
+
+    passages: int
+    time_ms: int
+
+
+class QueryGenerating(Value):
+    """The model begins to write."""
+
+    model: str
+
+
 STREAM = EventStream(
     "QueryEvent",
     "With `Accept: text/event-stream` server-sent events: `token` for each part of the answer, `sources` (unless "
     "`include_sources` is false), and at the end `done`; on any failure, one `error`. If the model fails before its "
     "first token and the documents are quoted instead, `fallback` comes first. If the answer is verified, `sentence` "
     "comes as soon as a sentence was checked, and `done` has them all. Each event has one `data:` line of JSON, of the "
-    "type under its name here. A comment line may come at any time.",
+    "type under its name here. A comment line may come at any time. With `settings.progress`, `started` comes "
+    "first; then `retrieval`, a `source` for each reply as it arrives, `retrieved`, and `generating` before the first "
+    "token.",
     {
+        "started": QueryStarted,
+        "retrieval": QueryRetrieval,
+        "source": QuerySource,
+        "retrieved": QueryRetrieved,
+        "generating": QueryGenerating,
         "fallback": QueryFallback,
         "token": QueryToken,
         "sentence": QuerySentence,
@@ -310,6 +389,7 @@ class QueryRenderer:
     settings: QuerySettings = field(default_factory=QuerySettings)
     # Sources other than collections are asked.
     with_status: bool = False
+    _started: bool = False
     _failed: bool = False
     _single_source: bool = False
     # What a sentence refers to: the passages in the prompt, and the answer so far.
@@ -321,9 +401,33 @@ class QueryRenderer:
         return msgspec.json.encode(QueryResponse(answer=answer.text, sources=self._sources(answer), **done))
 
     def frame(self, event: AnswerEvent) -> bytes:
-        """One event as SSE; empty for events that spec 5 does not have, and after an error."""
+        """One event as SSE; empty for events that spec 5 does not have, and after an error. With `progress`, the events
+        before the first token are there too."""
         if self._failed:
             return b""
+        return self._progress(event) + self._answering(event) if self.settings.progress else self._answering(event)
+
+    def _progress(self, event: AnswerEvent) -> bytes:
+        """The events that only a client gets that wants to see the progress."""
+        before = b""
+        if not self._started:
+            self._started = True
+            ids = QueryStarted(query_id=self.query_id, conversation_id=self.conversation_id)
+            before = event_frame(b"started", ids) if self.query_id else b""
+        match event:
+            case RetrievalStarted(sources=paths):
+                return before + event_frame(b"retrieval", QueryRetrieval(sources=paths))
+            case SourceReplied(index=index, reply=reply):
+                told = QuerySource(index=index, **msgspec.structs.asdict(_status(reply)))
+                return before + event_frame(b"source", told)
+            case RetrievalFinished(passages=found, time_ms=time_ms):
+                return before + event_frame(b"retrieved", QueryRetrieved(passages=found, time_ms=time_ms))
+            case GenerationStarted(model=model):
+                return before + event_frame(b"generating", QueryGenerating(model=model))
+            case _:
+                return before
+
+    def _answering(self, event: AnswerEvent) -> bytes:
         match event:
             case Token():
                 self._text.write(event.text)
@@ -358,7 +462,11 @@ class QueryRenderer:
         return said
 
     def _sources(self, answer: Answer) -> list[SourceView] | UnsetType:
-        return UNSET if self.settings.include_sources is False else sources(answer)
+        return (
+            UNSET
+            if self.settings.include_sources is False
+            else sources(answer, with_text=self.settings.include_text is True)
+        )
 
     def _done(self, answer: Answer) -> QueryDone:
         usage = answer.usage or Usage()
@@ -372,6 +480,7 @@ class QueryRenderer:
                 model=answer.model or self.model,
             ),
             latency_ms=answer.timings.total_ms,
+            timings=TimingsView(**msgspec.structs.asdict(answer.timings)),
             refused=answer.refused,
             rewritten_query=answer.rewritten,
             finish_reason=answer.finish_reason,
@@ -417,8 +526,9 @@ class QuerySurface(AnswerSurface):
         if not request.query.strip() or len(request.query) > MAX_QUERY:
             raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
         settings = request.settings or QuerySettings()
+        model = self._model(call)
         search, entry = await search_scope(anabranch, self.access, call, request.conversation_id)
-        history = await self._history(call.caller, request.conversation_id)
+        history = await self._history(call.caller, request.conversation_id, model)
         options = Options(
             top_k=settings.top_k,
             max_tokens=settings.max_tokens,
@@ -433,11 +543,11 @@ class QuerySurface(AnswerSurface):
         renderer = QueryRenderer(
             query_id=entry.query_id,
             conversation_id=entry.conversation or "",
-            model=anabranch.model.path,
+            model=model.path,
             settings=settings,
-            with_status=bool(request.sources),
+            with_status=bool(request.sources) or settings.progress is True,
         )
-        question = anabranch.questions.query(request.query, search, history, options)
+        question = anabranch.questions.query(request.query, search, history, options, model)
         streaming = "text/event-stream" in (header(call.scope, b"accept") or "").lower()
         context = self.access.context(call, streaming=streaming)
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
@@ -449,9 +559,16 @@ class QuerySurface(AnswerSurface):
             raise SearchUnavailable(answer.replies[0].error or SEARCH_FAILED)
         return Reply(renderer.response(answer))
 
-    async def _history(self, caller: Caller, conversation: str | None) -> tuple[Message, ...]:
+    def _model(self, call: Call[QueryRequest]) -> Endpoint:
+        """The model by its name, for callers who may use it; that of the settings without one."""
+        if (name := call.request.model) is None:
+            return self.anabranch.model
+        may_use = self.access.may_use_configured(call.scope, call.caller)
+        return self.anabranch.questions.named_model(name, configured=may_use)
+
+    async def _history(self, caller: Caller, conversation: str | None, model: Endpoint) -> tuple[Message, ...]:
         """The last turns, for a model that can read them."""
-        if conversation is None or self.anabranch.model.kind == EXTRACTIVE.kind:
+        if conversation is None or model.kind == EXTRACTIVE.kind:
             return ()
         await self.anabranch.query_log.settled()  # the previous turn may not be written yet
         knowledge = await self.anabranch.knowledge()
@@ -525,9 +642,9 @@ def lost_query(_info: AnswerInfo) -> Frame:
     return QueryRenderer().frame
 
 
-def sources(answer: Answer) -> list[SourceView]:
+def sources(answer: Answer, *, with_text: bool = False) -> list[SourceView]:
     """Every passage that was found, without near-duplicates: first those in the prompt, by number, then the rest by
-    rank. Each is shown as it was found, also if the prompt has only a part of it."""
+    rank. Each is shown as it was found, also if the prompt has only a part of it; `with_text` whole."""
     found = {place_of(passage).chunk_id: passage for reply in answer.replies for passage in reply.passages}
     merged = (*answer.passages, *answer.unused)
     listed = {place_of(passage).chunk_id for passage in merged}
@@ -536,12 +653,12 @@ def sources(answer: Answer) -> list[SourceView]:
     covered = [passage for key, passage in found.items() if passage.place is not None and key not in listed]
     count = len(answer.passages)
     return [
-        _source(passage, number if number <= count else None, found)
+        _source(passage, number if number <= count else None, found, with_text)
         for number, passage in enumerate((*merged, *covered), 1)
     ]
 
 
-def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -> SourceView:
+def _source(merged: Passage, number: int | None, found: Mapping[str, Passage], with_text: bool) -> SourceView:
     passage = found.get(place_of(merged).chunk_id, merged)
     place = place_of(passage)
     return SourceView(
@@ -567,6 +684,7 @@ def _source(merged: Passage, number: int | None, found: Mapping[str, Passage]) -
         chunk_type=place.chunk_type,
         evidence=merged.evidence,
         suspected_instructions=merged.suspected_instructions,
+        text=passage.text if with_text else UNSET,
         **merged.shown_duplicates,
     )
 
@@ -590,13 +708,14 @@ def _citation(citation: Citation, passage: Passage) -> CitationView:
 
 
 def statuses(answer: Answer) -> list[SourceStatus]:
-    return [
-        SourceStatus(
-            source=reply.path,
-            status=reply.status,
-            latency_ms=reply.latency_ms,
-            results=len(reply.passages),
-            error=reply.error,
-        )
-        for reply in answer.replies
-    ]
+    return [_status(reply) for reply in answer.replies]
+
+
+def _status(reply: SourceReply) -> SourceStatus:
+    return SourceStatus(
+        source=reply.path,
+        status=reply.status,
+        latency_ms=reply.latency_ms,
+        results=len(reply.passages),
+        error=reply.error,
+    )

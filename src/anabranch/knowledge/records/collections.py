@@ -91,8 +91,10 @@ def publish(db: sqlite3.Connection, owner: str, slug: str, collection: int) -> b
     return True
 
 
-def withdraw(db: sqlite3.Connection, owner: str, slug: str) -> bool:
-    return db.execute("DELETE FROM endpoints WHERE owner = ? AND slug = ?", (owner, slug)).rowcount == 1
+def withdraw(db: sqlite3.Connection, owner: str, slug: str, collection: int | None = None) -> bool:
+    """Withdraw what is published there; with a `collection` only if it is that one. False if there is nothing."""
+    query = "DELETE FROM endpoints WHERE owner = ? AND slug = ? AND collection = coalesce(?, collection)"
+    return db.execute(query, (owner, slug, collection)).rowcount == 1
 
 
 def published(db: sqlite3.Connection, slug: str | None = None) -> list[tuple[PublishedEndpoint, Collection]]:

@@ -13,7 +13,7 @@ import msgspec
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import Caller, DocumentDraft, Permissions, Piece, StoredDocument
+from anabranch.knowledge.model import Caller, DocumentDraft, Permissions, Piece, StoredChunk, StoredDocument
 from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 from anabranch.knowledge.records.schema import MEASURE
 
@@ -346,6 +346,30 @@ def chunk_texts(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[in
 def chunk_types(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
     """The next chunks after a key, each with its type."""
     return _pairs(db, "SELECT key, kind FROM chunks WHERE key > ? ORDER BY key LIMIT ?", after, limit)
+
+
+def chunks_of(db: sqlite3.Connection, identifier: str, begin: int, limit: int) -> list[StoredChunk]:
+    """The chunks of a document from an index on, in their order; none if no version of it is stored."""
+    found = db.execute(
+        "SELECT chunks.*, chunks.key - first_chunk AS at FROM documents JOIN chunks "
+        "ON chunks.key >= first_chunk + :begin AND chunks.key < first_chunk + min(chunk_count, :begin + :limit) "
+        "WHERE documents.id = :id ORDER BY chunks.key",
+        {"id": identifier, "begin": begin, "limit": limit},
+    )
+    return [
+        StoredChunk(
+            id=row["id"],
+            index=row["at"],
+            start=row["start_char"],
+            end=row["end_char"],
+            tokens=row["tokens"],
+            kind=row["kind"],
+            headers=tuple(msgspec.json.decode(row["headers"])),
+            page=row["page"],
+            text=row["text"],
+        )
+        for row in found
+    ]
 
 
 def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqlite3.Row]:
