@@ -15,6 +15,8 @@ from support.node_process import PACKAGES
 
 PATIENCE_MS = 15_000
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+# Meant for machines with one short task: the browser would end with its first profile.
+ONE_PROCESS = ("--single-process", "--no-zygote")
 UNPACK = """
 import chromium from "@sparticuz/chromium";
 console.log(JSON.stringify({path: await chromium.executablePath(), args: chromium.args}));
@@ -45,7 +47,8 @@ def _unpacked() -> dict[str, Any]:
 async def chromium() -> AsyncIterator[Browser]:
     found = await asyncio.to_thread(_unpacked)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=found["path"], args=found["args"], headless=True)
+        args = [one for one in found["args"] if one not in ONE_PROCESS]
+        browser = await playwright.chromium.launch(executable_path=found["path"], args=args, headless=True)
         try:
             yield browser
         finally:

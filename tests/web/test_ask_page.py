@@ -1,5 +1,6 @@
-"""The Ask screen in a real browser: sources, streamed answers, citations at the highlighted words, reload, follow-up."""
+"""The Ask screen in a real browser: sources, streamed answers, citations at the words, reload, follow-up."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -69,7 +70,7 @@ def pdf() -> bytes:
 async def house(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> AsyncIterator[House]:
     folder = tmp_path_factory.mktemp("data")
     async with Space() as space, PausedModel() as model:
-        space.source("mountain", documents=[Document(title="Couriers", content=REMOTE, similarity_score=0.9)])
+        space.source("mountain", documents=[Document(title="Couriers", content=REMOTE)])
         space.fails("broken", Failure.STATUS_500)
         space.fails("silent", Failure.HANG)
         sources = {
@@ -245,7 +246,8 @@ async def test_an_answer_can_be_explained_copied_exported_rated_and_opened_by_it
         assert "### Sources" in copied
         async with page.page.expect_download() as download:
             await page.page.get_by_role("button", name="Export").click()
-        exported = json.loads(Path(await (await download.value).path()).read_text())
+        path = await (await download.value).path()
+        exported = json.loads(await asyncio.to_thread(path.read_text))
         assert exported["citations"]
         await page.page.get_by_role("button", name="Good answer").click()
         await page.page.get_by_role("button", name="Add a comment").click()
