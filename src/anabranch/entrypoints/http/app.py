@@ -32,6 +32,7 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
+from anabranch.entrypoints.http.session import SessionSurface
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
 from anabranch.entrypoints.reload_signal import on_hangup
@@ -113,6 +114,7 @@ class Service:
             ("rag", RagSurface(anabranch, access, streams).operations()),
             ("knowledge", KnowledgeSurface(anabranch, access).operations()),
             ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
+            ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),
             ("mcp", mcp.operations()),
