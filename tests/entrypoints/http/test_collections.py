@@ -24,7 +24,7 @@ async def test_a_new_collection_says_what_was_made_smaller(shelf: Library) -> No
     assert reply.status == 201
     assert set(made) == {
         *("id", "name", "description", "owner", "settings"),
-        *("document_count", "chunk_count", "created_at"),
+        *("document_count", "chunk_count", "created_at", "published"),
     }
     assert (made["name"], made["description"], made["owner"]) == ("defaults", "All of it", None)
     assert (made["document_count"], made["chunk_count"]) == (0, 0)

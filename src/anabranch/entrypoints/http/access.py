@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
@@ -29,6 +30,11 @@ MAX_ADDRESS = 100
 OWN_SITES = frozenset({"same-origin", "none"})
 MAX_TRACESTATE = 512
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# Where a browser keeps the key that its user has signed in with.
+COOKIE = "anabranch_key"
+COOKIE_VALUE = re.compile(r"[A-Za-z0-9_.~-]{1,4000}", re.ASCII)
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+CSRF_HEADER = b"x-anabranch-csrf"
 # A caller that was not asked for a token.
 ANYONE = Caller()
 MAKE_KEY = "Make one with: anabranch keys create --user NAME --operator"
@@ -54,12 +60,61 @@ class Access:
     async def signed_in_operator(self, scope: Scope) -> Caller:
         """The operator, with an API key: also on this machine, where other operations need none. A page that any local
         program can reach must not change where questions and secrets go."""
-        if bearer(scope) is None:
+        if bearer(scope) is None and self.session_key(scope) is None:
             raise Unauthorized(f"This needs an operator's API key, on this machine too. {MAKE_KEY}")
         caller = await self.caller(scope)
         if not is_signed_in_operator(caller):
             raise Forbidden(f"This needs the API key of an operator. {MAKE_KEY}")
         return caller
+
+    async def sign_in(self, key: str) -> Caller:
+        """The caller of a key that a browser is to keep."""
+        self._check_kind(key)
+        if COOKIE_VALUE.fullmatch(key) is None:
+            raise Unauthorized("The API key is not known, or was revoked.")
+        return await self._identified(key)
+
+    async def present(self, scope: Scope) -> Caller:
+        """The caller of a request, refused or not: one without a valid token is the operator or a guest."""
+        with suppress(Unauthorized, Forbidden):
+            if (token := bearer(scope) or self.session_key(scope)) is not None:
+                self._check_kind(token)
+                return await self._identified(token)
+        return Caller(operator=self._is_operator(scope))
+
+    def needs_key(self, scope: Scope) -> bool:
+        """Whether this caller could read nothing without a key or token."""
+        return not self._is_operator(scope)
+
+    def session_key(self, scope: Scope) -> str | None:
+        """The key in the cookie of a browser that has signed in, which counts if a page of this server sent the
+        request. One of another site never acts for the user; and a page of ours says with a header, which no form can
+        send, that it means to change something."""
+        token = cookie(scope)
+        if token is None or not self.is_same_origin(scope):
+            return None
+        unsafe = scope["type"] == "http" and scope["method"] not in SAFE_METHODS
+        if unsafe and _values(scope, CSRF_HEADER) != ["1"]:
+            raise Forbidden("A request with the cookie of a signed-in browser needs the header X-Anabranch-CSRF: 1.")
+        return token
+
+    def is_same_origin(self, scope: Scope) -> bool:
+        """Whether a page of this server sent the request, or no browser. WebSockets of every origin are sent with
+        cookies, so one must name its origin."""
+        origins = _values(scope, b"origin")
+        if scope["type"] == "websocket" and not origins:
+            return False
+        if (sites := _values(scope, b"sec-fetch-site")) and scope["type"] == "http":
+            return sites == ["same-origin"]
+        hosts = _values(scope, b"host")
+        schemes = ("https",) if self.is_https(scope) else ("http", "https")
+        return all(len(hosts) == 1 and origin in [f"{one}://{hosts[0]}" for one in schemes] for origin in origins)
+
+    def is_local_operator(self, scope: Scope, caller: Caller) -> bool:
+        """Whether the operator asks on this machine, without a key or token. With `none` the operator may be anywhere,
+        and a guest of a published endpoint is never the operator."""
+        without_token = caller is ANYONE or (caller.operator and not isinstance(caller, Identified))
+        return without_token and self._is_local(scope)
 
     async def _identified(self, token: str) -> Caller:
         audiences = await self._audiences() if _is_hub_token(token) else ()
@@ -97,7 +152,7 @@ class Access:
         if self._settings.auth in ("api_key", "jwt"):
             return await self.caller(scope)
         try:
-            token = bearer(scope)
+            token = bearer(scope) or self.session_key(scope)
             return ANYONE if token is None else await self._identified(token)
         except AnabranchError:
             return ANYONE
@@ -162,7 +217,7 @@ class Access:
             traceparent=traceparent,
             tracestate=tracestate,
             streaming=streaming,
-            local_operator=matters and self._is_local_operator(scope, caller),
+            local_operator=matters and self.is_local_operator(scope, caller),
         )
 
     def may_use_configured(self, scope: Scope, caller: Caller) -> bool:
@@ -187,12 +242,6 @@ class Access:
         if self._settings.auth != "auto":
             return self._settings.auth == "none" and not self._is_foreign(scope)
         return self._is_local(scope)
-
-    def _is_local_operator(self, scope: Scope, caller: Caller) -> bool:
-        """Whether the operator asks on this machine, without a key or token. With `none` the operator may be anywhere,
-        and a guest of a published endpoint is never the operator."""
-        without_token = caller is ANYONE or (caller.operator and not isinstance(caller, Identified))
-        return without_token and self._is_local(scope)
 
     def _is_local(self, scope: Scope) -> bool:
         """Whether a request comes from this machine, through no proxy, and not from a web page of another site."""
@@ -219,7 +268,7 @@ class Access:
 
     def _token(self, scope: Scope) -> str | None:
         """The token, if it is of the kind that the settings require; None for callers that need none."""
-        token = bearer(scope)
+        token = bearer(scope) or self.session_key(scope)
         if token is None:
             if self._is_operator(scope):
                 return None
@@ -227,11 +276,14 @@ class Access:
                 "This needs an API key: send Authorization: Bearer KEY. The operator of this server creates keys "
                 "(anabranch keys create)."
             )
+        self._check_kind(token)
+        return token
+
+    def _check_kind(self, token: str) -> None:
         if self._settings.auth == "jwt" and not _is_hub_token(token):
             raise Unauthorized("This takes a token of the hub, not an API key.")
         if self._settings.auth == "api_key" and _is_hub_token(token) and self._settings.jwt_audience is None:
             raise Unauthorized("This takes an API key, not a token of the hub.")
-        return token
 
     def _is_proxy(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._proxies)
@@ -263,6 +315,17 @@ def bearer(scope: Scope) -> str | None:
     if len(sent) > 1 or scheme.lower() != "bearer" or not token.strip():
         raise Unauthorized("Send one header, Authorization: Bearer KEY.")
     return token.strip()
+
+
+def cookie(scope: Scope) -> str | None:
+    """The key that a browser has signed in with. Two cookies of that name are none: another server of this host may
+    have set one."""
+    sent = ";".join(_values(scope, b"cookie"))
+    if COOKIE not in sent:
+        return None
+    pairs = (pair.strip().partition("=") for pair in sent.split(";"))
+    found = [value for name, _, value in pairs if name == COOKIE]
+    return found[0] if len(found) == 1 and COOKIE_VALUE.fullmatch(found[0]) is not None else None
 
 
 def _is_hub_token(token: str) -> bool:

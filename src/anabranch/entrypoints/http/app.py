@@ -34,6 +34,7 @@ from anabranch.entrypoints.http.planner import PlannerSurface
 from anabranch.entrypoints.http.query import QuerySurface, lost_query
 from anabranch.entrypoints.http.query_log import QueryLogSurface
 from anabranch.entrypoints.http.rag import RagSurface, lost_rag
+from anabranch.entrypoints.http.session import SessionSurface
 from anabranch.entrypoints.http.sources import SourcesSurface
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.entrypoints.http.streams import AnswerStreams, ShutdownEvent, Writers
@@ -121,6 +122,7 @@ class Service:
             ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
             ("knowledge", SourcesSurface(anabranch, access, history).operations()),
             ("knowledge", KeysSurface(anabranch, access).operations()),
+            ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),
             ("mcp", mcp.operations()),

@@ -115,7 +115,7 @@ class ShutdownEvent:
 
 
 class StreamStopped(Value):
-    """`stopped` is false if the answer has ended already, or if another worker writes it: then it goes on to its end."""
+    """`stopped` is false if the answer has ended, or if another worker writes it: then it goes on to its end."""
 
     stopped: bool
 
