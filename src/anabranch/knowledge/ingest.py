@@ -207,8 +207,22 @@ def _draft(claim: Claim, parsed: Parsed, content_hash: str, recipe: str, size: i
         permissions=permissions_for(claim.collection, arrived, None),
         day=day_of(metadata),
         pages=parsed.pages,
+        page_starts=_page_starts(parsed),
         size=size,
     )
+
+
+def _page_starts(parsed: Parsed) -> tuple[int, ...]:
+    """Where each page begins in the text; one without text begins where the next one does."""
+    first: dict[int, int] = {}
+    for block in parsed.blocks:
+        if block.page is not None:
+            first.setdefault(block.page, block.start)
+    starts, following = [], len(parsed.text)
+    for page in range(parsed.pages or 0, 0, -1):
+        following = first.get(page, following)
+        starts.append(following)
+    return tuple(reversed(starts))
 
 
 def _given_title(arrived: NewDocument) -> str | None:

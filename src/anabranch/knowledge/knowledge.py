@@ -214,7 +214,7 @@ class Knowledge:
 
         def read(db: Connection) -> StoredDocument:
             found = lookup.find(db, caller, name)
-            return msgspec.structs.replace(found, content=documents.content(db, found.key)) if content else found
+            return documents.with_text(db, found) if content else found
 
         return await self._database.read(read)
 

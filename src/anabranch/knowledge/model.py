@@ -181,15 +181,16 @@ class DocumentFields(Value):
 
 
 class DocumentDraft(DocumentFields, kw_only=True):
-    """A document to be stored."""
+    """A document to be stored. `page_starts` are the offsets in its text at which its pages begin."""
 
     content: str
+    page_starts: tuple[int, ...] = ()
 
 
 class StoredDocument(DocumentFields, kw_only=True):
-    """A document in the records; `content` only if it was requested. `status`, `error` and `processed_at` are those of
-    its newest version. `searchable` says whether a version is stored: the newest, or, while that is not `completed`,
-    the one before it. `key` orders lists."""
+    """A document in the records; `content` and `page_starts` only if they were requested. `status`, `error` and
+    `processed_at` are those of its newest version. `searchable` says whether a version is stored: the newest, or, while
+    that is not `completed`, the one before it. `key` orders lists."""
 
     key: int
     chunk_count: int
@@ -197,6 +198,7 @@ class StoredDocument(DocumentFields, kw_only=True):
     created_at: float
     updated_at: float
     content: str | None = None
+    page_starts: tuple[int, ...] = ()
     status: DocumentStatus = "completed"
     error: str | None = None
     processed_at: float | None = None

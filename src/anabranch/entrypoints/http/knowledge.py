@@ -290,6 +290,7 @@ class KnowledgeSurface:
             content_start=begin,
             content_end=stop,
             content_length=len(content),
+            page_starts=found.page_starts or msgspec.UNSET,
         )
 
     async def _chunks(self, call: Call[None]) -> wire.ChunkPage:

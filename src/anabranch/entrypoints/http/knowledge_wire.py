@@ -250,7 +250,8 @@ class DocumentView(Value):
     """A document. `status`, `error` and `processed_at` are those of its newest version; `searchable` says whether a
     version is stored, and the other fields describe that one. Only the owner sees a version that is not `completed`.
     `permissions` are sent to its owner; the content (or the requested part of it, with its character offsets) only for
-    a single document. `content_hash` is null for a URL that has not been fetched."""
+    a single document, with the offsets at which its pages begin. `content_hash` is null for a URL that has not been
+    fetched."""
 
     id: str
     collection_id: str
@@ -274,6 +275,7 @@ class DocumentView(Value):
     content_start: int | UnsetType = UNSET
     content_end: int | UnsetType = UNSET
     content_length: int | UnsetType = UNSET
+    page_starts: tuple[int, ...] | UnsetType = UNSET
 
 
 class DocumentPage(Value):

@@ -83,7 +83,8 @@ def insert(
         remove(db, old.key, delete_citations=False)
     first = _next_key(db, "chunks")
     key = _insert_document(db, draft, old, first, pieces)
-    db.execute("INSERT INTO contents VALUES (?, ?)", (key, draft.content))
+    starts = as_json(draft.page_starts) if draft.page_starts else None
+    db.execute("INSERT INTO contents VALUES (?, ?, ?)", (key, draft.content, starts))
     _set_attributes(db, key, draft.metadata, draft.connector_id)
     db.executemany(
         "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -259,9 +260,13 @@ def by_ids(db: sqlite3.Connection, ids: Sequence[str]) -> list[StoredDocument]:
     return _select(db, "id IN (SELECT value FROM json_each(?))", as_json(ids))
 
 
-def content(db: sqlite3.Connection, key: int) -> str | None:
-    """The text of a document."""
-    return next(iter(_column(db, "SELECT content FROM contents WHERE document = ?", key)), None)
+def with_text(db: sqlite3.Connection, stored: StoredDocument) -> StoredDocument:
+    """The document with its text, and where its pages begin in it."""
+    row = db.execute("SELECT content, page_starts FROM contents WHERE document = ?", (stored.key,)).fetchone()
+    if row is None:
+        return stored
+    starts = tuple(msgspec.json.decode(row["page_starts"])) if row["page_starts"] else ()
+    return msgspec.structs.replace(stored, content=row["content"], page_starts=starts)
 
 
 def by_identity(db: sqlite3.Connection, collection: int, identity: str) -> StoredDocument | None:

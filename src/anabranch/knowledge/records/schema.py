@@ -271,4 +271,9 @@ VERDICTS = """
 ALTER TABLE responses ADD COLUMN verdicts TEXT;
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS)
+# The offsets in the text at which the pages of a document begin, as JSON; null if it was stored before.
+PAGE_STARTS = """
+ALTER TABLE contents ADD COLUMN page_starts TEXT;
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS, PAGE_STARTS)

@@ -17,7 +17,7 @@ const FILTERS = {
   down: { label: "Rated down", query: { rating: "thumbs_down" } },
 };
 const OUTCOMES = { answered: ["Answered", "good"], refused: ["Not enough evidence", "fair"] };
-const SURFACES = { query: "API or page", rag_stream: "RAG stream", chat: "Chat API", endpoints: "Endpoint", mcp: "MCP", planner: "Planner", cli: "Command line", library: "Python" };
+const SURFACES = { query: "Page, API", rag_stream: "RAG stream", chat: "Chat API", endpoints: "Endpoint", mcp: "MCP", planner: "Planner", cli: "Command line", library: "Python" };
 
 export async function activityScreen(main, ...rest) {
   const current = Math.max(0, TABS.findIndex((one) => one.name === rest.slice(0, -1)[0]));
@@ -124,9 +124,9 @@ function questionTable(all) {
           h("td", { class: "wide number" }, supported ?? h("span", { title: "Not checked" }, "–")),
           h("td", { class: "wider breakable" }, one.model ?? "–"),
           h("td", { class: "wider" }, SURFACES[one.surface] ?? one.surface ?? "–"),
-          users ? h("td", { class: "wide breakable" }, asker(one)) : null,
+          users ? h("td", { class: "wide" }, asker(one)) : null,
           h("td", null, ratingOf(one) ?? "–"),
-          h("td", { class: "wide nowrap" }, ago(one.created_at)),
+          h("td", { class: "wide" }, ago(one.created_at)),
         );
       }),
     ),

@@ -25,8 +25,10 @@ const VISIBILITIES = {
 };
 const FORMATS = "PDF, Word (.docx), Markdown, HTML, text, CSV and JSON";
 
-const collectionPath = (name) => `/v1/collections/${path(name)}`;
-const address = (name) => `#/library/${path(name)}`;
+// A name with a slash does not fit into a path: its id does.
+const handle = (one) => path(one.name.includes("/") ? one.id : one.name);
+const collectionPath = (one) => `/v1/collections/${handle(one)}`;
+const address = (one) => `#/library/${handle(one)}`;
 
 export async function libraryScreen(main, ...rest) {
   const [name] = rest.slice(0, -1);
@@ -339,7 +341,7 @@ function newCollection() {
     action: "Create",
     submit: async () => {
       const made = await post("/v1/collections", { name: name.value.trim(), description: description.value.trim(), settings: { default_permissions: permissions.read() } });
-      location.hash = address(made.name);
+      location.hash = address(made);
     },
   });
 }
@@ -379,17 +381,16 @@ class CollectionsScreen {
   }
 
   dropped(files) {
-    const known = this.collections.map((one) => one.name);
-    const list = h("datalist", { id: "known-collections" }, known.map((one) => h("option", { value: one })));
+    const list = h("datalist", { id: "known-collections" }, this.collections.map(({ name }) => h("option", { value: name })));
     const name = h("input", { required: true, maxlength: 100, value: "documents", list: list.id, autocomplete: "off" });
     formDialog(`Add ${count(files.length, "file")}`, {
       fields: [field("Collection", name, "A new name makes a new collection; the name of one adds the files to it."), list],
       action: "Add",
       submit: async () => {
         const chosen = name.value.trim();
-        if (!known.includes(chosen)) await post("/v1/collections", { name: chosen });
-        add(files.map((one) => new Transfer(chosen, one.name, one)));
-        location.hash = address(chosen);
+        const one = this.collections.find((known) => known.name === chosen) ?? (await post("/v1/collections", { name: chosen }));
+        add(files.map((file) => new Transfer(one.name, file.name, file)));
+        location.hash = address(one);
       },
     });
     name.select();
@@ -398,13 +399,13 @@ class CollectionsScreen {
 
 function card(one) {
   const size = h("span", null);
-  get(`${collectionPath(one.name)}/stats`)
+  get(`${collectionPath(one)}/stats`)
     .then((stats) => (size.textContent = ` · ${bytes(stats.storage_bytes)}`))
     .catch(() => {});
   return h(
     "li",
     { class: "card collection" },
-    h("h2", null, h("a", { href: address(one.name) }, one.name)),
+    h("h2", null, h("a", { href: address(one) }, one.name)),
     one.description ? h("p", { class: "clamped" }, one.description) : null,
     h("p", { class: "hint" }, `${count(one.document_count, "document")} · ${count(one.chunk_count, "chunk")}`, size),
     h("p", { class: "row card-foot" }, one.owner ? h("span", { class: "hint" }, `Owner: ${one.owner}`) : null, publishedBadge(one)),
@@ -431,7 +432,7 @@ class CollectionScreen {
 
   async load() {
     try {
-      this.collection = await get(collectionPath(this.name));
+      this.collection = await get(`/v1/collections/${path(this.name)}`);
     } catch (error) {
       if (error.status !== 404) throw error;
       clear(this.main, h("div", { class: "screen" }, h("h1", null, "Library"), empty("There is no such collection", error.message, h("a", { class: "button", href: "#/library" }, "All collections"))));
@@ -475,7 +476,7 @@ class CollectionScreen {
   }
 
   async refreshCollection() {
-    this.collection = await get(collectionPath(this.name)).catch(() => this.collection);
+    this.collection = await get(collectionPath(this.collection)).catch(() => this.collection);
     this.drawFacts();
   }
 
@@ -484,7 +485,7 @@ class CollectionScreen {
     const base = [count(one.document_count, "document"), count(one.chunk_count, "chunk")];
     const draw = (more) => clear(this.facts, [...base, ...more, one.owner ? `owner ${one.owner}` : null].filter(Boolean).join(" · "), " ", publishedBadge(one) ?? "");
     draw([]);
-    const stats = await get(`${collectionPath(this.name)}/stats`).catch(() => null);
+    const stats = await get(`${collectionPath(one)}/stats`).catch(() => null);
     if (stats) draw([bytes(stats.storage_bytes), stats.query_count_30d ? `${count(stats.query_count_30d, "question")} in 30 days` : null]);
   }
 
@@ -703,7 +704,7 @@ class CollectionScreen {
       action: `Delete ${name}`,
       kind: "danger",
       submit: () => {
-        deleteLater(`collection ${name}`, `“${name}” is deleted.`, collectionPath(name), () => {
+        deleteLater(`collection ${name}`, `“${name}” is deleted.`, collectionPath(this.collection), () => {
           if (location.hash === "#/library") dispatchEvent(new HashChangeEvent("hashchange"));
         });
         location.hash = "#/library";
@@ -746,10 +747,10 @@ function chunk(one) {
 /** Publishing: other servers then use the collection as a source. */
 async function publish(one, changed) {
   const slug = (text) => text.toLowerCase().normalize("NFKD").replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "");
-  const as = h("input", { required: true, value: `${slug(one.owner ?? session.user ?? "") || "me"}/${slug(one.name) || "collection"}`, pattern: "[^/\\s]+/[^/\\s]+", title: "OWNER/NAME", autocomplete: "off", spellcheck: "false" });
+  const as = h("input", { required: true, value: `${slug(one.owner ?? session.user ?? "") || "me"}/${slug(one.name) || "collection"}`, pattern: "[^\\/\\s]+\\/[^\\/\\s]+", title: "OWNER/NAME", autocomplete: "off", spellcheck: "false" });
   const published = h("div");
   const note = h("div", { role: "alert" });
-  const url = `${collectionPath(one.name)}/endpoint`;
+  const url = `${collectionPath(one)}/endpoint`;
   const failed = (error) => clear(note, h("p", { class: "problem" }, error.message));
   const withdraw = async (path_) => {
     await remove(`${url}?as=${encodeURIComponent(path_)}`).then(list, failed);

@@ -205,7 +205,7 @@ class SourceRow {
         ? null
         : h(
             "p",
-            { class: "row" },
+            null,
             h("span", { class: `badge ${state.kind}` }, state.label),
             one.default ? h("span", { class: "badge" }, "Default") : null,
             one.has_secret ? h("span", { class: "badge" }, "Has a token") : null,

@@ -69,14 +69,11 @@ export async function openSource({ document_id, spans, passage }) {
 }
 
 async function showDocument(meta, body, id, spans, start, end, passage) {
-  const address = `/v1/documents/${path(id)}`;
-  const [found, chunks] = await Promise.all([
-    get(`${address}?start=${start}&end=${end}`),
-    get(`${address}/chunks?limit=500`).catch(() => ({ chunks: [] })),
-  ]);
+  const found = await get(`/v1/documents/${path(id)}?start=${start}&end=${end}`);
+  const starts = found.page_starts ?? [];
   const heading = panel().querySelector("h2");
   if (heading) heading.textContent = found.title;
-  const page = passage?.page ?? pageAt(chunks.chunks, spans[0]?.start ?? 0);
+  const page = starts.length ? starts.findLastIndex((one) => one <= (spans[0]?.start ?? 0)) + 1 : passage?.page;
   clear(
     meta,
     [
@@ -95,15 +92,13 @@ async function showDocument(meta, body, id, spans, start, end, passage) {
   const more = (label, from, to) =>
     body.append(button(label, () => showDocument(meta, body, id, spans, from, to, passage).catch((error) => body.append(problem(error))), { kind: "quiet" }));
   if (found.content_start > 0) more("Show what comes before", Math.max(0, start - 4 * AROUND), end);
-  body.append(rendered(found, chunks.chunks, spans));
+  body.append(rendered(found, starts, spans));
   if (found.content_end < found.content_length) more("Show what follows", start, end + 4 * AROUND);
   scrollToMark(body);
 }
 
-const pageAt = (chunks, offset) => chunks.findLast((one) => one.start_char <= offset)?.page ?? null;
-
 /** The content, page by page where the document has pages. */
-function rendered(found, chunks, spans) {
+function rendered(found, starts, spans) {
   const convert = offsets(found.content);
   const place = (offset) => convert(Math.max(0, Math.min(offset, found.content_end) - found.content_start));
   const ranges = joined(spans)
@@ -112,18 +107,11 @@ function rendered(found, chunks, spans) {
   const { decorate } = decorator(found.content, ranges);
   const render = MARKDOWN.test(found.source.filename ?? found.source.url ?? "") || found.source.type === "text" ? markdown : plain;
   const fragment = document.createDocumentFragment();
-  const pages = [];
-  for (const chunk of chunks)
-    if (chunk.page && chunk.page !== pages[pages.length - 1]?.page && chunk.start_char < found.content_end) pages.push({ page: chunk.page, start: place(chunk.start_char) });
-  if (!pages.length) {
-    fragment.append(render(found.content, decorate));
-    return fragment;
-  }
-  if (pages[0].start > 0) fragment.append(render(found.content, decorate, { end: pages[0].start }));
-  pages.forEach((one, index) => {
-    const end = pages[index + 1]?.start ?? found.content.length;
-    if (end > one.start)
-      fragment.append(h("section", { class: "page" }, h("h3", { class: "page-number" }, `Page ${one.page}`), render(found.content, decorate, { start: one.start, end })));
+  if (!starts.length) fragment.append(render(found.content, decorate));
+  starts.forEach((from, index) => {
+    const [start, end] = [place(from), place(starts[index + 1] ?? found.content_length)];
+    if (end > start)
+      fragment.append(h("section", { class: "page" }, h("h3", { class: "page-number" }, `Page ${index + 1}`), render(found.content, decorate, { start, end })));
   });
   return fragment;
 }
