@@ -271,4 +271,12 @@ VERDICTS = """
 ALTER TABLE responses ADD COLUMN verdicts TEXT;
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS)
+# The sentences of a verified answer, as JSON; whether others may read an entry; where a quoted text is in its document.
+SHARING = """
+ALTER TABLE responses ADD COLUMN sentences TEXT;
+ALTER TABLE queries ADD COLUMN shared INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE citations ADD COLUMN start_char INTEGER;
+ALTER TABLE citations ADD COLUMN end_char INTEGER;
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS, SHARING)
