@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records import collections, queries
 from anabranch.knowledge.records.database import NAME, Database, connect, migrate, new_id
 from anabranch.knowledge.records.queries import DAY_S, QueryFilter, QueryRecord
 from anabranch.knowledge.records.schema import MIGRATIONS
-from support.knowledge_fixtures import ALICE, OPERATOR, query_record
+from support.knowledge_fixtures import ALICE, BOB, OPERATOR, query_record
 
 MIDNIGHT = time.time() // DAY_S * DAY_S
 
@@ -235,3 +236,51 @@ def test_feedback_and_outcomes_of_an_earlier_version_are_found(tmp_path: Path, v
         found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
     assert found is not None
     assert (found.answer, found.withheld, found.passages) == ("That.", False, ())
+
+
+def test_entries_of_the_version_before_sharing_are_read_and_can_be_shared(tmp_path: Path) -> None:
+    before = 5
+    with closing(connect(tmp_path / NAME)) as db:
+        migrate(db, MIGRATIONS[:before])
+        first = ("old", "alice", None, "Before?", None, "[]", "null", 5, None, None, 1, 2)
+        asked_then = (*first, MIDNIGHT, "cli", "{}", None)
+        db.execute(f"INSERT INTO queries VALUES ({', '.join('?' * len(asked_then))})", asked_then)
+        answer = ("old", "That.", 0, "extractive", 0, 0, 1.0, None, None, None, MIDNIGHT, None, None)
+        db.execute(f"INSERT INTO responses VALUES ({', '.join('?' * len(answer))})", answer)
+        db.execute("INSERT INTO retrievals VALUES ('old', 1, 'c', 'd', 1, 1, 1, 1)")
+        db.execute("INSERT INTO citations VALUES ('old', 0, 1, 'c', 'd', 'That.')")
+    with closing(Database.open(tmp_path)) as database:
+        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+        assert found is not None
+        assert (found.query.shared, found.sentences, found.withheld, found.own) == (False, None, True, True)
+        assert database.writing(lambda db: queries.share(db, ALICE, "old", shared=True))
+        found = database.reading(lambda db: queries.detail(db, ALICE, "old"))
+        assert found is not None
+        assert found.query.shared
+        assert database.reading(lambda db: queries.detail(db, BOB, "old")) is None, "its document is gone"
+
+
+@pytest.mark.parametrize(("length", "kept"), [(100, True), (queries.MAX_SENTENCES_BYTES, False)])
+def test_very_long_lists_of_sentences_are_not_kept(database: Database, length: int, kept: bool) -> None:
+    sentence = SentenceView(
+        start=0, end=length, text="x" * length, verdict="supported", support=1.0, reason=None, citations=(), doubted=()
+    )
+    one = msgspec.structs.replace(asked("alice"), sentences=(sentence,))
+    record(database, one)
+    found = database.reading(lambda db: queries.detail(db, ALICE, one.id))
+    assert found is not None
+    assert found.sentences == ((sentence,) if kept else None)
+
+
+def test_guests_neither_share_nor_read_what_is_shared(database: Database) -> None:
+    one, of_guest = asked("alice"), asked(queries.GUEST)
+    record(database, one, of_guest)
+    named_guest = Caller(user=queries.GUEST)
+
+    def shared(db: sqlite3.Connection) -> list[bool]:
+        mine = queries.share(db, ALICE, one.id, shared=True)
+        return [mine, *(queries.share(db, by, of_guest.id, shared=True) for by in (Caller(), named_guest))]
+
+    assert database.writing(shared) == [True, False, False]
+    read = database.reading(lambda db: [queries.detail(db, by, one.id) for by in (BOB, Caller(), named_guest)])
+    assert [found is not None for found in read] == [True, False, False]

@@ -12,6 +12,7 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.domain.contracts import Answerer, Emit, Telemetry
 from anabranch.domain.errors import AnabranchError, Cancelled, InternalError, NotFound
 from anabranch.domain.model import Answer, Context, Ground, Question, Until, Usage, Value
+from anabranch.domain.sentences import sentence_views
 from anabranch.domain.signals import AnswerRated
 from anabranch.knowledge.model import EVERYTHING, Caller, Rating
 from anabranch.knowledge.records import queries
@@ -175,6 +176,7 @@ class Logged:
             # Quoted sentences are faithful, also if they were not checked.
             faithfulness=1.0 if verbatim and question.until is Until.GENERATE else answer.faithfulness,
             verdicts=answer.verdicts if answer.sentences else None,
+            sentences=sentence_views(answer) if keeps_text else (),
             relevance=sum(scores) / len(scores) if scores else None,
         )
 
@@ -222,6 +224,8 @@ def _quotes(answer: Answer) -> tuple[queries.QuotedChunk, ...]:
             chunk=passage.place.chunk_id,
             document=passage.document_id or "",
             text=passage.text[one.passage_start : one.passage_end],
+            start=passage.place.start + one.passage_start,
+            end=passage.place.start + one.passage_end,
         )
         for one, passage in cited
         if passage.place is not None

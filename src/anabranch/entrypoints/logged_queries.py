@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import Scores, Value
+from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Rating
 from anabranch.knowledge.records.queries import LoggedAnswer, LoggedQuery
 
@@ -44,12 +45,15 @@ class QueryEntry(Value):
 
 
 class LoggedCitation(Value):
-    """A citation of a logged answer."""
+    """A citation of a logged answer; `start_char` and `end_char` are offsets in the document as it was then. They are
+    null if an earlier version has logged it."""
 
     citation_index: int
     chunk_id: str
     document_id: str
     quoted_text: str
+    start_char: int | None
+    end_char: int | None
 
 
 class LoggedPassage(Value):
@@ -67,13 +71,17 @@ class LoggedPassage(Value):
 class QueryDetail(QueryEntry, kw_only=True):
     """An entry with its answer, citations and passages; without those of documents that the caller may not see any
     more. `answer` is null if there was none, if its text was not kept, or if it is withheld because it may quote such a
-    document."""
+    document. `sentences` are those of a verified answer; absent if they are withheld or were not kept. `shared`: others
+    who have a key and know the id may read it; `may_share`: this caller can change that."""
 
     answer: str | None
     answer_withheld: bool
     citations: list[LoggedCitation]
     passages: list[LoggedPassage]
     relevance: float | None
+    shared: bool
+    may_share: bool
+    sentences: tuple[SentenceView, ...] | UnsetType = UNSET
 
 
 class FeedbackEntry(Value):
@@ -127,6 +135,8 @@ def query_detail(found: LoggedAnswer, *, operator: bool) -> QueryDetail:
                 chunk_id=one.chunk,
                 document_id=one.document,
                 quoted_text=one.text,
+                start_char=one.start,
+                end_char=one.end,
             )
             for one in found.citations
         ],
@@ -142,6 +152,9 @@ def query_detail(found: LoggedAnswer, *, operator: bool) -> QueryDetail:
             for one in found.passages
         ],
         relevance=found.relevance,
+        shared=found.query.shared,
+        may_share=found.own,
+        sentences=UNSET if found.sentences is None else found.sentences,
     )
 
 

@@ -393,6 +393,11 @@ class Knowledge:
             raise NotFound(f"There is no query {identifier!r}.")
         return found
 
+    async def share(self, caller: Caller, identifier: str, *, shared: bool) -> None:
+        """Let callers with a key read an entry of the caller's own, or no longer."""
+        if not await self._database.write(lambda db: queries.share(db, caller, identifier, shared=shared)):
+            raise NotFound(f"There is no query {identifier!r}.")
+
     async def _with_catalog(self, work: Callable[[Connection, Catalog], T]) -> T:
         """Read the catalog and the records in one snapshot."""
         return await self._database.read(lambda db: work(db, self._reader.current_catalog(db)))

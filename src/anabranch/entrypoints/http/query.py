@@ -50,19 +50,13 @@ from anabranch.domain.model import (
     Usage,
     Value,
 )
+from anabranch.domain.sentences import SentenceView, place_of, sentence_view
 from anabranch.entrypoints.answer_json import AnswerJson, sentence_by_sentence
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import KNOWLEDGE, KnowledgeError, SearchUnavailable, knowledge_error
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, header
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, event_frame, whole
-from anabranch.entrypoints.verification import (
-    SentenceView,
-    VerificationView,
-    VerifiedRequest,
-    place_of,
-    sentence_view,
-    verification,
-)
+from anabranch.entrypoints.verification import VerificationView, VerifiedRequest, verification
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
 from anabranch.knowledge.records.queries import MAX_TURNS

@@ -50,6 +50,15 @@ class Feedback(Value):
     comment: Annotated[str, Meta(max_length=10_000)] | None = None
 
 
+class Sharing(Value):
+    shared: bool
+
+
+class SharedQuery(Value):
+    id: str
+    shared: bool
+
+
 class FeedbackRecorded(Value):
     recorded: bool
 
@@ -147,6 +156,11 @@ class QueryLogSurface:
                 *("GET", "/v1/queries/{query}", "get_query", "Get a question of the query log with its answer"),
                 *(self._query, QueryDetail),
             ),
+            at(
+                *("POST", "/v1/queries/{query}/share", "share_query", "Let others read a question and its answer"),
+                *(self._share, SharedQuery),
+                request_type=Sharing,
+            ),
             at("GET", feedback, "list_feedback", "List ratings", self._feedback, FeedbackPage, parameters=PAGING),
             at(
                 *("POST", feedback, "feedback", "Rate an answer", self._rate, FeedbackRecorded),
@@ -222,6 +236,14 @@ class QueryLogSurface:
         await self.anabranch.query_log.settled()
         found = await (await self.anabranch.knowledge()).logged_query(call.caller, call.params["query"])
         return query_detail(found, operator=call.caller.operator)
+
+    async def _share(self, call: Call[Sharing]) -> SharedQuery:
+        if (reason := self._why_empty(call.caller)) is not None:
+            raise NotFound(reason)
+        await self.anabranch.query_log.settled()
+        identifier, shared = call.params["query"], call.request.shared
+        await (await self.anabranch.knowledge()).share(call.caller, identifier, shared=shared)
+        return SharedQuery(id=identifier, shared=shared)
 
     async def _rate(self, call: Call[Feedback]) -> FeedbackRecorded:
         request = call.request

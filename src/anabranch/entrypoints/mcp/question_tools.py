@@ -12,6 +12,7 @@ from anabranch.app.questions import Options, SearchScope
 from anabranch.domain.errors import NotFound
 from anabranch.domain.events import FellBack, GenerationStarted, SourceReplied
 from anabranch.domain.model import Answer, Citation, Context, Filters, Ground, Passage, SourceReply, Status
+from anabranch.domain.sentences import place_of
 from anabranch.entrypoints.answer_json import sentence_by_sentence
 from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.mcp.schemas import (
@@ -22,7 +23,7 @@ from anabranch.entrypoints.mcp.schemas import (
     FoundPassage,
     SearchResponse,
 )
-from anabranch.entrypoints.verification import place_of, verification
+from anabranch.entrypoints.verification import verification
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.marks import with_marks
 from anabranch.text.messages import message

@@ -12,8 +12,9 @@ from msgspec import UNSET, Meta, UnsetType
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.mcp import FEWEST, MAX_QUERY, MOST, AggregatedResponse, AggregationMetadata, ServerReport
 from anabranch.domain.model import ChunkType, Duplicate, Fallback, Status, Value
+from anabranch.domain.sentences import SentenceView
 from anabranch.entrypoints.answer_json import Sentence
-from anabranch.entrypoints.verification import ConflictView, MarksView, SentenceView
+from anabranch.entrypoints.verification import ConflictView, MarksView
 
 MOST_PASSAGES = 50
 JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"

@@ -161,6 +161,9 @@ def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -
     db.execute("DELETE FROM attributes WHERE document = ?", (key,))
     db.execute("DELETE FROM documents WHERE key = ?", (key,))
     if delete_citations:
+        # The sentences of an answer quote what was found for it.
+        quoting = "query IN (SELECT query FROM retrievals WHERE document = ?)"
+        db.execute(f"UPDATE responses SET sentences = NULL WHERE {quoting}", (row["id"],))  # noqa: S608
         db.execute("DELETE FROM citations WHERE document = ?", (row["id"],))
     record_change(db, "remove", key)
     return int(row["chunk_count"])

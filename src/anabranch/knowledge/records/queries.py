@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from anabranch.domain.model import Passage, Scores, Value
+from anabranch.domain.sentences import SentenceView
 from anabranch.knowledge.model import Caller, Rating
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.documents import VISIBLE, permissions_of, visible_to
@@ -22,16 +23,24 @@ GUEST = "(guest)"
 MAX_TURNS = 5
 
 
+# A longer list of sentences is not kept.
+MAX_SENTENCES_BYTES = 200_000
+
+
 class QuotedChunk(Value):
+    """Words of a chunk; `start` and `end` are their offsets in the document, which old entries do not have."""
+
     citation_index: int
     chunk: str
     document: str
     text: str
+    start: int | None = None
+    end: int | None = None
 
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. `verdicts` counts the sentences of a verified answer. If it is not `kept`, it is
+    client sends with its feedback. `verdicts` counts the `sentences` of a verified answer. If it is not `kept`, it is
     only counted."""
 
     id: str
@@ -56,6 +65,7 @@ class QueryRecord(Value):
     transaction_token: str | None = None
     faithfulness: float | None = None
     verdicts: dict[str, int] | None = None
+    sentences: tuple[SentenceView, ...] = ()
     relevance: float | None = None
     surface: str | None = None
     settings: Any = None
@@ -107,6 +117,7 @@ class LoggedQuery(Value):
     rated_us: int | None
     faithfulness: float | None
     verdicts: dict[str, int] | None
+    shared: bool
 
 
 class RetrievedPassage(Value):
@@ -122,7 +133,8 @@ class RetrievedPassage(Value):
 
 class LoggedAnswer(Value):
     """An entry with its answer, quoting only documents that its reader may see. An answer can quote every passage that
-    was found for it: if its reader may not see all of them any more, it is `withheld`."""
+    was found for it: if its reader may not see all of them any more, it is `withheld`. `sentences` are None if they
+    are withheld, or were not kept; `own`: the reader has asked it, or is the operator."""
 
     query: LoggedQuery
     answer: str | None
@@ -130,6 +142,8 @@ class LoggedAnswer(Value):
     citations: tuple[QuotedChunk, ...]
     passages: tuple[RetrievedPassage, ...]
     relevance: float | None
+    sentences: tuple[SentenceView, ...] | None
+    own: bool
 
 
 class Rated(Value):
@@ -168,7 +182,7 @@ def _count(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
 
 def _record_question(db: sqlite3.Connection, query: QueryRecord, now: float) -> None:
     db.execute(
-        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO queries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
         (
             query.id,
             query.user,
@@ -212,7 +226,7 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
         ),
     )
     db.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?)",
+        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
         (
             query.id,
             query.answer,
@@ -224,15 +238,21 @@ def _record_answer(db: sqlite3.Connection, query: QueryRecord, now: float) -> No
             query.relevance,
             now,
             None if query.verdicts is None else as_json(query.verdicts),
+            _sentences(query),
         ),
     )
     db.executemany(
-        "INSERT INTO citations VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO citations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            (query.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text)
+            (query.id, ordinal, quote.citation_index, quote.chunk, quote.document, quote.text, quote.start, quote.end)
             for ordinal, quote in enumerate(query.quotes)
         ),
     )
+
+
+def _sentences(query: QueryRecord) -> str | None:
+    encoded = msgspec.json.encode(query.sentences) if query.sentences else b""
+    return encoded.decode() if 0 < len(encoded) <= MAX_SENTENCES_BYTES else None
 
 
 def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int) -> list[Turn]:
@@ -273,6 +293,15 @@ def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, com
         (rating, comment, time.time_ns() // 1_000, query),
     )
     return Rated(surface=row["surface"], first=row["feedback"] is None)
+
+
+def share(db: sqlite3.Connection, caller: Caller, identifier: str, *, shared: bool) -> bool:
+    """Let others read the caller's own entry, or no longer; False if there is none of that id."""
+    changed = db.execute(
+        "UPDATE queries SET shared = ? WHERE id = ? AND (? OR user = ?)",
+        (shared, identifier, caller.operator, _readable_user(caller)),
+    )
+    return changed.rowcount == 1
 
 
 ENTRY = (
@@ -334,7 +363,10 @@ def ids_with_prefix(db: sqlite3.Connection, prefix: str, limit: int) -> list[str
 def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAnswer | None:
     """One entry with its answer; None if the caller may not read it."""
     row = db.execute(ENTRY + "queries.id = ?", (identifier,)).fetchone()
-    if row is None or not (caller.operator or row["user"] == _readable_user(caller)):
+    if row is None:
+        return None
+    own = caller.operator or row["user"] == _readable_user(caller)
+    if not own and not _shared_with(db, caller, row):
         return None
     found = db.execute(
         "SELECT retrievals.*, owner, title, visibility, allowed_users, allowed_groups, chunks.text FROM retrievals "
@@ -346,20 +378,53 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     withheld = len(shown) < len(found)
     visible = {one["document"] for one in shown}
     quotes = db.execute("SELECT * FROM citations WHERE query = ? ORDER BY ordinal", (identifier,))
+    entry = _entries(db, caller, [row])[0]
     return LoggedAnswer(
-        query=_entries(db, caller, [row])[0],
+        query=entry if own else _for_others(entry),
         answer=None if withheld else row["answer"],
         withheld=withheld,
         citations=tuple(
             QuotedChunk(
-                citation_index=one["citation_index"], chunk=one["chunk"], document=one["document"], text=one["quoted"]
+                citation_index=one["citation_index"],
+                chunk=one["chunk"],
+                document=one["document"],
+                text=one["quoted"],
+                start=one["start_char"],
+                end=one["end_char"],
             )
             for one in quotes
             if one["document"] in visible
         ),
         passages=tuple(_passage(one) for one in shown),
         relevance=row["relevance"],
+        sentences=None if withheld else _stored_sentences(db, identifier),
+        own=own,
     )
+
+
+def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bool:
+    """Whether a caller may read an entry of somebody else: it is shared, and the caller may see every document that was
+    found for it or for a turn that the model may have read with it."""
+    return (
+        bool(row["shared"])
+        and _readable_user(caller) is not None
+        and not _withheld(db, caller, [row["id"], *_turns_before(db, row)])
+    )
+
+
+def _for_others(entry: LoggedQuery) -> LoggedQuery:
+    """What an entry says to those with whom it is shared: nothing about its conversation, and no feedback."""
+    return msgspec.structs.replace(
+        entry, user="", conversation=None, rewritten=None, variants=(), rating=None, comment=None, rated_us=None
+    )
+
+
+def _stored_sentences(db: sqlite3.Connection, identifier: str) -> tuple[SentenceView, ...] | None:
+    row = db.execute("SELECT sentences FROM responses WHERE query = ?", (identifier,)).fetchone()
+    try:
+        return msgspec.json.decode(row["sentences"] or "", type=tuple[SentenceView, ...]) if row is not None else None
+    except msgspec.DecodeError:  # not kept, or by another version
+        return None
 
 
 def _readable_user(caller: Caller) -> str | None:
@@ -412,6 +477,7 @@ def _entry(row: sqlite3.Row, *, rewriting: bool) -> LoggedQuery:
         rated_us=row["rated_us"],
         faithfulness=row["faithfulness"],
         verdicts=msgspec.json.decode(row["verdicts"] or "null"),
+        shared=bool(row["shared"]),
     )
 
 

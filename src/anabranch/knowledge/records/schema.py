@@ -276,4 +276,12 @@ PAGE_STARTS = """
 ALTER TABLE contents ADD COLUMN page_starts TEXT;
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS, PAGE_STARTS)
+# The sentences of a verified answer, as JSON; whether others may read an entry; where a quoted text is in its document.
+SHARING = """
+ALTER TABLE responses ADD COLUMN sentences TEXT;
+ALTER TABLE queries ADD COLUMN shared INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE citations ADD COLUMN start_char INTEGER;
+ALTER TABLE citations ADD COLUMN end_char INTEGER;
+"""
+
+MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS, SHARING, PAGE_STARTS)
