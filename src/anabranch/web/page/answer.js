@@ -410,7 +410,7 @@ function hinted(element, content) {
   const show = () => {
     hide();
     tip = h("div", { class: "tip", role: "tooltip", id: "tip" }, ...[content()].flat(3).filter(Boolean));
-    document.body.append(tip);
+    document.getElementById("main").append(tip);
     const target = element.getClientRects()[0] ?? element.getBoundingClientRect();
     const { width, height } = tip.getBoundingClientRect();
     const left = Math.max(8, Math.min(target.left, innerWidth - width - 8));

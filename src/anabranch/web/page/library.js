@@ -313,7 +313,7 @@ function permissionFields(legend, given) {
   const group = `visibility-${Math.random().toString(36).slice(2)}`;
   const radios = Object.entries(VISIBILITIES).map(([value, { label, hint }]) => {
     const radio = h("input", { type: "radio", name: group, value, checked: (given?.visibility ?? "public") === value, onChange: () => draw() });
-    return { radio, element: h("label", { class: "option" }, radio, h("span", null, label), h("span", { class: "hint" }, hint)) };
+    return { radio, element: h("label", { class: "option described" }, radio, h("span", null, label), h("span", { class: "hint" }, hint)) };
   });
   const users = h("input", { value: (given?.allowed_users ?? []).join(", "), autocomplete: "off" });
   const groups = h("input", { value: (given?.allowed_groups ?? []).join(", "), autocomplete: "off" });
@@ -784,7 +784,7 @@ async function publish(one, changed) {
   }
   const box = dialog(
     `Publish ${one.name}`,
-    h("p", null, "A published collection is an endpoint: another Anabranch, or any client of the endpoint protocol, can ask it. Each caller still sees only what they may see."),
+    h("p", null, "A published collection is an endpoint: another Anabranch, or any client of the endpoint protocol, can ask it. Each caller still sees only what they may see: without a key, the public documents."),
     h("form", { onSubmit: submit }, field("Publish as", as, "OWNER/NAME, the path that others use."), note, h("div", { class: "row end" }, h("button", { type: "submit", class: "button primary" }, "Publish"))),
     published,
   );

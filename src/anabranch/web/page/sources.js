@@ -306,7 +306,7 @@ function addDialog(added) {
       clear(result, problem(error));
     }
     control_.disabled = false;
-    result.scrollIntoView?.({ block: "nearest" });
+    send.scrollIntoView({ block: "nearest" });
   };
   const test = button("Test", () =>
     run(test, async () => {
@@ -325,7 +325,7 @@ function addDialog(added) {
     });
   };
   const kinds = Object.entries(KINDS).map(([value, { label, hint }]) =>
-    h("label", { class: "option" }, h("input", { type: "radio", name: "source-kind", value, checked: value === kind, onChange: () => draw(value) }), h("span", null, label), h("span", { class: "hint" }, hint)),
+    h("label", { class: "option described" }, h("input", { type: "radio", name: "source-kind", value, checked: value === kind, onChange: () => draw(value) }), h("span", null, label), h("span", { class: "hint" }, hint)),
   );
   const form = h(
     "form",

@@ -1,0 +1,273 @@
+"""The other screens in a real browser: sign-in, library, sources, streams and activity; and pictures of all of them."""
+
+import os
+import re
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+from reportlab.pdfgen.canvas import Canvas
+
+from anabranch.domain.model import Endpoint
+from anabranch.testing import Document, Failure, Space
+from support.browser import Visit, chromium, visit
+from support.collection_server import Library, library, text
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("page-screens")]
+
+# `make screenshots` sets it to docs/screens.
+PICTURES = os.environ.get("ANABRANCH_SCREENSHOTS")
+DOCS = Path(__file__).parents[2] / "docs"
+DARK: dict[str, Any] = {"color_scheme": "dark"}
+NARROW: dict[str, Any] = {"viewport": {"width": 360, "height": 740}}
+POLICY = """# Returns
+
+Customers may return a bicycle within thirty days and get the full price back. Lamps and locks are exchanged.
+
+## Repairs
+
+A frame has a warranty of twelve years, a chain one of one year.
+"""
+SECRET = "The board sells the northern shop in March."
+
+
+class House(NamedTuple):
+    library: Library
+    space: Space
+
+    @property
+    def url(self) -> str:
+        return self.library.server.url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> AsyncIterator[House]:
+    folder = tmp_path_factory.mktemp("data")
+    async with Space() as space:
+        space.source("suppliers", documents=[Document(title="Delivery", content="Frames arrive within two weeks.")])
+        space.source("new", documents=[Document(title="Tyres", content="Tyres are sold in pairs.")])
+        space.fails("archive", Failure.STATUS_503)
+        sources = {
+            name: Endpoint(slug=name, url=space.url, name=name, operator=True) for name in ("suppliers", "archive")
+        }
+        async with library(folder, models_dir, rate_limit=0, auth="api_key", sources=sources) as opened:
+            await opened.collection("policies", who="root")
+            await opened.ingest("policies", text(POLICY, filename="returns.md", title="Returns"), who="root")
+            await opened.collection("board", who="alice", default_permissions={"visibility": "private"})
+            await opened.ingest(
+                "board", text(SECRET, title="Minutes", permissions={"visibility": "private"}), who="alice"
+            )
+            yield House(opened, space)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as opened:
+        yield opened
+
+
+async def sign_in(page: Visit, house: House, who: str) -> None:
+    await page.open()
+    await page.page.get_by_label("API key").fill(house.library.secrets[who])
+    await page.page.keyboard.press("Enter")
+    await expect(page.page.get_by_role("button", name="Sign out")).to_be_visible()
+
+
+def pdf(words: str) -> bytes:
+    written = BytesIO()
+    canvas = Canvas(written)
+    canvas.drawString(72, 720, words)
+    canvas.save()
+    return written.getvalue()
+
+
+async def test_a_key_signs_in_with_a_cookie_that_scripts_cannot_read_and_signs_out(
+    browser: Browser, house: House
+) -> None:
+    async with visit(browser, house.url) as page:
+        await page.open()
+        await page.page.get_by_label("API key").fill("ab_wrong")
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.locator("dialog .problem")).to_contain_text("not known")
+        await page.page.get_by_label("API key").fill(house.library.secrets["bob"])
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.get_by_label("Question")).to_be_visible()
+        [cookie] = await page.page.context.cookies()
+        assert cookie["httpOnly"]
+        assert cookie["sameSite"] == "Strict"
+        assert await page.page.evaluate("() => document.cookie") == ""
+        await page.page.get_by_role("button", name="Sign out").click()
+        await expect(page.page.get_by_label("API key")).to_be_visible()
+        assert await page.page.context.cookies() == []
+
+
+async def test_a_collection_that_one_may_not_see_is_neither_listed_nor_opened_nor_asked(
+    browser: Browser, house: House
+) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "bob")
+        await page.page.goto(f"{house.url}/#/library")
+        await expect(page.page.get_by_role("heading", name="policies")).to_be_visible()
+        await expect(page.page.get_by_text("board")).to_have_count(0)
+        await page.page.goto(f"{house.url}/#/library/board")
+        await expect(page.page.locator("main .problem")).to_contain_text("There is no collection 'board'")
+        await page.page.goto(f"{house.url}/#/ask")
+        await page.ask("When does the board sell the northern shop?")
+        await page.answered()
+        await expect(page.page.locator(".turn")).not_to_contain_text("in March")
+
+
+async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_do(
+    browser: Browser, house: House
+) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "alice")
+        await page.page.goto(f"{house.url}/#/library")
+        await page.page.get_by_role("button", name="New collection").click()
+        await page.page.get_by_label("Name", exact=True).fill("manuals")
+        await page.page.get_by_role("button", name=re.compile("Create")).click()
+        await expect(page.page.get_by_role("heading", name="manuals", level=1)).to_be_visible()
+        await page.page.locator("input[type=file]").first.set_input_files(
+            [
+                {
+                    "name": "brakes.pdf",
+                    "mimeType": "application/pdf",
+                    "buffer": pdf("Brakes are checked every spring."),
+                },
+                {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4 this is no PDF"},
+            ]
+        )
+        transfers = page.page.get_by_role("region", name="Files being added")
+        await expect(transfers.locator("li", has_text="brakes.pdf")).to_contain_text("Added, 1 chunk")
+        await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("The PDF is damaged")
+        await expect(transfers.get_by_role("button", name="Retry broken.pdf")).to_be_visible()
+        row = page.page.locator("table tr", has_text="brakes.pdf")
+        await expect(row).to_contain_text("Ready")
+        await row.get_by_role("button", name="Chunks: brakes.pdf").click()
+        await expect(page.page.locator("#panel")).to_contain_text("Brakes are checked every spring.")
+        await page.page.keyboard.press("Escape")
+
+        await row.get_by_role("button", name="Delete: brakes.pdf").click()
+        await expect(row).to_have_count(0)
+        await page.page.get_by_role("button", name="Undo").click()
+        await expect(row).to_have_count(1)
+        found = await house.library.good("GET", "/v1/documents?collection=manuals", who="alice")
+        assert [one["title"] for one in found["documents"]] == ["brakes.pdf"]
+
+        await page.page.goto(f"{house.url}/#/ask")
+        await page.ask("When are brakes checked?")
+        await page.answered()
+        await expect(page.page.locator(".answer-text")).to_contain_text("Brakes are checked every spring.")
+        await page.page.locator("button.cite").first.click()
+        await expect(page.page.locator("#panel .panel-meta")).to_contain_text("page 1 of 1")
+
+
+async def test_a_collection_is_published_with_the_line_to_paste_elsewhere(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "root")
+        await page.page.goto(f"{house.url}/#/library/policies")
+        await page.page.get_by_role("button", name="Publish").click()
+        await page.page.get_by_label("Publish as").fill("shop/policies")
+        await page.page.locator("dialog button[type=submit]").click()
+        await expect(page.page.locator("dialog")).to_contain_text(f"shop@{house.url}/policies")
+        await page.page.keyboard.press("Escape")
+
+
+async def test_an_operator_adds_tests_and_removes_a_source(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "root")
+        await page.page.goto(f"{house.url}/#/sources")
+        await page.page.get_by_role("button", name="Add a source").click()
+        box = page.page.locator("dialog")
+        await box.get_by_label("Name", exact=True).fill("tyres")
+        await box.get_by_label("URL", exact=True).fill(house.space.url)
+        await box.get_by_label("Slug").fill("new")
+        await box.get_by_role("button", name="Test").click()
+        await expect(box).to_contain_text("Tyres are sold in pairs.")
+        await box.locator("button[type=submit]").click()
+        row = page.page.locator("li", has=page.page.get_by_role("heading", name="tyres"))
+        await expect(row).to_contain_text("added here")
+        await row.get_by_role("button", name="Remove").click()
+        await page.page.locator("dialog").get_by_role("button", name="Remove").click()
+        await expect(row).to_have_count(0)
+
+
+async def test_a_planner_step_is_followed_live_and_replayed(browser: Browser, house: House) -> None:
+    steps = "/planner/sessions/orders/steps"
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "root")
+        wanted = [{"key": "row_selection", "result_key": "rows", "deadline_ms": 60_000}]
+        await house.library.good("POST", steps, {"plan_step_id": "refund", "expected_subagents": wanted}, who="root")
+        await page.page.goto(f"{house.url}/#/streams")
+        await page.page.get_by_label("Session").fill("orders")
+        await page.page.get_by_label("Step", exact=True).fill("refund")
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.locator("main")).to_contain_text("Step started")
+        pushed = {"result_key": "rows", "status": "success", "revision": 1, "payload": {"rows": [{"id": 7}]}}
+        await house.library.good("POST", f"{steps}/refund/subagents/row_selection/events", pushed, who="root")
+        await expect(page.page.locator("main")).to_contain_text("Plan step completed")
+        await page.page.get_by_label("Replay up to this event").fill("0")
+        await expect(page.page.locator("main")).to_contain_text(re.compile("Sequence 1 of"))
+
+
+async def test_activity_shows_questions_and_an_operator_creates_and_revokes_keys(
+    browser: Browser, house: House
+) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "root")
+        await page.ask("How long is the warranty of a frame?")
+        await page.answered()
+        await page.page.goto(f"{house.url}/#/activity")
+        await expect(page.page.locator("main table")).to_contain_text("How long is the warranty of a frame?")
+        await page.page.get_by_role("tab", name="Keys").click()
+        await page.page.get_by_role("button", name="New key").click()
+        await page.page.get_by_label("User").fill("dora")
+        await page.page.locator("dialog button[type=submit]").click()
+        key = await page.page.get_by_label("Key", exact=True).inner_text()
+        house.library.secrets["dora"] = key
+        assert (await house.library.call("GET", "/v1/collections", who="dora")).status == 200
+        await page.page.get_by_role("button", name="Done").click()
+        row = page.page.locator("tr", has_text="dora")
+        await row.get_by_role("button", name="Revoke").click()
+        await page.page.locator("dialog").get_by_role("button", name="Revoke").click()
+        await expect(row).to_contain_text("Revoked")
+        assert (await house.library.call("GET", "/v1/collections", who="dora")).status == 401
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "narrow"])
+async def test_axe_finds_no_violation_on_any_screen(browser: Browser, house: House, theme: str) -> None:
+    options = {"light": {}, "dark": DARK, "narrow": NARROW}[theme]
+    async with visit(browser, house.url, **options) as page:
+        await sign_in(page, house, "root")
+        await pictured(page, "welcome", theme)
+        await page.ask("Within how many days may a customer return a bicycle?")
+        await page.answered()
+        await pictured(page, "ask", theme)
+        await page.page.locator("details.run summary").click()
+        await page.page.locator(".sentence").first.click()
+        await expect(page.page.locator("#panel mark").first).to_be_visible()
+        await pictured(page, "source", theme)
+        for screen, shown in {
+            "library": "heading:policies",
+            "library/policies": "text:Returns",
+            "sources": "heading:Remote sources",
+            "streams": "heading:Streams",
+            "activity": "text:return a bicycle",
+        }.items():
+            await page.page.goto(f"{house.url}/#/{screen}")
+            kind, _, name = shown.partition(":")
+            found = page.page.get_by_role("heading", name=name) if kind == "heading" else page.page.get_by_text(name)
+            await expect(found.first).to_be_visible()
+            await pictured(page, screen.replace("/", "-"), theme)
+
+
+async def pictured(page: Visit, name: str, theme: str) -> None:
+    """Check the screen, and keep its picture for the documentation where that is wanted."""
+    assert await page.violations_of_accessibility() == []
+    assert await page.page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+    if PICTURES:
+        await page.page.screenshot(path=Path(PICTURES) / f"{name}-{theme}.png")
