@@ -126,6 +126,17 @@ async def test_the_history_counts_errors_and_repeats_the_last_one(shop: Shop) ->
     await shop.good("DELETE", "/v1/sources/broken", who="root")
 
 
+async def test_an_address_that_a_caller_names_is_neither_opened_by_an_added_source_nor_in_its_history(
+    shop: Shop,
+) -> None:
+    before = await shop.good("POST", "/v1/sources", shop.wiki("private"), who="root")
+    chat = {"prompt": QUESTION, "data_sources": [{"url": shop.space.url, "slug": "wiki"}], "retrieval_only": True}
+    [refused] = (await shop.good("POST", "/api/v1/chat", chat))["retrieval_info"]
+    assert (refused["status"], refused["documents_retrieved"]) == ("error", 0)
+    assert (await shop.listed())["private"] == before
+    await shop.good("DELETE", "/v1/sources/private", who="root")
+
+
 @pytest.mark.parametrize(
     ("slug", "status", "said"),
     [
@@ -270,6 +281,13 @@ async def test_other_workers_and_later_starts_have_added_sources_and_a_reload_ke
         assert reload is not None
         await reload.reconfigure({"filed": McpServer(name="filed", url="http://127.0.0.1:9/mcp")}, settings.aggregation)
         assert {"wiki", "notes", "filed"} <= set(await second.listed())
+        # The file has this name now, too.
+        await reload.reconfigure({"notes": McpServer(name="notes", url="http://127.0.0.1:9/mcp")}, settings.aggregation)
+        both = [
+            one for one in (await second.good("GET", "/v1/sources", who="root"))["sources"] if one["name"] == "notes"
+        ]
+        assert [(one["configured"], one["removable"]) for one in both] == [("file", False), ("page", True)]
+        assert (both[1]["health"], "anabranch.yaml" in both[1]["health_text"]) == ("disabled", True)
     async with running(settings) as server:
         later = Shop(Library(server, first.folder, first.secrets), shop.space, shop.mcp_url)
         assert {"wiki", "notes"} <= set(await later.listed())
