@@ -83,7 +83,10 @@ class EndpointCatalog:
     async def _watch(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception as error:  # noqa: BLE001  the task's boundary: it looks again
+                self._telemetry.noted(AddedSourcesUnreadable(reason=f"Unexpected error: {type(error).__name__}."))
 
     async def close(self) -> None:
         if self._task is not None:

@@ -21,6 +21,7 @@ from anabranch.telemetry.endpoint_history import CallHistory, EndpointHistory
 # The health of a source is that of its last minutes with calls.
 RECENT_MINUTES = 10
 FAILING = 0.5
+MAX_TITLE = 200
 NOT_USED = "anabranch.yaml has an entry with this name, which is used instead."
 
 SourceHealth = Literal["ok", "degraded", "failing", "unknown", "circuit_open", "disabled"]
@@ -120,7 +121,7 @@ class SourceListing:
                 ListedSource(
                     name=one.collection.name,
                     kind="collection",
-                    title=one.collection.description or one.collection.name,
+                    title=(one.collection.description or one.collection.name)[:MAX_TITLE],
                     owner=one.collection.owner or None,
                     slug=one.collection.name,
                     configured="collection",
@@ -145,7 +146,7 @@ class SourceListing:
         operator = viewer.caller.operator
         listed = replace(
             listed,
-            title=server.description or server.name,
+            title=(server.description or server.name)[:MAX_TITLE],
             origin=_origin(server.url or "") if operator else None,
             has_secret=operator and bool(server.headers or server.env),
             tool=health.tool,

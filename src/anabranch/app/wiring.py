@@ -140,17 +140,13 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         knowledge = _knowledge(settings, outbound, policies, role)
         leaving.push_async_callback(knowledge.close)
         resilience = policies.resilience
-        servers = McpServers(settings, outbound=outbound, resilience=resilience, clock=clock, telemetry=telemetry)
-        leaving.push_async_callback(servers.close)
-        catalog = EndpointCatalog(settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry)
-        leaving.push_async_callback(catalog.close)
-        await catalog.refresh()
+        configured = _configured(settings, outbound, policies, clock, telemetry, role)
+        servers, catalog = await leaving.enter_async_context(configured)
         evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry))
         judge = judge_for(settings, evidence) if evidence is not None else None
         observer = partial(Observer, clock=clock, telemetry=telemetry)
-        endpoints = partial(
-            EndpointDirectory, settings, outbound, knowledge.existing, resilience, servers.source, observer
-        )
+        asked = (knowledge.existing, resilience, servers.source, observer)
+        endpoints = partial(EndpointDirectory, settings, outbound, *asked)
         directory = endpoints(judge)
         external = verifier_for(settings, outbound, clock, telemetry, resilience)
         claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external))
@@ -166,21 +162,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         recordings = _recordings(settings, recorded, telemetry, role)
         runs = Runs(settings, answerer, policies, query_log, revocations, telemetry, recordings)
         policies.start()
-        streams = EventStreams()
-        if role.streaming:
-            catalog.watch(role.timing.sources_every_s)
-            kept = event_streams(
-                settings,
-                policies,
-                outbound=outbound,
-                knowledge=knowledge,
-                documentation=questions.documentation(),
-                start=runs.start,
-                clock=clock,
-                telemetry=telemetry,
-                timing=role.timing,
-            )
-            streams = await leaving.enter_async_context(kept)
+        kept = _streams(settings, policies, outbound, knowledge, questions, runs, clock, telemetry, role)
+        streams = await leaving.enter_async_context(kept)
         yield Parts(
             runs=runs,
             recorded=recorded,
@@ -199,6 +182,54 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             source_check=SourceCheck(settings, outbound, clock),
             timing=role.timing,
         )
+
+
+@asynccontextmanager
+async def _configured(
+    settings: Settings, outbound: Outbound, policies: Policies, clock: Clock, telemetry: Telemetry, role: Role
+) -> AsyncIterator[tuple[McpServers, EndpointCatalog]]:
+    """The MCP servers, and all that is configured; a server notices what other workers add."""
+    servers = McpServers(settings, outbound=outbound, resilience=policies.resilience, clock=clock, telemetry=telemetry)
+    catalog = EndpointCatalog(settings, servers, AddedSourcesFile(folder_of(settings), replace_file), telemetry)
+    try:
+        await catalog.refresh()
+        if role.streaming:
+            catalog.watch(role.timing.sources_every_s)
+        yield servers, catalog
+    finally:
+        await catalog.close()
+        await servers.close()
+
+
+@asynccontextmanager
+async def _streams(
+    settings: Settings,
+    policies: Policies,
+    outbound: Outbound,
+    knowledge: KnowledgeOpener,
+    questions: Questions,
+    runs: Runs,
+    clock: Clock,
+    telemetry: Telemetry,
+    role: Role,
+) -> AsyncIterator[EventStreams]:
+    """Planner steps and resumable answers, where they are kept."""
+    if not role.streaming:
+        yield EventStreams()
+        return
+    kept = event_streams(
+        settings,
+        policies,
+        outbound=outbound,
+        knowledge=knowledge,
+        documentation=questions.documentation(),
+        start=runs.start,
+        clock=clock,
+        telemetry=telemetry,
+        timing=role.timing,
+    )
+    async with kept as streams:
+        yield streams
 
 
 def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role: Role) -> KnowledgeOpener:

@@ -483,3 +483,21 @@ async def test_without_a_data_folder_the_list_is_empty_and_none_is_made(tmp_path
         page = await response.json()
     assert (page["queries"], page["note"]) == ([], "There is no data folder yet, and questions are kept in it.")
     assert not (tmp_path / "none").exists()
+
+
+async def test_slow_and_failed_questions_are_listed_page_by_page(shelf: Library) -> None:
+    sam = person(shelf, "sam")
+    ids = [(await shelf.ask(f"When does the ferry leave, {number}?", who=sam))["query_id"] for number in range(5)]
+    await listed(shelf, sam)  # all are recorded
+    changes = {ids[1]: ("timeout", 7_000), ids[3]: ("generation_failed", 9_000), ids[4]: ("answered", 8_000)}
+    with closing(sqlite3.connect(shelf.folder / NAME)) as db, db:
+        for query, (outcome, latency_ms) in changes.items():
+            db.execute("UPDATE queries SET outcome = ?, latency_ms = ? WHERE id = ?", (outcome, latency_ms, query))
+    assert [one["id"] for one in await listed(shelf, sam, "?outcome=failed")] == [ids[3], ids[1]]
+    assert [one["id"] for one in await listed(shelf, sam, "?slower_than_ms=7000")] == [ids[4], ids[3]]
+    assert [one["id"] for one in await listed(shelf, sam, "?outcome=failed&slower_than_ms=8000")] == [ids[3]]
+    page = await shelf.good("GET", "/v1/queries?outcome=failed&limit=1", who=sam)
+    assert ([one["id"] for one in page["queries"]], page["has_more"]) == ([ids[3]], True)
+    rest = await shelf.good("GET", f"/v1/queries?outcome=failed&limit=1&after={page['next']}", who=sam)
+    assert ([one["id"] for one in rest["queries"]], rest["has_more"]) == ([ids[1]], False)
+    assert (await shelf.call("GET", "/v1/queries?slower_than_ms=soon", who=sam)).status == 400

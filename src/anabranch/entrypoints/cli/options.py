@@ -103,7 +103,7 @@ query_options = _together(
     click.option("-c", "--collection", metavar="NAME", help="Only questions to this collection."),
     click.option("--conversation", metavar="ID", help="Only this conversation."),
     click.option("--surface", help="Only of this surface: query, rag_stream, chat, endpoints, mcp, cli…"),
-    click.option("--outcome", help="answered, refused, or the code of an error."),
+    click.option("--outcome", help="answered, refused, the code of an error, or failed for every error."),
 )
 
 
