@@ -208,7 +208,8 @@ async def test_a_planner_step_is_followed_live_and_replayed(browser: Browser, ho
         await page.page.keyboard.press("Enter")
         await expect(page.page.locator("main")).to_contain_text(re.compile("step started", re.IGNORECASE))
         pushed = {"result_key": "rows", "status": "success", "revision": 1, "payload": {"rows": [{"id": 7}]}}
-        await house.library.good("POST", f"{steps}/refund/subagents/row_selection/events", pushed, who="root")
+        sent = await house.library.call("POST", f"{steps}/refund/subagents/row_selection/events", pushed, who="root")
+        assert sent.status == 202
         await expect(page.page.locator("main")).to_contain_text(re.compile("plan step completed", re.IGNORECASE))
         await page.page.get_by_label("Replay up to this event").fill("0")
         await expect(page.page.locator("main")).to_contain_text(re.compile("Sequence 1 of"))
