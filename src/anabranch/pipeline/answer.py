@@ -51,6 +51,7 @@ from anabranch.pipeline.merge import Merged, Merging
 from anabranch.pipeline.prompt import Compaction, compose
 from anabranch.pipeline.prompt_injection import checked_answer, checked_deltas, marked
 from anabranch.pipeline.rewrite import Rewritten, rewrite
+from anabranch.pipeline.stop import StopSequences
 from anabranch.text.messages import message
 
 if TYPE_CHECKING:
@@ -259,11 +260,13 @@ async def generate(
     abstained = False
     citations: list[Citation] = []
     checked = checked_answer(prompt) if prompt.defence else None
+    stop = StopSequences(prompt.stop) if prompt.stop else None
     limit = nullcontext() if context.deadline - began <= timeout_s else asyncio.timeout(timeout_s)
     context = _until(context, began + timeout_s)
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
-        async with limit, aclosing(generator.generate(prompt, context)) as deltas:
+        async with limit, aclosing(generator.generate(prompt, context)) as generated:
+            deltas = generated if stop is None else stop.deltas(generated)
             async for delta in deltas if checked is None else checked_deltas(deltas, checked):
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
@@ -279,7 +282,7 @@ async def generate(
                     text.append("".join(blank))
                     blank.clear()
                     await emit(Token(text=text[-1]))
-            if not text:
+            if not text and not (stop is not None and stop.found):
                 raise _empty(finish_reason)
     except TimeoutError:
         late = f"the model did not finish within {timeout_s:.3g} seconds (AGGREGATOR_GENERATION_TIMEOUT)."
