@@ -287,7 +287,7 @@ class OpenAISurface(AnswerSurface):
                     found = await embedder.embed(texts)
             except TimeoutError:
                 raise DeadlineExceeded("The texts could not be embedded in time; send fewer of them.") from None
-        tokens = sum(await estimated_tokens(texts))
+        tokens = sum(max(1, one) for one in await estimated_tokens(texts))
         base64_wanted = request.encoding_format == "base64"
         return Reply(await asyncio.to_thread(_embeddings, embedder.name, found, tokens, as_base64=base64_wanted))
 
