@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import struct
 import sys
 from collections.abc import AsyncIterator
@@ -32,6 +33,8 @@ Parcels to Iceland leave on Tuesdays. Every parcel is insured up to 500 euros.
 EMBEDDER = "all-MiniLM-L6-v2"
 QUESTION = "How long do refunds for printed books take?"
 ANSWER = "Refunds for printed books take 30 days. [1]"
+NODE = Path(sys.prefix) / "bin" / "node"
+PAGE = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
@@ -157,10 +160,9 @@ async def test_stop_ends_quoted_answers(client: AsyncOpenAI) -> None:
     assert answered.choices[0].message.content == "Refunds for printed books take 30 "
     assert answered.choices[0].finish_reason == "stop"
     assert all(one["end"] <= 34 for one in details(answered)["sentences"])
-    assert (
-        answered.choices[0].message.annotations == details(answered)["citations"] == []
-        or len(details(answered)["citations"]) == 1
-    )
+    (cited,) = details(answered)["citations"]
+    assert cited["quoted_text"].startswith("Refunds for printed books take 30 days")
+    assert cited["answer_end"] <= 34
     stream = await client.chat.completions.create(model="all", messages=MESSAGES, stop="books", stream=True)
     said = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(said) == "Refunds for printed "
@@ -423,13 +425,17 @@ async def test_a_resumable_completion_can_be_read_again(shelf: Library) -> None:
         assert "30 days" in again.body
 
 
-async def test_npms_client_asks_streams_and_embeds(shelf: Library) -> None:
-    node, script = Path(sys.prefix) / "bin" / "node", HERE / "openai_client.mjs"
-    arguments = (str(PACKAGES), f"{shelf.server.url}/v1", shelf.secrets["bob"], EMBEDDER)
-    process = await asyncio.create_subprocess_exec(node, script, *arguments, stdout=asyncio.subprocess.PIPE)
+async def printed_by(*command: str | Path, folder: Path | None = None) -> str:
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(30):
         printed, _ = await process.communicate()
-    found = json.loads(printed)
+    assert process.returncode == 0
+    return printed.decode()
+
+
+async def test_npms_client_asks_streams_and_embeds(shelf: Library) -> None:
+    arguments = (str(PACKAGES), f"{shelf.server.url}/v1", shelf.secrets["bob"], EMBEDDER)
+    found = json.loads(await printed_by(NODE, HERE / "openai_client.mjs", *arguments))
     assert found["models"] == ["all", "collection:shop", "collection:a/b shop", "model:extractive", EMBEDDER]
     assert found["model"]["id"] == "collection:a/b shop"
     assert found["chat"]["choices"][0]["message"]["content"] == ANSWER
@@ -446,3 +452,23 @@ async def test_npms_client_asks_streams_and_embeds(shelf: Library) -> None:
         "type": "invalid_request_error",
         "kind": "NotFoundError",
     }
+
+
+def example(shelf: Library, language: str) -> str:
+    """An example of the page, for this server and a key of it."""
+    (code,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(code.replace("http://127.0.0.1:8001", shelf.server.url).replace("KEY", shelf.secrets["bob"]))
+
+
+async def test_the_documented_examples_run(shelf: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "example.mjs").write_text(example(shelf, "javascript"), encoding="utf-8")
+    (tmp_path / "node_modules").symlink_to(PACKAGES / "node_modules")
+    assert await printed_by(NODE, "--preserve-symlinks-main", "example.mjs", folder=tmp_path) == f"{ANSWER}\n1\n"
+    by_curl = json.loads(await printed_by("sh", "-c", example(shelf, "sh")))
+    assert by_curl["choices"][0]["message"]["content"] == ANSWER
+    names: dict[str, Any] = {}
+    code = compile(example(shelf, "python"), "openai.md", "exec")
+    capsys.readouterr()
+    await asyncio.to_thread(exec, code, names)
+    await asyncio.to_thread(names["client"].close)
+    assert capsys.readouterr().out.startswith(f"{ANSWER}\nHandbook http")
