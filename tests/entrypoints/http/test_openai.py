@@ -117,7 +117,7 @@ async def test_a_chat_completion_has_the_answer_with_its_citations(shelf: Librar
 async def test_a_citation_links_to_the_document_on_this_server(shelf: Library, client: AsyncOpenAI) -> None:
     asked: Any = [{"role": "user", "content": "What does compost need?"}]
     answered = await client.chat.completions.create(model="a/b shop", messages=asked)
-    (annotation,) = answered.choices[0].message.annotations or ()
+    (annotation,) = list(answered.choices[0].message.annotations or [])
     (cited,) = details(answered)["citations"]
     place = f"{cited['document_id']}?start={cited['start_char']}&end={cited['end_char']}"
     assert annotation.url_citation.url == f"{shelf.server.url}/#/documents/{place}"
@@ -330,7 +330,7 @@ async def test_embeddings_are_those_of_the_installed_model(shelf: Library, clien
     with pytest.raises(NotFoundError) as caught:
         await client.embeddings.create(model="text-embedding-3-small", input="cat")
     assert caught.value.code == "model_not_found"
-    for body in (
+    bodies: tuple[dict[str, Any], ...] = (
         {"input": [1, 2, 3]},
         {"input": [[1, 2], [3]]},
         {"input": []},
@@ -339,15 +339,16 @@ async def test_embeddings_are_those_of_the_installed_model(shelf: Library, clien
         {"input": ["a"] * 2_049},
         {"input": ["a" * 500_001] * 2},
         {"input": "a", "dimensions": 256},
-    ):
+    )
+    for body in bodies:
         await refused(shelf, "/v1/embeddings", model=EMBEDDER, **body)
 
 
 async def test_a_response_has_the_answer_with_its_citations(client: AsyncOpenAI) -> None:
     answered = await client.responses.create(model="all", input=QUESTION, instructions="Be brief.", store=False)
     assert (answered.output_text, answered.status, answered.error) == (ANSWER, "completed", None)
-    part: Any = answered.output[0].content[0]  # type: ignore[union-attr]
-    (cited,) = part.annotations
+    message: Any = answered.output[0]
+    (cited,) = message.content[0].annotations
     assert (cited.type, ANSWER[cited.start_index : cited.end_index]) == ("url_citation", "[1]")
     assert answered.usage is not None
     assert answered.usage.total_tokens == answered.usage.input_tokens + answered.usage.output_tokens > 0
@@ -396,7 +397,7 @@ async def test_a_previous_response_continues_its_conversation(
 
 async def test_responses_refuse_what_they_cannot_do(shelf: Library) -> None:
     asked = {"model": "all", "input": QUESTION}
-    for param, more in {
+    refusals: dict[str, dict[str, Any]] = {
         "text.format": {"text": {"format": {"type": "json_object"}}},
         "tool_choice": {"tool_choice": {"type": "function", "name": "f"}},
         "background": {"background": True},
@@ -405,7 +406,8 @@ async def test_responses_refuse_what_they_cannot_do(shelf: Library) -> None:
         "input": {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
         "input[0]": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "previous_response_id": {"previous_response_id": "resp_nothing"},
-    }.items():
+    }
+    for param, more in refusals.items():
         assert (await refused(shelf, "/v1/responses", **{**asked, **more}))["param"] == param
 
 
