@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, RateLimitError
 
 from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.domain.model import Endpoint
@@ -474,3 +474,15 @@ async def test_the_documented_examples_run(shelf: Library, tmp_path: Path, capsy
     await asyncio.to_thread(exec, code, names)
     await asyncio.to_thread(names["client"].close)
     assert capsys.readouterr().out.startswith(f"{ANSWER}\nHandbook http")
+
+
+async def test_the_rate_limit_of_the_surface_is_openais_error(tmp_path: Path, models_dir: Path) -> None:
+    async with (
+        library(tmp_path, models_dir, rate_limit=1, rate_limit_surfaces=("openai",)) as opened,
+        connected(opened, "bob") as bob,
+    ):
+        await bob.embeddings.create(model=EMBEDDER, input="cat")
+        with pytest.raises(RateLimitError) as caught:
+            await bob.chat.completions.create(model="all", messages=MESSAGES)
+    assert caught.value.code == "rate_limit_exceeded"
+    assert int(caught.value.response.headers["Retry-After"]) > 0
