@@ -45,6 +45,7 @@ DEFAULTS: dict[str, object] = {
     "chat_enabled": True,
     "query_enabled": True,
     "rag_enabled": True,
+    "openai_enabled": True,
     "knowledge_enabled": True,
     "endpoints_enabled": True,
     "planner_enabled": True,

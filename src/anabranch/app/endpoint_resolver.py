@@ -96,6 +96,10 @@ class EndpointResolver:
             return self.model
         return await self._resolved(name, self._models, tokens)
 
+    def known_models(self) -> Mapping[str, Endpoint]:
+        """The models of the configuration, the default one, and the one that quotes, by name."""
+        return self._models
+
     def named_model(self, name: str, *, configured: bool, otherwise: str = "") -> Endpoint:
         """The model with this name; only `configured` callers may name what the operator configured. `otherwise` is
         what a caller can send instead of a name."""

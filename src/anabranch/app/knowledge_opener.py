@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,11 @@ class KnowledgeOpener:
                     self._open = await self._opened()
         return self._open
 
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The embedder of the settings, without a cache. It loads its model with the first text."""
+        return embedder_for(self._settings, self._outbound, resilience=self._resilience)
+
     async def existing(self) -> "Knowledge | None":
         """The Knowledge, if the data folder has records: asking creates none."""
         return await self() if self.exists else None
@@ -96,8 +102,7 @@ class KnowledgeOpener:
 
         folder = folder_of(self._settings)
         database = await asyncio.to_thread(Database.open, folder)
-        inner = embedder_for(self._settings, self._outbound, resilience=self._resilience)
-        embedder = self._cached(inner)
+        embedder = self._cached(self.embedder)
         try:
             await database.read(lambda db: documents.check_embedder(db, embedder.name))
             reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
@@ -111,7 +116,7 @@ class KnowledgeOpener:
         searcher = Searcher(database, reader, embedder, reranker)
         knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
-            self._warming = asyncio.create_task(_warm(knowledge, inner))
+            self._warming = asyncio.create_task(_warm(knowledge, self.embedder))
         return knowledge
 
 

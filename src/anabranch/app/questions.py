@@ -28,6 +28,7 @@ from anabranch.domain.model import (
     Value,
 )
 from anabranch.domain.ranking import Ranking
+from anabranch.pipeline.prompt import QUERY_SYSTEM
 from anabranch.telemetry.log import new_correlation_id
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class Options(Value):
     defence: bool = False
     verify: bool | None = None
     answer_policy: AnswerPolicy = "all"
+    stop: tuple[str, ...] = ()
 
 
 class Questions:
@@ -82,6 +84,7 @@ class Questions:
         self.known_sources = names.known_sources
         self.every = names.every
         self.named_model = names.named_model
+        self.known_models = names.known_models
 
     def context(
         self,
@@ -159,9 +162,25 @@ class Questions:
         options: Options,
         model: Endpoint | None = None,
     ) -> Question:
-        """Spec 5: an answer from the collections and from configured sources, by the model of the settings unless the
-        request names one."""
+        """Spec 5: an answer from the collections and from configured sources, by the default model unless another one
+        is given."""
         return self._from_collections(QUERY, text, scope, history, options, TOP_K, model)
+
+    def completion(
+        self,
+        text: str,
+        scope: SearchScope,
+        history: tuple[Message, ...],
+        options: Options,
+        model: Endpoint | None = None,
+    ) -> Question:
+        """OpenAI's API: as `query`. The caller's system prompt follows ours: the answer still comes from the passages,
+        and cites them. A model that quotes reads no history."""
+        if options.system_prompt:
+            options = msgspec.structs.replace(options, system_prompt=f"{QUERY_SYSTEM}\n\n{options.system_prompt}")
+        if (model or self.model).kind == EXTRACTIVE.kind:
+            history, options = (), msgspec.structs.replace(options, system_prompt=None, temperature=None)
+        return self.query(text, scope, history, options, model)
 
     def rag(self, text: str, scope: SearchScope, history: tuple[Message, ...], options: Options) -> Question:
         """Spec 4: as `query`, with a guardrail and varied passages unless the request says otherwise."""
@@ -269,7 +288,8 @@ class Questions:
             top_k=_or(options.top_k, min(default_top_k, self._settings.max_top_k)),
             similarity_threshold=_or(options.similarity_threshold, 0.0),
             max_tokens=_or(options.max_tokens, DEFAULTS.max_tokens),
-            temperature=0.0,
+            temperature=_or(options.temperature, 0.0),
+            system_prompt=options.system_prompt,
             profile=profile,
             refuse=True,
             filters=scope.filters,
@@ -283,6 +303,7 @@ class Questions:
             verify=self._verifies(profile, options.verify, options.answer_policy),
             answer_policy=options.answer_policy,
             explain=options.explain,
+            stop=options.stop,
         )
 
     def _top_k(self, model: Endpoint) -> int:

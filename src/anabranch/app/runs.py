@@ -1,6 +1,8 @@
 """The Runs of this process: admission, rate limits, the query log, and the end of all of them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from anabranch.app.policies import Policies
@@ -62,6 +64,18 @@ class Runs:
         are found."""
         if code not in (RateLimited.code, Overloaded.code):
             self._telemetry.noted(Rejected(surface=surface, code=code))
+
+    @asynccontextmanager
+    async def admitted(self, context: Context) -> AsyncIterator[Allowance | None]:
+        """A request that is no question, but takes its place: it waits for its turn, and counts against its caller's
+        rate limit."""
+        slot = self._slot(context)
+        try:
+            allowance = await self._policies.rate_limits.admit(context)
+            await slot.turn()
+            yield allowance
+        finally:
+            slot.leave()
 
     async def begin(
         self,

@@ -59,8 +59,8 @@ Subagents = Annotated[
     Meta(description="a list of documentation, row_selection, action, voice, safety and other"),
 ]
 Surfaces = Annotated[
-    tuple[Literal["rag_stream", "chat", "query", "endpoints", "mcp"], ...],
-    Meta(description="a list of rag_stream, chat, query, endpoints and mcp"),
+    tuple[Literal["rag_stream", "chat", "query", "openai", "endpoints", "mcp"], ...],
+    Meta(description="a list of rag_stream, chat, query, openai, endpoints and mcp"),
 ]
 Origins = Annotated[tuple[str, ...], Meta(description='a list such as ["https://app.example.com"], or ["*"] for all')]
 Allowlist = Annotated[

@@ -65,7 +65,7 @@ class TrackedEnvironment(dict[str, str]):
 
 PREFIX = "AGGREGATOR_"
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+|null")
-SWITCHED_SURFACES = ("chat", "query", "rag", "knowledge", "endpoints", "planner", "mcp", "page")
+SWITCHED_SURFACES = ("chat", "query", "rag", "openai", "knowledge", "endpoints", "planner", "mcp", "page")
 SECRET = ("model_api_key", "embedding_api_key", "reranker_api_key", "verifier_api_key", "redis_url", "otlp_headers")
 
 
@@ -94,6 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     chat_enabled: Flag = True
     query_enabled: Flag = True
     rag_enabled: Flag = True
+    openai_enabled: Flag = True
     knowledge_enabled: Flag = True
     endpoints_enabled: Flag = True
     planner_enabled: Flag = True

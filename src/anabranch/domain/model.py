@@ -165,7 +165,7 @@ class Question(Value):
     the answer cache. `fallback` is the model that answers if `model` fails before its first token. `ranking` belongs to
     the profile `aggregate`; `patience_s` is the time for the sources, if not that of the settings. `explain`: the
     stages note what they did to each passage. `verify`: each sentence of the answer is checked against the
-    passages."""
+    passages. `stop`: the answer ends before the first of these texts."""
 
     text: str
     sources: tuple[Endpoint, ...] = ()
@@ -194,6 +194,7 @@ class Question(Value):
     explain: bool = False
     verify: bool = False
     answer_policy: AnswerPolicy = "all"
+    stop: tuple[str, ...] = ()
 
 
 class Context(Value):
@@ -366,7 +367,7 @@ class SourceConflict(Value, gc=False):
 class Prompt(Value):
     """The prompt for a model; `passages` are those that fit, `unused` are numbered passages that do not. `boundary` are
     the random letters in the lines around its passages, if it has some; `defence` is that of the profile. `conflicts`
-    are those between its passages."""
+    are those between its passages. `stop` is that of the question."""
 
     question: str
     messages: tuple[Message, ...]
@@ -381,6 +382,7 @@ class Prompt(Value):
     boundary: str = ""
     defence: bool = False
     conflicts: tuple[SourceConflict, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 class Usage(Value, gc=False):

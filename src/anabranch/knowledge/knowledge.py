@@ -368,12 +368,12 @@ class Knowledge:
     async def record(self, query: queries.QueryRecord) -> None:
         await self._database.write(lambda db: queries.record(db, query))
 
-    async def turns(self, caller: Caller, conversation: str, limit: int) -> list[queries.Turn]:
-        """The last turns of the caller's own conversation, without those whose answers are withheld. Guests have none:
-        they have no identity."""
+    async def turns(self, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[queries.Turn]:
+        """The last turns of the caller's own conversation, up to the one with the id `last`, if it is given, without
+        those whose answers are withheld. Guests have none: they have no identity."""
         if _is_guest(caller):
             return []
-        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit))
+        return await self._database.read(lambda db: queries.turns(db, caller, conversation, limit, last))
 
     async def rate(self, caller: Caller, query: str, rating: Rating, comment: str | None) -> queries.Rated | None:
         """Feedback on a question of the caller's own; None if there is none of that id."""

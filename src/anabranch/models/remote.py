@@ -278,6 +278,7 @@ class OpenAIModel:
             "temperature": prompt.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"stop": prompt.stop} if prompt.stop else {}),
         }
         return deltas(
             lambda: self._outbound.request(
@@ -305,7 +306,7 @@ class SpaceModel:
             "max_tokens": prompt.max_tokens,
             "temperature": prompt.temperature,
             "stream": self._streaming,
-            "stop_sequences": [],
+            "stop_sequences": prompt.stop,
         }
         return deltas(
             lambda: syft_wire.call(self._endpoint, payload, context, self._outbound),

@@ -2,7 +2,7 @@
 cite have files of their own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
 from heapq import nlargest
@@ -32,6 +32,7 @@ from anabranch.domain.model import (
     Answer,
     Citation,
     Context,
+    Delta,
     Endpoint,
     Fallback,
     Ground,
@@ -51,12 +52,14 @@ from anabranch.pipeline.merge import Merged, Merging
 from anabranch.pipeline.prompt import Compaction, compose
 from anabranch.pipeline.prompt_injection import checked_answer, checked_deltas, marked
 from anabranch.pipeline.rewrite import Rewritten, rewrite
+from anabranch.pipeline.stop import STOPPED, stopped
 from anabranch.text.messages import message
 
 if TYPE_CHECKING:
     from anabranch.evidence.judge import Judge
     from anabranch.pipeline.explain import PipelineNotes
     from anabranch.pipeline.verify import Verified, Verifier, Verifying
+    from anabranch.text.safe_markdown import SafeMarkdown
 
 
 def observed(
@@ -264,7 +267,7 @@ async def generate(
     try:
         # Not the Run's own deadline: that one ends the question, with its own error.
         async with limit, aclosing(generator.generate(prompt, context)) as deltas:
-            async for delta in deltas if checked is None else checked_deltas(deltas, checked):
+            async for delta in _shown(deltas, prompt, checked):
                 usage = delta.usage or usage
                 finish_reason = delta.finish_reason or finish_reason
                 support = round(delta.support, 4) if delta.support is not None else support
@@ -279,7 +282,7 @@ async def generate(
                     text.append("".join(blank))
                     blank.clear()
                     await emit(Token(text=text[-1]))
-            if not text:
+            if not text and not (prompt.stop and finish_reason == STOPPED):
                 raise _empty(finish_reason)
     except TimeoutError:
         late = f"the model did not finish within {timeout_s:.3g} seconds (AGGREGATOR_GENERATION_TIMEOUT)."
@@ -298,6 +301,13 @@ async def generate(
         abstained=abstained,
         removed_links=checked.removed if checked is not None else (),
     )
+
+
+def _shown(deltas: AsyncIterator[Delta], prompt: Prompt, checked: "SafeMarkdown | None") -> AsyncIterator[Delta]:
+    """What a model writes as the answer shows it."""
+    if prompt.stop:
+        deltas = stopped(deltas, prompt.stop)
+    return deltas if checked is None else checked_deltas(deltas, checked)
 
 
 def _empty(finish_reason: str | None) -> EmptyReply:

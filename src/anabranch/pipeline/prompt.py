@@ -159,6 +159,7 @@ async def compose(
         boundary=boundary if shown.passages else "",
         defence=question.profile.defence,
         conflicts=shown.conflicts,
+        stop=question.stop,
     )
 
 

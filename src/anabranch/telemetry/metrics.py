@@ -124,7 +124,7 @@ def _runs(pid: int) -> bool:
 
 
 RAG = "rag_stream"
-SURFACES = (RAG, "chat", "query", "endpoints", "library")
+SURFACES = (RAG, "chat", "query", "openai", "endpoints", "library")
 OUTCOMES = ("answered", "cached", "refused", "failed", "cancelled", "rejected")
 ANSWERING = ("rewrite", "retrieve", "merge", "evidence", "conflicts", "prompt", "generate", "cite", "verify")
 STAGES = ("question", *ANSWERING, "aggregation.wait", "aggregation.emit", "aggregation.retry")

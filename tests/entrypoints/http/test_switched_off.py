@@ -16,6 +16,7 @@ ADDRESSES = {
     "chat": {"/api/v1/chat", "/api/v1/chat/stream"},
     "query": {"/v1/query"},
     "rag": {"/rag/stream"},
+    "openai": {"/v1/chat/completions", "/v1/responses", "/v1/models", "/v1/models/{model}", "/v1/embeddings"},
     "knowledge": {"/v1/collections", "/v1/documents", "/v1/ingest", "/v1/feedback"},
     "endpoints": {"/api/v1/endpoints/{slug}/query"},
     "planner": {"/planner/sessions/{session}/steps"},

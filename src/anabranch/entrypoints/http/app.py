@@ -27,6 +27,8 @@ from anabranch.entrypoints.http.errors import EXPOSED
 from anabranch.entrypoints.http.keys import KeysSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
 from anabranch.entrypoints.http.mcp import McpSurface
+from anabranch.entrypoints.http.openai import OpenAISurface
+from anabranch.entrypoints.http.openai_answers import lost_completion, lost_response
 from anabranch.entrypoints.http.operations import Operation, RequestLoop
 from anabranch.entrypoints.http.ops import OpsSurface
 from anabranch.entrypoints.http.page import PageSurface
@@ -111,13 +113,20 @@ class Service:
         self, anabranch: Anabranch, access: Access, metrics: Metrics, history: EndpointHistory, mcp: McpSurface
     ) -> list[Operation[Any]]:
         """The table of every address that the server answers."""
-        writers: Writers = {"chat": lambda _: chat.frame, "rag": lost_rag, "query": lost_query}
+        writers: Writers = {
+            "chat": lambda _: chat.frame,
+            "rag": lost_rag,
+            "query": lost_query,
+            "completion": lost_completion,
+            "response": lost_response,
+        }
         streams = AnswerStreams(anabranch, access, self._closing, writers)
         surfaces = (
             ("chat", chat.ChatSurface(anabranch, access, streams).operations()),
             ("endpoints", EndpointSurface(anabranch, access).operations()),
             ("query", QuerySurface(anabranch, access, streams).operations()),
             ("rag", RagSurface(anabranch, access, streams).operations()),
+            ("openai", OpenAISurface(anabranch, access, streams).operations()),
             ("knowledge", KnowledgeSurface(anabranch, access).operations()),
             ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
             ("knowledge", SourcesSurface(anabranch, access, history).operations()),

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 WEBSOCKET = "WEBSOCKET"
 PLANNER_PATHS = "/planner/"
-# Ids of planner steps and file names may contain a slash, sent as %2F: each segment is decoded by itself.
-ENCODED_PATHS = (PLANNER_PATHS, "/v1/documents/")
+# Ids of planner steps and models, and file names, may have a slash, sent as %2F: each segment is decoded by itself.
+ENCODED_PATHS = (PLANNER_PATHS, "/v1/documents/", "/v1/models/")
 MAX_LOGGED_PATH = 200
 RESPONSE_STARTS = ("http.response.start", "websocket.accept")
 BODY_S = 30.0

@@ -60,6 +60,7 @@ from anabranch.entrypoints.verification import VerificationView, VerifiedRequest
 from anabranch.knowledge.model import Caller
 from anabranch.knowledge.records.database import made_at, new_id
 from anabranch.knowledge.records.queries import MAX_TURNS
+from anabranch.pipeline.run import Run
 
 MAX_QUERY = 10_000
 SEARCH_FAILED = "The search failed."
@@ -373,6 +374,30 @@ STREAM = EventStream(
 
 
 @dataclass
+class SingleSource:
+    """Reads the events of an answer: a single source that fails is an error; if there are several, the others
+    answer."""
+
+    _single: bool = False
+
+    def failure(self, event: AnswerEvent) -> str | None:
+        match event:
+            case RetrievalStarted(sources=endpoints):
+                self._single = len(endpoints) == 1
+            case SourceReplied(reply=reply) if self._single and reply.status is not Status.SUCCESS:
+                return reply.error or SEARCH_FAILED
+        return None
+
+
+async def whole_or_failed(run: Run, call: Call[Any]) -> Answer:
+    """The answer; if its single source has failed, that is the error."""
+    answer = await whole(run, call.receive)
+    if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
+        raise SearchUnavailable(answer.replies[0].error or SEARCH_FAILED)
+    return answer
+
+
+@dataclass
 class QueryRenderer:
     """Renders the answer to one question, whole or event by event, with the same content. A single source that fails is
     an error; if there are several, the others answer."""
@@ -385,13 +410,13 @@ class QueryRenderer:
     with_status: bool = False
     _started: bool = False
     _failed: bool = False
-    _single_source: bool = False
+    _single: SingleSource = field(default_factory=SingleSource)
     # What a sentence refers to: the passages in the prompt, and the answer so far.
     _passages: tuple[Passage, ...] = ()
     _text: StringIO = field(default_factory=StringIO)
 
     def response(self, answer: Answer) -> bytes:
-        done = msgspec.structs.asdict(self._done(answer))
+        done = msgspec.structs.asdict(self.done(answer))
         return msgspec.json.encode(QueryResponse(answer=answer.text, sources=self._sources(answer), **done))
 
     def frame(self, event: AnswerEvent) -> bytes:
@@ -399,7 +424,11 @@ class QueryRenderer:
         before the first token are there too."""
         if self._failed:
             return b""
-        return self._progress(event) + self._answering(event) if self.settings.progress else self._answering(event)
+        before = self._progress(event) if self.settings.progress else b""
+        if (failure := self._single.failure(event)) is not None:
+            self._failed = True
+            return before + event_frame(b"error", knowledge_error("service_unavailable", failure, {}))
+        return before + self._answering(event)
 
     def _progress(self, event: AnswerEvent) -> bytes:
         """The events that only a client gets that wants to see the progress."""
@@ -434,16 +463,10 @@ class QueryRenderer:
                 return b""
             case FellBack(model=model, fallback=why):
                 return event_frame(b"fallback", QueryFallback(model=model, **msgspec.structs.asdict(why)))
-            case RetrievalStarted(sources=endpoints):
-                self._single_source = len(endpoints) == 1
-                return b""
-            case SourceReplied(reply=reply) if self._single_source and reply.status is not Status.SUCCESS:
-                self._failed = True
-                return event_frame(b"error", knowledge_error("service_unavailable", reply.error or SEARCH_FAILED, {}))
             case Answered(answer=answer):
                 found = self._sources(answer)
                 before = event_frame(b"sources", QuerySources(sources=found)) if found is not UNSET else b""
-                return before + event_frame(b"done", self._done(answer))
+                return before + event_frame(b"done", self.done(answer))
             case Failed():
                 return event_frame(b"error", knowledge_error(event.code, event.message, event.details))
             case _:
@@ -462,7 +485,8 @@ class QueryRenderer:
             else sources(answer, with_text=self.settings.include_text is True)
         )
 
-    def _done(self, answer: Answer) -> QueryDone:
+    def done(self, answer: Answer) -> QueryDone:
+        """Everything but the text and the sources."""
         usage = answer.usage or Usage()
         return QueryDone(
             query_id=self.query_id,
@@ -521,7 +545,7 @@ class QuerySurface(AnswerSurface):
             raise InvalidKnowledgeQuery(f"query must have 1 to {MAX_QUERY:,} characters.")
         settings = request.settings or QuerySettings()
         model = self._model(call)
-        search, entry = await search_scope(anabranch, self.access, call, request.conversation_id)
+        search, entry = await search_scope(anabranch, self.access, call, request, request.conversation_id)
         history = await self._history(call.caller, request.conversation_id, model)
         options = Options(
             top_k=settings.top_k,
@@ -548,10 +572,7 @@ class QuerySurface(AnswerSurface):
         if streaming:
             await self.streams.send(call, run, renderer.frame, context, dialect="query")
             return None
-        answer = await whole(run, call.receive)
-        if answer.ground is Ground.ALL_FAILED and len(answer.replies) == 1:
-            raise SearchUnavailable(answer.replies[0].error or SEARCH_FAILED)
-        return Reply(renderer.response(answer))
+        return Reply(renderer.response(await whole_or_failed(run, call)))
 
     def _model(self, call: Call[QueryRequest]) -> Endpoint:
         """The model by its name, for callers who may use it; that of the settings without one."""
@@ -564,24 +585,30 @@ class QuerySurface(AnswerSurface):
         """The last turns, for a model that can read them."""
         if conversation is None or model.kind == EXTRACTIVE.kind:
             return ()
-        await self.anabranch.query_log.settled()  # the previous turn may not be written yet
-        knowledge = await self.anabranch.knowledge()
-        return tuple(
-            message
-            for turn in await knowledge.turns(caller, conversation, MAX_TURNS)
-            for message in (
-                Message(role="user", content=turn.question),
-                Message(role="assistant", content=turn.answer),
-            )
+        return await earlier_turns(self.anabranch, caller, conversation)
+
+
+async def earlier_turns(
+    anabranch: Anabranch, caller: Caller, conversation: str, last: str | None = None
+) -> tuple[Message, ...]:
+    """The last turns of a conversation of the caller's own, up to the one with the id `last`, if it is given."""
+    await anabranch.query_log.settled()  # the previous turn may not be written yet
+    knowledge = await anabranch.knowledge()
+    return tuple(
+        message
+        for turn in await knowledge.turns(caller, conversation, MAX_TURNS, last)
+        for message in (
+            Message(role="user", content=turn.question),
+            Message(role="assistant", content=turn.answer),
         )
+    )
 
 
 async def search_scope(
-    anabranch: Anabranch, access: Access, call: Call[Any], conversation: str | None = None
+    anabranch: Anabranch, access: Access, call: Call[Any], request: CollectionQuestion, conversation: str | None = None
 ) -> tuple[SearchScope, LogEntry]:
     """What a CollectionQuestion searches, and its entry in the query log. Without sources and collections, every
     collection that the caller may see; configured sources are for callers who may use them."""
-    request: CollectionQuestion = call.request
     filters = _filters(request.filters or FiltersForm())
     may_use = bool(request.sources) and access.may_use_configured(call.scope, call.caller)
     keys: tuple[int, ...] | None = None

@@ -283,7 +283,7 @@ class RagSurface(AnswerSurface):
         request, anabranch = call.request, self.anabranch
         call.scope[LANGUAGE] = language = _language(call.scope, request.language)
         _check(request, language)
-        search, entry = await search_scope(anabranch, self.access, call)
+        search, entry = await search_scope(anabranch, self.access, call, request)
         question = anabranch.questions.rag(
             request.query,
             search,

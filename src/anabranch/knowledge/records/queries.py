@@ -255,12 +255,15 @@ def _sentences(query: QueryRecord) -> str | None:
     return encoded.decode() if 0 < len(encoded) <= MAX_SENTENCES_BYTES else None
 
 
-def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int) -> list[Turn]:
-    """Of the last turns of the caller's conversation those whose answers it may still read, oldest first."""
+def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int, last: str | None = None) -> list[Turn]:
+    """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
+    oldest first."""
     rows = db.execute(
         "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "
-        "WHERE user = ? AND conversation = ? ORDER BY queries.created_at DESC, queries.id DESC LIMIT ?",
-        (caller.owner, conversation, limit),
+        "WHERE user = :user AND conversation = :conversation AND (:last IS NULL OR (queries.created_at, queries.id) <= "
+        "(SELECT created_at, id FROM queries WHERE id = :last)) "
+        "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
+        {"user": caller.owner, "conversation": conversation, "last": last, "limit": limit},
     ).fetchall()
     withheld = _withheld(db, caller, [row["id"] for row in rows])
     return [Turn(question=row["original"], answer=row["answer"]) for row in reversed(rows) if row["id"] not in withheld]
