@@ -157,7 +157,7 @@ async def test_one_entry_has_the_answer_its_citations_and_passages_with_four_sco
     answer = await shelf.ask("When does the ferry to Texel leave?", who=kim)
     found = await shelf.good("GET", f"/v1/queries/{answer['query_id']}", who=kim)
     assert (found["answer"], found["answer_withheld"]) == (answer["answer"], False)
-    shared = ("citation_index", "chunk_id", "document_id", "quoted_text")
+    shared = ("citation_index", "chunk_id", "document_id", "quoted_text", "start_char", "end_char")
     assert found["citations"] == [{name: one[name] for name in shared} for one in answer["citations"]]
     same = ("chunk_id", "document_id", "title", "content_snippet", "scores")
     assert [{name: one[name] for name in same} for one in found["passages"]] == [

@@ -29,7 +29,7 @@ positive_data_acceptance.enabled = false
 
 # The same of cursors, days and times, and of names of collections.
 [[operations]]
-include-name = ["GET /v1/queries", "GET /v1/feedback"]
+include-name = ["GET /v1/queries", "GET /v1/feedback", "GET /v1/documents/{document}/chunks"]
 [operations.checks]
 positive_data_acceptance.enabled = false
 

@@ -28,6 +28,7 @@ ALWAYS = [
     "/metrics",
     "/openapi.json",
     "/ready",
+    "/v1/session",
     "/v1/streams/{stream}",
     "/web/connection.js",
     "/web/stream.js",

@@ -106,7 +106,9 @@ class KnowledgeSurface:
                 *("DELETE", path, "withdraw", "Withdraw a published collection"),
                 *(self._withdraw, wire.EndpointWithdrawn),
                 errors=(403,),
-                parameters=({**parameter("as", {"type": "string"}, "OWNER/SLUG"), "required": True},),
+                parameters=(
+                    {**parameter("as", {"type": "string", **wire.PATH_SCHEMA}, "OWNER/SLUG"), "required": True},
+                ),
             ),
         ]
 

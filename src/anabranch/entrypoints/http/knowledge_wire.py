@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from anabranch.app.publishing import EndpointPath
+from anabranch.app.publishing import OWNER_SLUG, EndpointPath
 from anabranch.domain.errors import InvalidQuestion
 from anabranch.domain.model import ChunkType, Value
 from anabranch.entrypoints.http.operations import is_deeper
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import CollectionCounts
 
 MAX_DEPTH = 20
+# Checked by `EndpointPath`, whose message says what a path has.
+PATH_SCHEMA = {"pattern": f"^{OWNER_SLUG.pattern}$"}
 PRINTABLE = {"allOf": [{"pattern": r"^[^\x00-\x1f\x7f]*$"}, {"pattern": r"\S"}]}
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -159,7 +161,9 @@ class CollectionView(Value):
 
 
 class EndpointRequest(Value):
-    path: Annotated[str, Meta(min_length=1, max_length=200, description="OWNER/SLUG")] = msgspec.field(name="as")
+    path: Annotated[
+        str, Meta(min_length=1, max_length=200, description="OWNER/SLUG", extra_json_schema=PATH_SCHEMA)
+    ] = msgspec.field(name="as")
 
 
 class EndpointView(Value):
