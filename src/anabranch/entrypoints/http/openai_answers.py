@@ -12,6 +12,7 @@ from starlette.types import Scope
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Citation, Passage, Usage
+from anabranch.domain.sentences import place_of
 from anabranch.entrypoints.http.access import HOST
 from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.openai_wire import (
@@ -46,7 +47,6 @@ from anabranch.entrypoints.http.openai_wire import (
 from anabranch.entrypoints.http.operations import header
 from anabranch.entrypoints.http.query import QueryRenderer, SingleSource, sources
 from anabranch.entrypoints.http.streams import AnswerInfo, data_frame, event_frame
-from anabranch.entrypoints.verification import place_of
 from anabranch.pipeline.prompt import estimate
 
 DONE = b"data: [DONE]\n\n"
