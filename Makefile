@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PIN    := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench bench-search fix pins wheel clean
+.PHONY: help setup demo serve test screenshots soak check bench bench-search fix pins wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,11 +43,18 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
 setup: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## install all dependencies into .venv, and the embedding model
 	@echo "Ready: $(BIN)/anabranch --help"
 
-demo: $(VENV)/.runtime $(VENV)/.models  ## ask one question about the documents of three owners, then serve on 127.0.0.1:8001
+demo: $(VENV)/.runtime $(VENV)/.models  ## ask the documents of three owners, in the terminal and on the page at 127.0.0.1:8001
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the tests, with real servers
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadgroup
+
+screenshots: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## take the pictures of the page in docs/screens again
+	@mkdir -p docs/screens
+	ANABRANCH_SCREENSHOTS=docs/screens $(BIN)/python -m pytest tests/web/test_page_screens.py -k axe
+
+serve: $(VENV)/.runtime $(VENV)/.models  ## serve on 127.0.0.1:8001, with the page
+	$(BIN)/anabranch serve --host 127.0.0.1
 
 soak: $(VENV)/.dev $(VENV)/.node $(VENV)/.models  ## run the long load and fault tests
 	ANABRANCH_TEST_EXAMPLES=5 $(BIN)/python -m pytest -m "soak or hypothesis"

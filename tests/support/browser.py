@@ -109,7 +109,9 @@ class Visit:
 @asynccontextmanager
 async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Visit]:
     """A visit; it is checked at its end, unless the test has failed already."""
-    context = await browser.new_context(**{"viewport": {"width": 1280, "height": 820}, **options})
+    # Without motion there is less to paint: there is no graphics card here.
+    given = {"viewport": {"width": 1280, "height": 820}, "reduced_motion": "reduce", **options}
+    context = await browser.new_context(**given)
     try:
         context.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, FilePayload, expect
 from reportlab.pdfgen.canvas import Canvas
 
 from anabranch.domain.model import Endpoint
@@ -131,16 +131,11 @@ async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_
         await page.page.get_by_label("Name", exact=True).fill("manuals")
         await page.page.get_by_role("button", name=re.compile("Create")).click()
         await expect(page.page.get_by_role("heading", name="manuals", level=1)).to_be_visible()
-        await page.page.locator("input[type=file]").first.set_input_files(
-            [
-                {
-                    "name": "brakes.pdf",
-                    "mimeType": "application/pdf",
-                    "buffer": pdf("Brakes are checked every spring."),
-                },
-                {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4 this is no PDF"},
-            ]
-        )
+        files: list[FilePayload] = [
+            {"name": "brakes.pdf", "mimeType": "application/pdf", "buffer": pdf("Brakes are checked every spring.")},
+            {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4 this is no PDF"},
+        ]
+        await page.page.locator("input[type=file]").first.set_input_files(files)
         transfers = page.page.get_by_role("region", name="Files being added")
         await expect(transfers.locator("li", has_text="brakes.pdf")).to_contain_text("Added, 1 chunk")
         await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("The PDF is damaged")
