@@ -138,7 +138,7 @@ async def test_a_streamed_completion_folds_to_the_same_answer(client: AsyncOpenA
     extra = chosen[-1].choices[0].delta.model_extra or {}
     assert extra["annotations"] == [one.model_dump() for one in whole.choices[0].message.annotations or ()]
     streamed, plain = details(chosen[-1]), details(whole)
-    for own in ("query_id", "conversation_id", "latency_ms", "source_status"):
+    for own in ("query_id", "conversation_id", "latency_ms", "timings", "source_status"):
         assert streamed.pop(own)
         plain.pop(own)
     assert streamed == plain

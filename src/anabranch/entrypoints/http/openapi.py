@@ -136,9 +136,10 @@ def _operation(one: "Operation[Any]") -> Schema:
 
 
 def _response(one: "Operation[Any]", status: int, description: str) -> Schema:
-    if status in (101, 204):
+    if status in (101, 204, 304):
         return {"description": description}
     content: Schema = {one.media_type: {"schema": _schema(one.response_types)}} if one.response_types else {}
+    content |= {other: {"schema": {"type": "string"}} for other in one.other_media_types}
     response: Schema = {"description": description, "content": content}
     if one.stream is not None:
         response["description"] = f"{description} {one.stream.description}"

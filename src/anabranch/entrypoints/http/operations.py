@@ -143,6 +143,8 @@ class Operation(Generic[T]):
     form_type: Any = None
     response_types: tuple[Any, ...] = ()
     media_type: str = "application/json"
+    # Others that it sends as they are.
+    other_media_types: tuple[str, ...] = ()
     # Descriptions by status; the first is the usual one.
     statuses: Mapping[int, str] = field(default_factory=dict)
     stream: EventStream | None = None

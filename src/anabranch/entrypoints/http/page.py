@@ -93,6 +93,7 @@ class PageSurface:
                 self._page,
                 PLAIN,
                 response_types=(Description,),
+                other_media_types=("text/html",),
                 statuses={200: "The page, or the description.", 304: "The page has not changed."},
             ),
             Operation(
@@ -104,6 +105,7 @@ class PageSurface:
                 PLAIN,
                 media_type="text/javascript",
                 response_types=(str,),
+                other_media_types=("text/html", "text/css", "image/svg+xml"),
                 statuses={200: "The file.", 304: "It has not changed."},
                 errors=(404,),
             ),

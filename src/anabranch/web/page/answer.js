@@ -30,6 +30,8 @@ const STATUSES = {
   rate_limited: "rate limit",
   skipped: "paused after failures",
 };
+// No line is broken here.
+const JOINER = "\u2060";
 const MARK = /\[\d{1,3}\]/g;
 
 /** Builds the state of an answer from the events of /v1/query. */
@@ -216,17 +218,18 @@ export class AnswerView {
   insertions(text, convert, sentences) {
     const places = [];
     const citations = this.state.done?.citations ?? [];
-    if (this.state.done)
-      for (const one of citations)
-        places.push({ start: convert(one.answer_start), end: convert(one.answer_end), order: 0, nodes: () => [this.mark(one, sentences)] });
-    else
-      for (const found of text.matchAll(MARK))
-        places.push({ start: found.index, end: found.index + found[0].length, order: 0, nodes: () => [h("span", { class: "cite pending" }, found[0].slice(1, -1))] });
+    // The space before a mark is left out, so that no line begins with the mark.
+    const add = (start, end, order, node) => {
+      while (end > start && start > 0 && text[start - 1] === " ") start -= 1;
+      places.push({ start, end, order, nodes: () => [document.createTextNode(JOINER), node()] });
+    };
+    if (this.state.done) for (const one of citations) add(convert(one.answer_start), convert(one.answer_end), 0, () => this.mark(one, sentences));
+    else for (const found of text.matchAll(MARK)) add(found.index, found.index + found[0].length, 0, () => h("span", { class: "cite pending" }, found[0].slice(1, -1)));
     for (const sentence of sentences) {
       if (sentence.verdict === "unchecked") continue;
       let at = convert(sentence.end);
       while (at > 0 && /\s/.test(text[at - 1])) at -= 1;
-      places.push({ start: at, end: at, order: 1, nodes: () => [this.verdict(sentence)] });
+      add(at, at, 1, () => this.verdict(sentence));
     }
     // The same mark for the same words is one.
     return places.sort((a, b) => a.start - b.start || a.end - b.end || a.order - b.order);

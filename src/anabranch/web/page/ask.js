@@ -79,7 +79,7 @@ class AskScreen {
     this.stop = button("Stop", () => stopRunning(), { icon: "stop", kind: "" });
     this.scopeButton = button("All sources", () => this.choose(), { icon: "sources", kind: "quiet" });
     this.model = h("select", { "aria-label": "Model", onChange: () => this.saveScope() });
-    this.fresh = button("New conversation", () => this.restart(), { icon: "plus", kind: "quiet" });
+    this.fresh = button("New conversation", () => this.restart(), { icon: "plus", kind: "quiet fresh" });
     this.composer = h(
       "form",
       { class: "composer", onSubmit: (event) => event.preventDefault() },
