@@ -283,9 +283,7 @@ async def test_the_page_works_with_the_keyboard_only(browser: Browser, house: Ho
         await expect(page.page.locator("button.cite").first).to_be_focused()
 
 
-async def test_axe_finds_no_violation_beside_a_failed_source_in_dark_and_narrow(
-    browser: Browser, house: House
-) -> None:
+async def test_axe_finds_no_violation_beside_a_failed_source_in_dark_and_narrow(browser: Browser, house: House) -> None:
     for options in ({"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}):
         async with visit(browser, house.url, **options) as page:
             await page.open()
