@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from yarl import URL
 
 from anabranch import Anabranch
 from anabranch.configuration.settings import Settings
@@ -31,8 +32,13 @@ async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> A
         yield opened
 
 
+def cookie_of(shelf: Library) -> str:
+    """The name of the cookie of a server: each port of a machine has its own."""
+    return f"anabranch_key_{URL(shelf.server.url).port}"
+
+
 def with_cookie(shelf: Library, who: str, headers: Any = SAME) -> dict[str, str]:
-    return {**headers, "Cookie": f"theme=dark; anabranch_key={shelf.secrets[who]}; x=1"}
+    return {**headers, "Cookie": f"theme=dark; {cookie_of(shelf)}={shelf.secrets[who]}; anabranch_key_1=ab_other; x=1"}
 
 
 async def collections(shelf: Library, headers: Any, **more: Any) -> Reply:
@@ -52,7 +58,7 @@ async def test_signing_in_sets_a_cookie_that_no_script_reads(shelf: Library) -> 
     reply = await shelf.call("POST", "/v1/session", {"key": key}, headers={**SAME, **ELSEWHERE})
     assert reply.status == 200
     assert reply.headers["Set-Cookie"] == (
-        f"anabranch_key={key}; HttpOnly; SameSite=Strict; Path=/; Max-Age={30 * 24 * 3600}"
+        f"{cookie_of(shelf)}={key}; HttpOnly; SameSite=Strict; Path=/; Max-Age={30 * 24 * 3600}"
     )
     assert reply.headers["Cache-Control"] == "no-store"
     assert (reply.body["user"], reply.body["groups"], reply.body["signed_in"]) == ("alice", ["staff"], True)
@@ -81,10 +87,12 @@ async def test_a_page_of_another_site_signs_nobody_in_or_out(shelf: Library) -> 
 
 async def test_signing_out_clears_the_cookie_also_of_a_revoked_key(shelf: Library) -> None:
     for value in (shelf.secrets["alice"], "ab_revoked"):
-        headers = {**CSRF, **ELSEWHERE, "Cookie": f"anabranch_key={value}"}
+        headers = {**CSRF, **ELSEWHERE, "Cookie": f"{cookie_of(shelf)}={value}"}
         reply = await shelf.call("DELETE", "/v1/session", headers=headers)
         assert (reply.status, reply.body["signed_in"], reply.body["user"]) == (200, False, None)
-        assert reply.headers["Set-Cookie"].startswith("anabranch_key=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0")
+        assert reply.headers["Set-Cookie"].startswith(
+            f"{cookie_of(shelf)}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
+        )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +148,7 @@ async def test_an_invalid_cookie_is_cleared_and_never_an_error(shelf: Library) -
     key, secret = database.writing(lambda db: keys.create(db, user="dora"))
     database.writing(lambda db: keys.revoke(db, key.id))
     database.close()
-    headers = {**SAME, **ELSEWHERE, "Cookie": f"anabranch_key={secret}"}
+    headers = {**SAME, **ELSEWHERE, "Cookie": f"{cookie_of(shelf)}={secret}"}
     reply = await shelf.call("GET", "/v1/session", headers=headers)
     assert (reply.status, reply.body["signed_in"], reply.body["needs_key"]) == (200, False, True)
     assert "Max-Age=0" in reply.headers["Set-Cookie"]
@@ -212,9 +220,13 @@ async def test_a_change_with_the_cookie_needs_the_header_against_forgery(shelf: 
         assert "X-Anabranch-CSRF: 1" in reply.body["message"]
 
 
-@pytest.mark.parametrize("value", ["anabranch_key={}; anabranch_key={}", "anabranch_key=", "xanabranch_key={}", "=;=,"])
+@pytest.mark.parametrize("value", ["{name}={}; {name}={}", "{name}=", "x{name}={}", "anabranch_key={}", "=;=,"])
 async def test_an_odd_cookie_is_none(shelf: Library, value: str) -> None:
-    headers = {**SAME, **ELSEWHERE, "Cookie": value.replace("{}", shelf.secrets["alice"])}
+    headers = {
+        **SAME,
+        **ELSEWHERE,
+        "Cookie": value.replace("{}", shelf.secrets["alice"]).replace("{name}", cookie_of(shelf)),
+    }
     assert (await collections(shelf, headers)).status == 401
 
 

@@ -317,14 +317,21 @@ def bearer(scope: Scope) -> str | None:
     return token.strip()
 
 
+def cookie_name(scope: Scope) -> str:
+    """The name of the cookie with the key. Browsers send the cookies of a host to all of its ports, so each port has a
+    name of its own: two servers on one machine do not sign each other's users out."""
+    port = re.search(r":([0-9]{1,5})$", "".join(_values(scope, b"host")))
+    return f"{COOKIE}_{port[1]}" if port else COOKIE
+
+
 def cookie(scope: Scope) -> str | None:
-    """The key that a browser has signed in with. Two cookies of that name are none: another server of this host may
-    have set one."""
+    """The key that a browser has signed in with; two cookies of that name are none."""
     sent = ";".join(_values(scope, b"cookie"))
     if COOKIE not in sent:
         return None
+    own = cookie_name(scope)
     pairs = (pair.strip().partition("=") for pair in sent.split(";"))
-    found = [value for name, _, value in pairs if name == COOKIE]
+    found = [value for name, _, value in pairs if name == own]
     return found[0] if len(found) == 1 and COOKIE_VALUE.fullmatch(found[0]) is not None else None
 
 

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import Forbidden
 from anabranch.domain.model import Value
-from anabranch.entrypoints.http.access import COOKIE, Access
+from anabranch.entrypoints.http.access import Access, cookie_name
 from anabranch.entrypoints.http.errors import KNOWLEDGE, Headers
 from anabranch.entrypoints.http.operations import JSON, Call, Operation, Reply, header
 from anabranch.knowledge.model import Caller, Identified
@@ -94,7 +94,7 @@ class SessionSurface:
 
     def _cookie(self, scope: Scope, value: str, max_age_s: int) -> bytes:
         secure = "; Secure" if self.access.is_https(scope) else ""
-        return f"{COOKIE}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}".encode()
+        return f"{cookie_name(scope)}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={max_age_s}{secure}".encode()
 
     def _reply(self, scope: Scope, caller: Caller, set_cookie: bytes | None) -> Reply:
         view = SessionView(

@@ -27,11 +27,13 @@ export function markdown(source, decorate, { start = 0, end = source.length } = 
   return fragment;
 }
 
-/** The same for text that is not Markdown: paragraphs at blank lines, other line ends kept. */
-export function plain(source, decorate, { start = 0, end = source.length } = {}) {
+/** The same for text that is not Markdown: paragraphs at blank lines, other line ends kept. A line of its own that is one
+ * of the `headings` is shown as one. */
+export function plain(source, decorate, { start = 0, end = source.length } = {}, headings = new Set()) {
   const fragment = document.createDocumentFragment();
   for (const paragraph of paragraphs(lines(source, start, end), source)) {
-    const element = h("p", { class: "plain" });
+    const isHeading = paragraph.length === 1 && headings.has(source.slice(paragraph[0].start, paragraph[0].end).trim());
+    const element = isHeading ? h("h3", { class: "level-2" }) : h("p", { class: "plain" });
     element.append(...decorate(paragraph[0].start, paragraph[paragraph.length - 1].end));
     fragment.append(element);
   }

@@ -71,6 +71,7 @@ export async function openSource({ document_id, spans, passage }) {
 async function showDocument(meta, body, id, spans, start, end, passage) {
   const found = await get(`/v1/documents/${path(id)}?start=${start}&end=${end}`);
   const starts = found.page_starts ?? [];
+  const headings = isMarkdown(found) ? new Set() : await headingsOf(id);
   const heading = panel().querySelector("h2");
   if (heading) heading.textContent = found.title;
   const page = starts.length ? starts.findLastIndex((one) => one <= (spans[0]?.start ?? 0)) + 1 : passage?.page;
@@ -92,20 +93,28 @@ async function showDocument(meta, body, id, spans, start, end, passage) {
   const more = (label, from, to) =>
     body.append(button(label, () => showDocument(meta, body, id, spans, from, to, passage).catch((error) => body.append(problem(error))), { kind: "quiet" }));
   if (found.content_start > 0) more("Show what comes before", Math.max(0, start - 4 * AROUND), end);
-  body.append(rendered(found, starts, spans));
+  body.append(rendered(found, starts, spans, headings));
   if (found.content_end < found.content_length) more("Show what follows", start, end + 4 * AROUND);
   scrollToMark(body);
 }
 
+const isMarkdown = ({ source }) => MARKDOWN.test(source.filename ?? source.url ?? "") || source.type === "text";
+
+/** The headings of a document, as its chunks name them: the text of other formats than Markdown does not mark them. */
+async function headingsOf(id) {
+  const { chunks } = await get(`/v1/documents/${path(id)}/chunks?limit=200`).catch(() => ({ chunks: [] }));
+  return new Set(chunks.flatMap((chunk) => chunk.headers));
+}
+
 /** The content, page by page where the document has pages. */
-function rendered(found, starts, spans) {
+function rendered(found, starts, spans, headings) {
   const convert = offsets(found.content);
   const place = (offset) => convert(Math.max(0, Math.min(offset, found.content_end) - found.content_start));
   const ranges = joined(spans)
     .filter((span) => span.end > found.content_start && span.start < found.content_end)
     .map((span) => ({ start: place(span.start), end: place(span.end), wrap: (text) => h("mark", { class: span.verdict ?? "" }, text) }));
   const { decorate } = decorator(found.content, ranges);
-  const render = MARKDOWN.test(found.source.filename ?? found.source.url ?? "") || found.source.type === "text" ? markdown : plain;
+  const render = isMarkdown(found) ? markdown : (source, mark, range) => plain(source, mark, range, headings);
   const fragment = document.createDocumentFragment();
   if (!starts.length) fragment.append(render(found.content, decorate));
   starts.forEach((from, index) => {
