@@ -37,7 +37,7 @@ from anabranch.domain.model import (
 )
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, ErrorBody, render_plain
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
-from anabranch.entrypoints.http.query import AnswerSupport, FallbackWanted, RemovedLinks
+from anabranch.entrypoints.http.query_wire import AnswerSupport, FallbackWanted, RemovedLinks
 from anabranch.entrypoints.http.streams import AnswerSurface, event_frame, whole
 from anabranch.entrypoints.verification import VerificationView, VerifiedRequest, verification
 from anabranch.pipeline.run import Run

@@ -43,13 +43,13 @@ from anabranch.entrypoints.http.openai_wire import (
 )
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
 from anabranch.entrypoints.http.query import (
-    MAX_QUERY,
     QueryRenderer,
     earlier_turns,
     search_scope,
     wants_fresh,
     whole_or_failed,
 )
+from anabranch.entrypoints.http.query_wire import MAX_QUERY
 from anabranch.entrypoints.http.streams import AnswerSurface
 from anabranch.knowledge.records.queries import asker
 from anabranch.pipeline.prompt import estimated_tokens

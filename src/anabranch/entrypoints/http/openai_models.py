@@ -11,7 +11,7 @@ from anabranch.domain.model import Endpoint
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.openai_wire import ModelNotFound, OpenAIModelView
 from anabranch.entrypoints.http.operations import Call
-from anabranch.entrypoints.http.query import CollectionQuestion
+from anabranch.entrypoints.http.query_wire import CollectionQuestion
 
 EVERY = "all"
 COLLECTION, SOURCE, MODEL, MCP = "collection", "source", "model", "mcp"

@@ -10,7 +10,7 @@ from starlette.types import Scope
 from anabranch.domain.errors import AnabranchError, InvalidQuestion, NotFound
 from anabranch.domain.model import MaxTokens, Temperature, Usage, Value
 from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
-from anabranch.entrypoints.http.query import QueryDone, SourceView
+from anabranch.entrypoints.http.query_wire import QueryDone, SourceView
 
 MAX_MESSAGES = 1_000
 MAX_PARTS = 100

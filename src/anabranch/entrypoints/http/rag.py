@@ -18,6 +18,13 @@ from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
 from anabranch.entrypoints.http.openapi import parameter
 from anabranch.entrypoints.http.operations import Call, EventStream, Operation, header
 from anabranch.entrypoints.http.query import (
+    citations,
+    search_scope,
+    sources,
+    statuses,
+    wants_fresh,
+)
+from anabranch.entrypoints.http.query_wire import (
     MAX_QUERY,
     AnswerSupport,
     CitationView,
@@ -27,11 +34,6 @@ from anabranch.entrypoints.http.query import (
     RemovedLinks,
     SourceStatus,
     SourceView,
-    citations,
-    search_scope,
-    sources,
-    statuses,
-    wants_fresh,
 )
 from anabranch.entrypoints.http.streams import AnswerInfo, AnswerSurface, data_frame
 from anabranch.entrypoints.verification import VerificationView, verification
