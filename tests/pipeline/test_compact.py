@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.domain.contracts import SystemClock
@@ -257,6 +257,7 @@ words = st.sampled_from(
 
 
 @settings(max_examples=examples(60), deadline=None)
+@example([" ".join(["refunds " * 4, "x" * 90, *["-" * 80] * 3, "refunds " * 5])], 500)
 @given(st.lists(st.lists(words, max_size=60).map(" ".join), min_size=1, max_size=8), st.integers(500, 2_000))
 async def test_a_compact_prompt_is_within_its_tokens_and_quotes_only_the_passages(
     texts: list[str], tokens: int

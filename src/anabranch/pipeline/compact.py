@@ -173,8 +173,9 @@ def _is_mark(text: str) -> bool:
 
 
 def _beginning(text: str, start: int, end: int, tokens: int) -> Span:
-    """The beginning of a unit in about so many tokens, up to the end of a word."""
-    end = start + (end - start) * tokens // max(1, estimate(escaped(text[start:end])))
+    """The beginning of a unit in at most so many tokens, up to the end of a word."""
+    while (needed := estimate(escaped(text[start:end]))) > tokens:
+        end = start + (end - start) * tokens // needed
     space = text.rfind(" ", start + 1, end)
     return start, space if space > 0 else end
 
