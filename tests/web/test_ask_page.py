@@ -10,7 +10,7 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 from reportlab.pdfgen.canvas import Canvas
 
 from anabranch.domain.model import Endpoint
@@ -138,6 +138,7 @@ async def test_a_citation_opens_a_pdf_at_its_page_and_a_remote_passage_at_the_wo
         await page.answered()
         await page.page.locator(".sentence").first.click()
         await expect(page.page.locator("#panel .panel-meta")).to_contain_text("page 2 of 2")
+        await expect(page.page.locator(".cited-where").first).to_contain_text("page 2")
         marked = page.page.locator("#panel .page:has(mark)")
         assert (await marked.locator("h3").inner_text()).lower() == "page 2"
         assert await marked.locator("mark").inner_text() in REFUND
@@ -210,6 +211,75 @@ async def test_an_answer_can_be_stopped(browser: Browser, house: House) -> None:
         await expect(page.page.locator(".problem")).to_contain_text("topped")
         await house.space.wait_for(lambda: house.model.open_connections < connections)
         await expect(page.page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+
+
+async def test_a_new_conversation_ends_the_running_answer_and_can_be_asked(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await page.open()
+        await only(page, "handbook", model="writer")
+        house.model.says("A frame has", " a warranty.", paused=True)
+        await page.ask("How long is the warranty of a frame?")
+        await expect(page.page.locator(".answer-text")).to_contain_text("A frame has")
+        await page.page.get_by_role("button", name="New conversation").click()
+        await expect(page.page.locator(".turn")).to_have_count(0)
+        house.model.says("One year. [1]")
+        await page.ask("How long is the warranty of a chain?")
+        await page.answered()
+        await expect(page.page.locator(".turn")).to_have_count(1)
+        assert "warranty of a frame" not in house.model.asked[-1]
+
+
+async def test_the_link_of_an_annotation_opens_the_document_at_the_words(browser: Browser, house: House) -> None:
+    asked = {"model": "handbook", "messages": [{"role": "user", "content": "How long is the warranty of a frame?"}]}
+    house.model.says(f"{WARRANTY} [1]")
+    answer = await house.library.good("POST", "/v1/chat/completions", json=asked)
+    link = answer["choices"][0]["message"]["annotations"][0]["url_citation"]["url"]
+    async with visit(browser, house.url) as page:
+        await page.page.goto(link)
+        await expect(page.page.locator("#panel mark").first).to_be_in_viewport()
+        assert await page.page.locator("#panel mark").first.inner_text() in WARRANTY
+        await expect(page.page.get_by_label("Question")).to_be_visible()
+
+
+async def test_a_screen_that_loads_late_is_not_shown_over_the_next_one(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await page.open()
+        await expect(page.page.get_by_label("Question")).to_be_focused()
+        held = asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            await held.wait()
+            await route.continue_()
+
+        await page.page.route("**/v1/collections", hold)
+        await page.page.get_by_role("link", name="Library").click()
+        await page.page.get_by_role("link", name="Streams").click()
+        await expect(page.page.get_by_role("heading", name="Streams")).to_be_visible()
+        async with page.page.expect_response("**/v1/collections"):
+            held.set()
+        await expect(page.page.get_by_role("heading", name="Library")).to_have_count(0)
+        await page.page.locator(".skip").focus()
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.locator("main")).to_be_focused()
+        await expect(page.page.get_by_role("heading", name="Streams")).to_be_visible()
+
+
+async def test_tables_that_a_short_text_makes_huge_do_not_freeze_the_page(browser: Browser, house: House) -> None:
+    bars = "|" * 20_000
+    dashes = "-" * 30_000
+    texts = [f"{bars}\n{bars}\n", f"|a|\n|{dashes}x\n", "|a" * 90 + "\n" + "|-" * 90 + "\n" + "|x\n" * 20_000]
+    async with visit(browser, house.url) as page:
+        await page.open()
+        took_ms = await page.page.evaluate(
+            """async (texts) => {
+              const { decorator, markdown } = await import("/page/markdown.js");
+              const began = performance.now();
+              for (const text of texts) markdown(text, decorator(text, []).decorate);
+              return performance.now() - began;
+            }""",
+            texts,
+        )
+        assert took_ms < 5_000
 
 
 async def test_hostile_documents_execute_nothing(browser: Browser, house: House) -> None:
@@ -307,6 +377,7 @@ async def test_the_page_is_small_fast_and_described_for_clients_that_ask_for_jso
         await expect(page.page.get_by_label("Question")).to_be_focused()
         painted = await page.page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
         assert painted < 1_000
+        assert 0 < sum(sizes) < 300_000
         assert await page.page.evaluate("() => performance.now()") < 2_000
     folder = Path(__file__).parents[2] / "src/anabranch/web"
     assert sum(file.stat().st_size for file in [*(folder / "page").iterdir(), folder / "stream.js"]) < 300_000

@@ -105,6 +105,25 @@ async def test_a_key_signs_in_with_a_cookie_that_scripts_cannot_read_and_signs_o
         assert await page.page.context.cookies() == []
 
 
+async def test_another_user_in_the_same_tab_sees_nothing_of_the_conversation(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "alice")
+        await page.ask("When does the board sell the northern shop?")
+        await page.answered()
+        # The key of the next user replaces the cookie without a sign-out, as after a key has run out.
+        await page.page.evaluate(
+            """(key) => fetch("/v1/session", {
+              method: "POST", body: JSON.stringify({ key }),
+              headers: { "Content-Type": "application/json", "X-Anabranch-CSRF": "1" },
+            })""",
+            house.library.secrets["bob"],
+        )
+        await page.page.reload()
+        await expect(page.page.get_by_label("Question")).to_be_focused()
+        await expect(page.page.locator(".turn")).to_have_count(0)
+        assert "northern" not in str(await page.page.evaluate("() => JSON.stringify(sessionStorage)"))
+
+
 async def test_a_collection_that_one_may_not_see_is_neither_listed_nor_opened_nor_asked(
     browser: Browser, house: House
 ) -> None:

@@ -24,7 +24,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 
 class PassageWords(Value, gc=False):
     """Words of a passage. `citation_index` is the number of the passage; `start_char` and `end_char` are offsets in the
-    document's content, for a passage of another source than a collection in its text."""
+    document's content, for a passage of another source than a collection in its text. `page` is where they begin."""
 
     citation_index: int
     source: str
@@ -33,6 +33,7 @@ class PassageWords(Value, gc=False):
     start_char: int
     end_char: int
     quoted_text: str
+    page: int | None = None
 
 
 class QuoteView(PassageWords, kw_only=True, gc=False):
@@ -106,4 +107,5 @@ def words_of(span: QuotedSpan | SupportingQuote, passages: Sequence[Passage]) ->
         "start_char": place.start + span.start,
         "end_char": place.start + span.end,
         "quoted_text": passage.text[span.start : span.end],
+        "page": place.page_at(place.start + span.start),
     }

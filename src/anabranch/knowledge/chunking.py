@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple, assert_never
 
 from anabranch.domain.contracts import Embedder
@@ -447,6 +447,11 @@ def _pieces(windows: Iterable[Window], blocks: Sequence[Block]) -> tuple[Piece, 
                 kind=_kind(within, start, end),
                 headers=_headers(within),
                 page=within[0].page,
+                later_pages=tuple(
+                    (block.start, block.page)
+                    for before, block in pairwise(within)
+                    if block.page is not None and block.page != before.page
+                ),
             )
         )
     return tuple(pieces)

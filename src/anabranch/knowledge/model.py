@@ -40,9 +40,11 @@ class Parsed(Value):
 
 
 class Piece(Block, kw_only=True, gc=False):
-    """The span of a future chunk: `text[start:end]` of its document, and its length in tokens."""
+    """The span of a future chunk: `text[start:end]` of its document, and its length in tokens. `page` is that of its
+    first block; `later_pages` are the others, each with the offset at which it begins."""
 
     tokens: int
+    later_pages: tuple[tuple[int, int], ...] = ()
 
 
 class Chunking(Value):

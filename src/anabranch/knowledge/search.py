@@ -432,6 +432,7 @@ def _passage(row: Row, found: Candidates, at: int, source: str | None) -> Passag
             tokens=row["chunk_tokens"],
             index=row["chunk_key"] - row["first_chunk"],
             page=row["page"],
+            later_pages=_later_pages(row["later_pages"]),
             headers=tuple(msgspec.json.decode(row["headers"])),
             url=row["url"],
             metadata=msgspec.json.decode(row["metadata"]),
@@ -444,6 +445,10 @@ def _passage(row: Row, found: Candidates, at: int, source: str | None) -> Passag
             ),
         ),
     )
+
+
+def _later_pages(stored: str | None) -> tuple[tuple[int, int], ...]:
+    return msgspec.json.decode(stored, type=tuple[tuple[int, int], ...]) if stored else ()
 
 
 def _scored(passage: Passage, score: float) -> Passage:

@@ -70,6 +70,13 @@ def test_a_pdf_keeps_its_pages_and_its_paragraphs() -> None:
     assert len(parsed.created_date) == len("2019-05-01")
 
 
+def test_a_title_that_a_program_filled_in_is_none() -> None:
+    """Canvas of reportlab writes `(anonymous)` and `untitled`."""
+    parsed = read(pdf([[(800, "Found.")]]))
+    assert parsed.author is None
+    assert parsed.title != "untitled"
+
+
 def test_hyphenated_words_in_a_pdf_are_joined() -> None:
     lines = ["This is an exam-", "ple by Jean-", "Paul on the B-", "52 bomber.", "• first", "• second"]
     parsed = read(pdf([[(800 - 14 * place, text) for place, text in enumerate(lines)]]))

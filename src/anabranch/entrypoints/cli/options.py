@@ -102,7 +102,7 @@ query_options = _together(
     feedback_options,
     click.option("-c", "--collection", metavar="NAME", help="Only questions to this collection."),
     click.option("--conversation", metavar="ID", help="Only this conversation."),
-    click.option("--surface", help="Only of this surface: query, rag_stream, chat, endpoints, mcp, cli…"),
+    click.option("--surface", help="Only of this surface: query, rag_stream, chat, openai, endpoints, mcp, cli…"),
     click.option("--outcome", help="answered, refused, the code of an error, or failed for every error."),
 )
 

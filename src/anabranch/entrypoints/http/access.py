@@ -183,10 +183,10 @@ class Access:
         return ",".join(_values(scope, b"x-forwarded-proto")).rpartition(",")[2].strip().lower() == "https"
 
     def origin(self, scope: Scope) -> str:
-        """The address of this server as the caller knows it; `URL` if its Host header is none."""
+        """The address of this server as the caller knows it; empty if its Host header is none."""
         hosts = _values(scope, b"host")
         if len(hosts) != 1 or HOST.fullmatch(hosts[0]) is None:
-            return "URL"
+            return ""
         return f"{'https' if self.is_https(scope) else 'http'}://{hosts[0]}"
 
     def context(

@@ -211,14 +211,14 @@ class KnowledgeSurface:
             [EndpointPath(one.owner, one.slug) for one in published],
             await public_documents(knowledge, found),
         )
-        origin = self.access.origin(call.scope)
+        origin = self.access.origin(call.scope) or "URL"
         return wire.EndpointList(endpoints=[wire.endpoint(path, origin, public) for path in paths])
 
     async def _publish(self, call: Call[wire.EndpointRequest]) -> wire.EndpointView:
         path = EndpointPath.parse(call.request.path)
         found = await self.anabranch.publishing.publish(call.caller, call.params["name"], path)
         public = await public_documents(await self.anabranch.knowledge(), found)
-        return wire.endpoint(path, self.access.origin(call.scope), public)
+        return wire.endpoint(path, self.access.origin(call.scope) or "URL", public)
 
     async def _withdraw(self, call: Call[None]) -> wire.EndpointWithdrawn:
         path = EndpointPath.parse(call.query.get("as", ""))

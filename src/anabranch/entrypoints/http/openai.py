@@ -14,7 +14,7 @@ from anabranch.app.questions import Options
 from anabranch.domain.errors import DeadlineExceeded, NotFound
 from anabranch.domain.model import Context, Embedding, Message
 from anabranch.entrypoints.http.errors import rate_headers
-from anabranch.entrypoints.http.openai_answers import CompletionRenderer, OpenAIAnswer, ResponseRenderer, own_address
+from anabranch.entrypoints.http.openai_answers import CompletionRenderer, OpenAIAnswer, ResponseRenderer
 from anabranch.entrypoints.http.openai_models import ModelCatalog
 from anabranch.entrypoints.http.openai_wire import (
     DIALECT,
@@ -246,7 +246,7 @@ class OpenAISurface(AnswerSurface):
             model=(target.writer or anabranch.model).path,
             with_status=True,
         )
-        answer = OpenAIAnswer(query, conversation.texts, own_address(call.scope))
+        answer = OpenAIAnswer(query, conversation.texts, self.access.origin(call.scope))
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         return Asked(run, context, answer)
 

@@ -7,13 +7,11 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
-from starlette.types import Scope
 
 from anabranch.app.resumable_answers import Frame
 from anabranch.domain.events import Answered, AnswerEvent, Failed, Token
 from anabranch.domain.model import Answer, Citation, Passage, Usage
 from anabranch.domain.sentences import place_of
-from anabranch.entrypoints.http.access import HOST
 from anabranch.entrypoints.http.errors import SearchUnavailable
 from anabranch.entrypoints.http.openai_wire import (
     AnnotationAdded,
@@ -44,7 +42,6 @@ from anabranch.entrypoints.http.openai_wire import (
     UrlCitation,
     problem,
 )
-from anabranch.entrypoints.http.operations import header
 from anabranch.entrypoints.http.query import QueryRenderer, SingleSource, sources
 from anabranch.entrypoints.http.streams import AnswerInfo, data_frame, event_frame
 from anabranch.pipeline.prompt import estimate
@@ -61,12 +58,6 @@ FINISH_REASONS: dict[str | None, FinishReason] = {
 
 def finish_reason(answer: Answer) -> FinishReason:
     return FINISH_REASONS.get(answer.finish_reason, "stop")
-
-
-def own_address(scope: Scope) -> str:
-    """The address under which the caller knows this server; empty if the request does not say."""
-    host = header(scope, b"host") or ""
-    return f"{scope.get('scheme', 'http')}://{host}" if HOST.fullmatch(host) else ""
 
 
 class OpenAIAnswer(NamedTuple):

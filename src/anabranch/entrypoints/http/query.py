@@ -436,6 +436,7 @@ def _citation(citation: Citation, passage: Passage) -> CitationView:
         quoted_text=passage.text[citation.passage_start : citation.passage_end],
         answer_start=citation.start,
         answer_end=citation.end,
+        page=place.page_at(place.start + citation.passage_start),
     )
 
 

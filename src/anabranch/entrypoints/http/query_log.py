@@ -115,7 +115,9 @@ PAGING = (
 FILTERS = (
     parameter("collection", TEXT, "Id or name of a collection"),
     parameter("conversation_id", TEXT, "Only this conversation"),
-    parameter("surface", TEXT, "`query`, `rag_stream`, `chat`, `endpoints`, `mcp`, `planner`, `cli` or `library`"),
+    parameter(
+        "surface", TEXT, "`query`, `rag_stream`, `chat`, `openai`, `endpoints`, `mcp`, `planner`, `cli` or `library`"
+    ),
     parameter("outcome", TEXT, "`answered`, `refused`, an error code, or `failed` for every error code"),
     parameter("slower_than_ms", integer(0, MAX_MS), "Only questions that took longer"),
 )

@@ -157,7 +157,7 @@ class SourceView(Value):
 class CitationView(Value):
     """The quoted text of a citation mark: `start_char` and `end_char` are offsets in the document's content,
     `answer_start` and `answer_end` those of the mark in the answer. They are equal if the answer has no mark for it:
-    one belongs there, at the end of the sentence."""
+    one belongs there, at the end of the sentence. `page` is where the quoted text begins."""
 
     citation_index: int
     chunk_id: str
@@ -167,6 +167,7 @@ class CitationView(Value):
     quoted_text: str
     answer_start: int
     answer_end: int
+    page: int | None
 
 
 class SourceStatus(Value):

@@ -17,7 +17,8 @@ from anabranch.entrypoints.http.operations import Call, Handler, Operation, is_d
 from anabranch.telemetry.endpoint_history import MINUTES, EndpointHistory
 
 MAX_DEPTH = 20
-NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+# A browser takes . and .. in an address for folders.
+NAME = r"^(?!\.{1,2}$)[A-Za-z0-9_.-]{1,64}$"
 
 Name = Annotated[str, Meta(pattern=NAME, description="1 to 64 letters, digits, _ . or -")]
 Url = Annotated[str, Meta(min_length=1, max_length=4_096, description="A URL that begins with http:// or https://")]

@@ -81,7 +81,7 @@ def _properties(document: "PdfDocument") -> dict[str, Any]:
 def _written_by_a_person(value: str) -> str | None:
     """The property, unless a program filled it in."""
     words = line(value.removeprefix("Microsoft Word - "))
-    return None if words is None or words.lower() in ("untitled", "anonymous", "unknown") else words
+    return None if words is None or words.lower().strip("()") in ("untitled", "anonymous", "unknown") else words
 
 
 def _page_lines(document: "PdfDocument", number: int) -> list[PdfLine]:

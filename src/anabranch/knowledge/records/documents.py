@@ -87,7 +87,7 @@ def insert(
     db.execute("INSERT INTO contents VALUES (?, ?, ?)", (key, draft.content, starts))
     _set_attributes(db, key, draft.metadata, draft.connector_id)
     db.executemany(
-        "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             (
                 number,
@@ -100,6 +100,7 @@ def insert(
                 as_json(piece.headers),
                 piece.page,
                 draft.content[piece.start : piece.end],
+                as_json(piece.later_pages) if piece.later_pages else None,
             )
             for number, piece in enumerate(pieces, first)
         ),
@@ -384,9 +385,9 @@ def chunks_by_key(db: sqlite3.Connection, keys: Sequence[int]) -> dict[int, sqli
     """Chunks with the columns of their documents and the name of their collection."""
     found = db.execute(
         "SELECT chunks.key AS chunk_key, chunks.id AS chunk_id, chunks.start_char, chunks.end_char, "
-        "chunks.tokens AS chunk_tokens, chunks.kind, chunks.headers, chunks.page, chunks.text, documents.*, "
-        "collections.name AS collection_name FROM chunks JOIN documents ON documents.key = chunks.document "
-        "JOIN collections ON collections.key = documents.collection "
+        "chunks.tokens AS chunk_tokens, chunks.kind, chunks.headers, chunks.page, chunks.later_pages, chunks.text, "
+        "documents.*, collections.name AS collection_name FROM chunks "
+        "JOIN documents ON documents.key = chunks.document JOIN collections ON collections.key = documents.collection "
         "WHERE chunks.key IN (SELECT value FROM json_each(?))",
         (as_json(keys),),
     )

@@ -416,9 +416,19 @@ def _shared_with(db: sqlite3.Connection, caller: Caller, row: sqlite3.Row) -> bo
 
 
 def _for_others(entry: LoggedQuery) -> LoggedQuery:
-    """What an entry says to those with whom it is shared: nothing about its conversation, and no feedback."""
+    """What an entry says to those with whom it is shared: nothing about its conversation, no feedback, and not
+    what was chosen to be searched: that may name collections which they may not see."""
     return msgspec.structs.replace(
-        entry, user="", conversation=None, rewritten=None, variants=(), rating=None, comment=None, rated_us=None
+        entry,
+        user="",
+        conversation=None,
+        rewritten=None,
+        variants=(),
+        rating=None,
+        comment=None,
+        rated_us=None,
+        filters=None,
+        settings={},
     )
 
 

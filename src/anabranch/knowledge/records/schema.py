@@ -284,4 +284,18 @@ ALTER TABLE citations ADD COLUMN start_char INTEGER;
 ALTER TABLE citations ADD COLUMN end_char INTEGER;
 """
 
-MIGRATIONS = (FIRST, SURFACES, QUERY_COUNTS, f"{PROCESSING}{MEASURE.strip()};", VERDICTS, SHARING, PAGE_STARTS)
+# The pages of a chunk after its first one, each with the offset in the document at which it begins, as JSON.
+LATER_PAGES = """
+ALTER TABLE chunks ADD COLUMN later_pages TEXT;
+"""
+
+MIGRATIONS = (
+    FIRST,
+    SURFACES,
+    QUERY_COUNTS,
+    f"{PROCESSING}{MEASURE.strip()};",
+    VERDICTS,
+    SHARING,
+    PAGE_STARTS,
+    LATER_PAGES,
+)

@@ -17,7 +17,7 @@ const FILTERS = {
   down: { label: "Rated down", query: { rating: "thumbs_down" } },
 };
 const OUTCOMES = { answered: ["Answered", "good"], refused: ["Not enough evidence", "fair"] };
-const SURFACES = { query: "Page, API", rag_stream: "RAG stream", chat: "Chat API", endpoints: "Endpoint", mcp: "MCP", planner: "Planner", cli: "Command line", library: "Python" };
+const SURFACES = { query: "Page, API", rag_stream: "RAG stream", openai: "OpenAI’s API", chat: "Chat API", endpoints: "Endpoint", mcp: "MCP", planner: "Planner", cli: "Command line", library: "Python" };
 
 export async function activityScreen(main, ...rest) {
   const current = Math.max(0, TABS.findIndex((one) => one.name === rest.slice(0, -1)[0]));
@@ -251,6 +251,10 @@ function revoke(one, body) {
       return;
     }
     box.close();
+    if (one.current) {
+      location.reload();
+      return;
+    }
     toast(`The key of ${one.user} was revoked.`);
     keys(body);
   };

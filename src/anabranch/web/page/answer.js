@@ -1,5 +1,5 @@
 /** One question and its answer: the state that the events build, and how it is shown. */
-import { post } from "./api.js";
+import { post, session } from "./api.js";
 import { button, clear, copy, count, dialog, download, duration, field, h, icon, offsets, toast } from "./dom.js";
 import { decorator, markdown } from "./markdown.js";
 import { openPanel, openSource } from "./viewer.js";
@@ -108,8 +108,9 @@ export class AnswerState {
     const cited = [...new Set((this.done?.citations ?? []).map((one) => one.citation_index))].sort((a, b) => a - b);
     const list = cited.map((index) => {
       const passage = this.passage(index);
-      const quote = this.done.citations.find((one) => one.citation_index === index)?.quoted_text ?? "";
-      const where = [passage?.collection || passage?.source, passage?.page ? `page ${passage.page}` : null, passage?.url].filter(Boolean).join(", ");
+      const citation = this.done.citations.find((one) => one.citation_index === index);
+      const quote = citation?.quoted_text ?? "";
+      const where = [passage?.collection || passage?.source, pageOf(citation, passage), passage?.url].filter(Boolean).join(", ");
       return `[${index}] ${passage?.title ?? "Source"}${where ? ` (${where})` : ""}: “${quote.replace(/\s+/g, " ").trim()}”`;
     });
     return [`## ${this.question}`, this.text.trim(), ...(list.length ? ["### Sources", list.join("\n\n")] : [])].join("\n\n") + "\n";
@@ -178,7 +179,7 @@ export class AnswerView {
     else if (state.done?.refused) text = "";
     else if (!state.over && !state.replies.length) text = "Sending the question…";
     else if (!state.over && waiting) text = `Waiting for ${count(waiting, "source")}…`;
-    else if (!state.over && !state.text) text = state.model ? `${modelName(state.model)} is reading ${count(state.retrieved?.passages ?? 0, "passage")}…` : "Reading the passages…";
+    else if (!state.over && !state.text) text = state.model && state.model !== "extractive" ? `${state.model} is reading ${count(state.retrieved?.passages ?? 0, "passage")}…` : `Reading ${count(state.retrieved?.passages ?? 0, "passage")}…`;
     if (this.status.textContent !== text) this.status.textContent = text;
     this.status.hidden = !text;
   }
@@ -209,6 +210,7 @@ export class AnswerView {
     const { decorate, finish } = decorator(text, ranges, insertions);
     const rendered = markdown(text, decorate);
     clear(this.body, fallbackNote(state), rendered);
+    if (tip && !tip.of.isConnected) hideTip();
     finish();
     this.body.classList.toggle("refusal", Boolean(state.done?.refused));
     if (!state.over) this.body.lastElementChild?.append(h("span", { class: "caret", "aria-hidden": "true" }));
@@ -258,7 +260,7 @@ export class AnswerView {
       { type: "button", class: `cite ${sentence?.verdict ?? ""}`, "aria-label": label, onClick: () => openSource({ document_id: citation.document_id, passage, spans: [{ start: citation.start_char, end: citation.end_char, verdict: sentence?.verdict }] }) },
       String(citation.citation_index),
     );
-    hinted(element, () => quoteCard(passage, citation.quoted_text, sentence?.verdict));
+    hinted(element, () => quoteCard(passage, citation, sentence?.verdict));
     return element;
   }
 
@@ -272,12 +274,15 @@ export class AnswerView {
   open(sentence) {
     if (getSelection()?.toString()) return;
     const [first] = sentence.citations ?? [];
+    const passage = first && this.state.passage(first.citation_index);
+    // While the answer is written, the passages are not here yet.
+    if (first && !passage && !first.document_id) return;
     if (!first) {
       if (sentence.verdict !== "unchecked") openPanel(VERDICTS[sentence.verdict].label, h("p", null, VERDICTS[sentence.verdict].text), h("blockquote", null, sentence.text));
       return;
     }
     const spans = sentence.citations.filter((one) => one.document_id === first.document_id && one.source === first.source).map((one) => ({ start: one.start_char, end: one.end_char, verdict: sentence.verdict }));
-    openSource({ document_id: first.document_id, passage: this.state.passage(first.citation_index), spans });
+    openSource({ document_id: first.document_id, passage, spans });
   }
 
   drawFoot() {
@@ -296,10 +301,10 @@ export class AnswerView {
         { class: "row actions" },
         button("Copy", () => copy(state.asMarkdown, "Copied as Markdown, with its sources."), { icon: "copy", kind: "quiet" }),
         button("Export", () => download(`answer-${(state.query_id ?? "").slice(0, 8)}.json`, state.asJson, "application/json"), { icon: "download", kind: "quiet" }),
-        state.query_id ? button("Share", () => share(state), { icon: "link", kind: "quiet" }) : null,
+        state.query_id && session.query_log ? button("Share", () => share(state), { icon: "link", kind: "quiet" }) : null,
         done.explanation ? button("Explain", () => explain(state), { icon: "explain", kind: "quiet" }) : null,
         this.actions.again ? button("Ask again", this.actions.again, { icon: "again", kind: "quiet" }) : null,
-        state.query_id && !this.actions.shared ? h("span", { class: "thumbs" }, ...thumbs(state)) : null,
+        state.query_id && session.query_log && !this.actions.shared ? h("span", { class: "thumbs" }, ...thumbs(state)) : null,
       ),
       done.timings || state.replies.length ? runDetails(state) : null,
     );
@@ -358,7 +363,7 @@ function cited(state) {
   const places = new Map();
   for (const citation of state.done.citations) {
     const spans = places.get(citation.citation_index) ?? [];
-    spans.push({ start: citation.start_char, end: citation.end_char, document_id: citation.document_id });
+    spans.push({ start: citation.start_char, end: citation.end_char, document_id: citation.document_id, page: citation.page });
     places.set(citation.citation_index, spans);
   }
   return h(
@@ -368,7 +373,7 @@ function cited(state) {
       .sort(([a], [b]) => a - b)
       .map(([index, spans]) => {
         const passage = state.passage(index);
-        const where = [passage?.collection || sourceName(passage?.source ?? ""), passage?.section_title, passage?.page ? `page ${passage.page}` : null].filter(Boolean).join(" · ");
+        const where = [passage?.collection || sourceName(passage?.source ?? ""), passage?.section_title, pageOf(spans[0], passage)].filter(Boolean).join(" · ");
         return h(
           "li",
           null,
@@ -391,14 +396,20 @@ function evidence(sentence, state) {
   return [
     h("p", { class: `tip-verdict ${sentence.verdict}` }, label),
     sentence.citations?.length
-      ? sentence.citations.slice(0, 3).map((one) => quoteCard(state.passage(one.citation_index), one.quoted_text))
+      ? sentence.citations.slice(0, 3).map((one) => quoteCard(state.passage(one.citation_index), one))
       : h("p", null, text),
   ];
 }
 
-function quoteCard(passage, words, verdict) {
-  const quote = words.replace(/\s+/g, " ").trim();
-  const where = [passage?.title, passage?.page ? `page ${passage.page}` : null].filter(Boolean).join(", ");
+/** The page of the quoted words; that of the passage where only it is known. */
+function pageOf(citation, passage) {
+  const page = citation?.page ?? passage?.page;
+  return page ? `page ${page}` : null;
+}
+
+function quoteCard(passage, citation, verdict) {
+  const quote = citation.quoted_text.replace(/\s+/g, " ").trim();
+  const where = [passage?.title, pageOf(citation, passage)].filter(Boolean).join(", ");
   return [
     verdict && VERDICTS[verdict] ? h("p", { class: `tip-verdict ${verdict}` }, VERDICTS[verdict].label) : null,
     h("blockquote", null, quote.length > 320 ? `${quote.slice(0, 320)}…` : quote),
@@ -408,11 +419,18 @@ function quoteCard(passage, words, verdict) {
 
 let tip = null;
 
+function hideTip() {
+  tip?.of.removeAttribute("aria-describedby");
+  tip?.remove();
+  tip = null;
+}
+
 /** Shows a card while the element is hovered or has the focus. */
 function hinted(element, content) {
   const show = () => {
-    hide();
+    hideTip();
     tip = h("div", { class: "tip", role: "tooltip", id: "tip" }, ...[content()].flat(3).filter(Boolean));
+    tip.of = element;
     document.getElementById("main").append(tip);
     const target = element.getClientRects()[0] ?? element.getBoundingClientRect();
     const { width, height } = tip.getBoundingClientRect();
@@ -422,11 +440,7 @@ function hinted(element, content) {
     tip.style.setProperty("top", `${above > 8 ? above : Math.min(target.bottom + 8, innerHeight - height - 8)}px`);
     if (element.tagName === "BUTTON") element.setAttribute("aria-describedby", "tip");
   };
-  const hide = () => {
-    tip?.remove();
-    tip = null;
-    element.removeAttribute("aria-describedby");
-  };
+  const hide = () => tip?.of === element && hideTip();
   element.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show());
   element.addEventListener("pointerleave", hide);
   element.addEventListener("focus", () => element.matches(":focus-visible") && show());
@@ -569,7 +583,7 @@ async function share(state) {
     await post(`/v1/queries/${encodeURIComponent(state.query_id)}/share`, { shared: true });
     await copy(address, "Link copied. It opens for signed-in users who may read every cited document.");
   } catch (error) {
-    await copy(address, `Link copied. It opens for you only: ${error.message}`);
+    toast(`It cannot be shared: ${error.message}`, { kind: "error" });
   }
 }
 

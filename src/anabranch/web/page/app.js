@@ -69,7 +69,7 @@ export function signIn(reason) {
       drawAccount();
       show();
     } catch (error) {
-      clear(note, h("p", { class: "problem" }, error.status === 401 ? "This key is not known here, or it was revoked." : error.message));
+      clear(note, h("p", { class: "problem" }, error.message));
       key.select();
     }
   };
@@ -90,6 +90,7 @@ export function signIn(reason) {
 async function signOut() {
   await remove("/v1/session").catch((error) => toast(error.message, { kind: "error" }));
   sessionStorage.clear();
+  localStorage.removeItem("anabranch.scope");
   await loadSession().catch(() => {});
   location.reload();
 }
@@ -110,12 +111,13 @@ function decode(part) {
 }
 
 async function show() {
-  const { name, parts, query } = where();
-  if (name === "documents" && parts[0]) {
-    location.replace("#/ask");
-    const [start, end] = [Number(query.get("start")), Number(query.get("end"))];
-    openSource({ document_id: parts[0], spans: end > start ? [{ start, end }] : [] });
-    return;
+  let { name, parts, query } = where();
+  const document_id = name === "documents" ? parts[0] : undefined;
+  const [begin, end] = [Number(query.get("start")), Number(query.get("end"))];
+  if (document_id) {
+    // The link to the words of a document: the page has no screen of them, they open beside the questions.
+    history.replaceState(null, "", "#/ask");
+    ({ name, parts, query } = where());
   }
   const screen = [...SCREENS, ...HIDDEN].find((one) => one.name === name) ?? SCREENS[0];
   drawNavigation(screen.name);
@@ -124,14 +126,21 @@ async function show() {
   leave();
   leave = () => {};
   closePanel();
+  // A screen that is drawn late, after another one was opened, draws where nobody sees it.
+  const container = h("div", { class: "view" });
+  clear(main, container);
   try {
     const draw = await screen.load();
-    const left = await draw(main, ...parts, query);
-    if (typeof left === "function") leave = left;
+    const left = await draw(container, ...parts, query);
+    if (typeof left !== "function") return;
+    if (container.isConnected) leave = left;
+    else left();
   } catch (error) {
     const known = error instanceof ApiError ? error : new ApiError(`This screen could not be loaded: ${error.message}`);
     if (!(error instanceof ApiError)) console.error(error);
-    clear(main, h("div", { class: "screen" }, h("h1", null, screen.title), problem(known, show)));
+    clear(container, h("div", { class: "screen" }, h("h1", null, screen.title), problem(known, show)));
+  } finally {
+    if (document_id && container.isConnected) openSource({ document_id, spans: end > begin ? [{ start: begin, end }] : [] });
   }
 }
 
@@ -141,6 +150,10 @@ async function start() {
   drawNavigation(where().name);
   events.addEventListener("needs-key", () => session.needs_key && signIn("This server asks for an API key."));
   addEventListener("hashchange", show);
+  document.querySelector(".skip")?.addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
   try {
     await loadSession();
   } catch (error) {

@@ -12,7 +12,8 @@ const EXTRACTIVE = "extractive";
 /** The conversation outlives the screen, and a reload: finished answers are kept as they are, the running one by the id
  * of its stream. */
 const conversation = { id: null, turns: [], running: null };
-let restored = false;
+// Whose conversation it is: another user who signs in in the same tab sees nothing of it.
+let owner;
 
 function keep() {
   const turns = conversation.turns.map(({ state, stream }) => ({
@@ -22,7 +23,7 @@ function keep() {
     finished: state.over ? { text: state.text, passages: state.passages, done: state.done, error: state.error, replies: state.replies } : null,
   }));
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify({ id: conversation.id, turns }));
+    sessionStorage.setItem(KEPT, JSON.stringify({ user: session.user, id: conversation.id, turns }));
   } catch {
     // The storage is full: then the conversation is not kept, and nothing else is lost.
     sessionStorage.removeItem(KEPT);
@@ -30,7 +31,9 @@ function keep() {
 }
 
 function restore() {
-  restored = true;
+  owner = session.user;
+  conversation.running?.abort.abort();
+  Object.assign(conversation, { id: null, turns: [], running: null });
   let kept = null;
   try {
     kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
@@ -38,6 +41,11 @@ function restore() {
     return;
   }
   if (!kept) return;
+  if (kept.user !== owner) {
+    sessionStorage.removeItem(KEPT);
+    localStorage.removeItem(SCOPE);
+    return;
+  }
   conversation.id = kept.id;
   for (const { question, request, stream, finished } of kept.turns) {
     const turn = { state: new AnswerState(question, request), stream };
@@ -53,14 +61,17 @@ function restore() {
 }
 
 export async function askScreen(main, ...address) {
-  if (!restored) restore();
+  if (owner !== session.user) restore();
   const wanted = address.at(-1)?.get?.("q");
+  const collection = address.at(-1)?.get?.("collection");
   const list = h("div", { class: "turns" });
   const screen = new AskScreen(list);
   clear(main, h("div", { class: "ask" }, h("h1", { class: "unseen" }, "Ask"), screen.welcome, list, screen.composer));
   for (const turn of conversation.turns) screen.show(turn);
   screen.refresh();
-  await screen.load();
+  if (collection) screen.scope = { ...screen.scope, collections: [collection], sources: [] };
+  screen.loaded = screen.load();
+  await screen.loaded;
   // A link may bring a question along, but only a person asks it.
   if (wanted) screen.input.value = wanted.slice(0, 10_000);
   screen.grow();
@@ -92,7 +103,7 @@ class AskScreen {
     try {
       const [collections, sources] = await Promise.all([get("/v1/collections"), session.may_use_configured ? get("/v1/sources").catch(() => ({ sources: [] })) : { sources: [] }]);
       this.choices.collections = collections.collections;
-      this.choices.sources = sources.sources.filter((one) => one.kind === "space" || one.kind === "mcp");
+      this.choices.sources = sources.sources.filter((one) => (one.kind === "space" || one.kind === "mcp") && one.health !== "disabled");
       this.choices.models = sources.sources.filter((one) => one.kind === "model").map((one) => one.name);
     } catch (error) {
       if (error.status !== 401) clear(this.welcome, problem(error, () => this.load()));
@@ -100,6 +111,7 @@ class AskScreen {
       return;
     }
     this.failed = false;
+    this.forgetUnknown();
     this.drawModels();
     this.drawScope();
     this.drawWelcome();
@@ -114,10 +126,18 @@ class AskScreen {
     this.model.hidden = !names.length;
   }
 
+  /** What was chosen may be gone by now, or not for this user. */
+  forgetUnknown() {
+    const known = (kind) => this.scope[kind]?.filter((name) => this.choices[kind].some((one) => one.name === name)) ?? null;
+    const [collections, sources] = [known("collections"), known("sources")];
+    const isEmpty = !collections?.length && !sources?.length;
+    Object.assign(this.scope, isEmpty ? { collections: null, sources: null } : { collections, sources });
+  }
+
   drawScope() {
     const { collections, sources } = this.scope;
-    const chosen = (collections?.length ?? 0) + (sources?.length ?? 0);
-    this.scopeButton.querySelector("span").textContent = collections === null && sources === null ? "All sources" : count(chosen, "source");
+    const chosen = [...(collections ?? []), ...(sources ?? [])];
+    this.scopeButton.querySelector("span").textContent = collections === null && sources === null ? "All sources" : chosen.length === 1 ? chosen[0] : count(chosen.length, "source");
   }
 
   drawWelcome() {
@@ -145,7 +165,7 @@ class AskScreen {
     ];
     clear(
       this.welcome,
-      h("p", { class: "hello" }, "Ask all of them at once"),
+      h("p", { class: "hello" }, "Ask all your sources at once"),
       h("p", { class: "lead" }, "Your question goes to every source in parallel. Each sentence of the answer shows the words that support it."),
       h("ul", { class: "chips still", "aria-label": "What is asked" }, chips.slice(0, 12).map(([name, detail]) => h("li", { class: "chip" }, h("span", { class: "dot", "aria-hidden": "true" }), h("span", { class: "chip-name" }, name), h("span", { class: "chip-detail" }, detail)))),
       chips.length > 12 ? h("p", { class: "hint" }, `and ${chips.length - 12} more`) : null,
@@ -178,11 +198,13 @@ class AskScreen {
     }
   }
 
-  submit() {
+  async submit() {
     const question = this.input.value.trim();
     if (!question || conversation.running) return;
     this.input.value = "";
     this.grow();
+    // What may be asked, and by which model, has to be known.
+    await this.loaded;
     this.ask(question);
   }
 
@@ -285,7 +307,7 @@ function following(turn) {
     onEvent: (frame) => {
       turn.state.apply(frame);
       turn.view?.update();
-      if (frame.event === "started") {
+      if (frame.event === "started" && conversation.turns.includes(turn)) {
         conversation.id = turn.state.conversation_id;
         keep();
       }
@@ -304,11 +326,13 @@ async function followed(turn, promise) {
     else if (!turn.state.over) turn.state.error = { message: "The answer ended before it was complete. Ask again." };
   } catch (error) {
     if (error.status === 401) events.dispatchEvent(new Event("needs-key"));
-    turn.state.error = { message: error.status === 404 ? "This answer is no longer kept. Ask again." : error.message };
+    turn.state.error = { message: error.message };
   }
-  conversation.running = null;
-  conversation.id = turn.state.conversation_id ?? conversation.id;
-  keep();
+  if (conversation.running?.turn === turn) conversation.running = null;
+  if (conversation.turns.includes(turn)) {
+    conversation.id = turn.state.conversation_id ?? conversation.id;
+    keep();
+  }
   turn.view?.update();
   turn.screen?.refresh();
 }
@@ -322,7 +346,10 @@ function begin(turn) {
 }
 
 function resume(turn) {
-  followed(turn, followAnswer({ streamId: turn.stream, ...following(turn) }));
+  const gone = (error) => {
+    throw error.status === 404 ? new Error("This answer is no longer kept. Ask again.") : error;
+  };
+  followed(turn, followAnswer({ streamId: turn.stream, ...following(turn) }).catch(gone));
 }
 
 function stopRunning() {
@@ -356,13 +383,22 @@ export async function answerScreen(main, id) {
 /** The citations of a kept answer, each at its mark, or else at the end of the sentence that quotes its words. */
 function placed(detail, text) {
   const marks = new Map();
-  for (const found of text.matchAll(/\[(\d{1,3})\]/g)) marks.set(Number(found[1]), [...(marks.get(Number(found[1])) ?? []), [...text.slice(0, found.index)].length]);
+  let at = 0;
+  let characters = 0;
+  for (const found of text.matchAll(/\[(\d{1,3})\]/g)) {
+    characters += [...text.slice(at, found.index)].length;
+    at = found.index;
+    const index = Number(found[1]);
+    if (!marks.has(index)) marks.set(index, []);
+    marks.get(index).push(characters);
+  }
+  const length = [...text].length;
   return detail.citations.map((one) => {
     const sentence = (detail.sentences ?? []).find((known) => known.citations.some((quote) => quote.chunk_id === one.chunk_id && quote.quoted_text === one.quoted_text));
     const quote = sentence?.citations.find((known) => known.chunk_id === one.chunk_id);
-    const at = marks.get(one.citation_index)?.shift();
-    const start = at ?? sentence?.end ?? [...text].length;
-    return { start_char: quote?.start_char ?? 0, end_char: quote?.end_char ?? 0, ...one, answer_start: start, answer_end: at === undefined ? start : start + `[${one.citation_index}]`.length };
+    const mark = marks.get(one.citation_index)?.shift();
+    const start = mark ?? sentence?.end ?? length;
+    return { ...one, start_char: one.start_char ?? quote?.start_char ?? 0, end_char: one.end_char ?? quote?.end_char ?? 0, answer_start: start, answer_end: mark === undefined ? start : start + `[${one.citation_index}]`.length };
   });
 }
 

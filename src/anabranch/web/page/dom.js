@@ -91,7 +91,11 @@ export function toast(text, { action, lasts_ms = 6000, kind = "" } = {}) {
     action ? button(action, () => taken(true), { kind: "quiet" }) : null,
     button("Dismiss", () => taken(false), { icon: "close", hidden: true, kind: "quiet icon-only" }),
   );
-  document.getElementById("toasts").append(note);
+  const notices = document.getElementById("toasts");
+  notices.append(note);
+  // Above a dialog that is open.
+  if (notices.matches(":popover-open")) notices.hidePopover();
+  notices.showPopover();
   const timer = setTimeout(() => taken(false), lasts_ms);
   return promise;
 }
@@ -111,7 +115,10 @@ export function dialog(title, ...content) {
     h("div", { class: "dialog-body" }, ...content),
   );
   element.addEventListener("close", () => element.remove());
-  element.addEventListener("click", (event) => event.target === element && element.close());
+  // A click beside the dialog closes it; a selection that is drawn out of it does not.
+  let pressed = null;
+  element.addEventListener("pointerdown", (event) => (pressed = event.target));
+  element.addEventListener("click", (event) => event.target === element && pressed === element && element.close());
   document.body.append(element);
   element.showModal();
   return element;

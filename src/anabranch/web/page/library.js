@@ -465,7 +465,7 @@ class CollectionScreen {
           "div",
           { class: "screen-head" },
           h("div", null, h("h1", { class: "breakable" }, one.name), one.description ? h("p", null, one.description) : null, this.facts),
-          this.mine ? h("div", { class: "row" }, button("Publish", () => publish(one, () => this.refreshCollection()), { icon: "external" }), button("Delete", () => this.confirmDelete(), { icon: "trash", kind: "danger" })) : null,
+          h("div", { class: "row" }, h("a", { class: "button", href: `#/ask?collection=${encodeURIComponent(one.name)}` }, icon("ask"), h("span", null, "Ask it")), this.mine ? [button("Publish", () => publish(one, () => this.refreshCollection()), { icon: "external" }), button("Delete", () => this.confirmDelete(), { icon: "trash", kind: "danger" })] : null),
         ),
         zone,
         this.status_text,
@@ -571,12 +571,17 @@ class CollectionScreen {
   }
 
   async loadDocuments() {
+    const asked = Symbol("documents");
+    this.asked = asked;
     const after = this.pages[this.pages.length - 1];
     const query = new URLSearchParams({ collection: this.collection.name, status: this.status, limit: PAGE, ...(after ? { after } : {}) });
     try {
-      this.page = await get(`/v1/documents?${query}`);
+      const found = await get(`/v1/documents?${query}`);
+      // Only the list that was asked for last is shown.
+      if (this.asked !== asked) return;
+      this.page = found;
     } catch (error) {
-      if (!this.signal.aborted) clear(this.documents, problem(error, () => this.loadDocuments()));
+      if (!this.signal.aborted && this.asked === asked) clear(this.documents, problem(error, () => this.loadDocuments()));
       return;
     }
     if (this.signal.aborted) return;
@@ -747,7 +752,7 @@ function chunk(one) {
 /** Publishing: other servers then use the collection as a source. */
 async function publish(one, changed) {
   const slug = (text) => text.toLowerCase().normalize("NFKD").replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "");
-  const as = h("input", { required: true, value: `${slug(one.owner ?? session.user ?? "") || "me"}/${slug(one.name) || "collection"}`, pattern: "[^\\/\\s]+\\/[^\\/\\s]+", title: "OWNER/NAME", autocomplete: "off", spellcheck: "false" });
+  const as = h("input", { required: true, value: `${one.owner ?? session.user ?? "me"}/${slug(one.name) || "collection"}`, pattern: "[^\\/\\s]+\\/[^\\/\\s]+", title: "OWNER/NAME", autocomplete: "off", spellcheck: "false" });
   const published = h("div");
   const note = h("div", { role: "alert" });
   const url = `${collectionPath(one)}/endpoint`;

@@ -13,7 +13,10 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const ITEM = /^( {0,12})([-*+•]|\d{1,9}[.)])([ \t]+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITER = /^:?-+:?$/;
+// A line of more columns is shown as text, and so are the rows after so many cells: a short text could ask for millions.
+const MAX_COLUMNS = 100;
+const MAX_CELLS = 20_000;
 const URL_START = /^https?:\/\/[^\s<>"'`]+/i;
 
 /**
@@ -92,7 +95,7 @@ class Renderer {
       if (FENCE.test(text)) taken = this.fence(parent, all, at, flush);
       else if (HEADING.test(text)) taken = this.heading(parent, all[at], flush);
       else if (RULE.test(text) && !open.length) taken = this.append(parent, h("hr"), flush);
-      else if (text.includes("|") && next && DELIMITERS.test(this.text(next)) && this.text(next).includes("-") && this.text(next).includes("|"))
+      else if (text.includes("|") && next && this.isTable(all[at], next))
         taken = this.table(parent, all, at, flush);
       else if (depth < MAX_DEPTH && QUOTE.test(text)) taken = this.quote(parent, all, at, depth, flush);
       else if (depth < MAX_DEPTH && ITEM.test(text)) taken = this.list(parent, all, at, depth, flush);
@@ -196,11 +199,19 @@ class Renderer {
     return at - begin;
   }
 
+  /** Whether a line with cells is followed by one of delimiters, as `|---|:-:|`. */
+  isTable(line, next) {
+    if (!this.text(next).includes("|") || !this.text(next).includes("-")) return false;
+    const delimiters = this.cells(next);
+    return delimiters.length <= MAX_COLUMNS && delimiters.every((one) => DELIMITER.test(this.text(one))) && this.cells(line).length <= MAX_COLUMNS;
+  }
+
   table(parent, all, at, flush) {
     flush();
     const begin = at;
     const rows = [];
-    for (; at < all.length && this.text(all[at]).includes("|") && this.text(all[at]).trim(); at += 1)
+    const most = begin + 2 + MAX_CELLS / this.cells(all[at]).length;
+    for (; at < all.length && at < most && this.text(all[at]).includes("|") && this.text(all[at]).trim(); at += 1)
       if (at !== begin + 1) rows.push(this.cells(all[at]));
     const [head, ...body] = rows;
     const row = (cells, tag) =>

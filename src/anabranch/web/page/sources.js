@@ -163,7 +163,7 @@ class SourceRow {
       }
       control.disabled = false;
     };
-    const testable = screen.found.can_change && !(one.kind === "collection" && one.configured === "collection");
+    const testable = screen.found.can_change && one.health !== "disabled" && (one.configured === "file" || one.configured === "page");
     const href = one.kind === "collection" && one.configured === "collection" ? `#/library/${path(one.name)}` : null;
     this.element = h(
       "li",

@@ -119,9 +119,9 @@ class StreamsScreen {
 
   /** The server begins the stream again: what was received is void. */
   restart() {
+    if (this.player) this.pause();
     Object.assign(this, { events: [], at: null, items: [] });
     this.lanes.clear();
-    clearTimeout(this.player);
     this.explain();
     this.frame = null;
   }
@@ -216,7 +216,8 @@ class StreamsScreen {
       this.pause();
       return;
     }
-    if (this.at === null) this.at = 0;
+    if (this.events.length < 2) return;
+    this.at ??= 0;
     clear(this.play, icon("stop"), h("span", null, "Pause"));
     this.show();
     const next = () => {

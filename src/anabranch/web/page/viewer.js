@@ -68,10 +68,11 @@ export async function openSource({ document_id, spans, passage }) {
   }
 }
 
-async function showDocument(meta, body, id, spans, start, end, passage) {
+async function showDocument(meta, body, id, spans, start, end, passage, shown = null) {
   const found = await get(`/v1/documents/${path(id)}?start=${start}&end=${end}`);
   const starts = found.page_starts ?? [];
   const headings = isMarkdown(found) ? new Set() : await headingsOf(id);
+  if (!body.isConnected) return;
   const heading = panel().querySelector("h2");
   if (heading) heading.textContent = found.title;
   const page = starts.length ? starts.findLastIndex((one) => one <= (spans[0]?.start ?? 0)) + 1 : passage?.page;
@@ -89,13 +90,16 @@ async function showDocument(meta, body, id, spans, start, end, passage) {
       ? [" · ", h("a", { href: found.source.url, target: "_blank", rel: "noopener noreferrer" }, "original")]
       : null,
   );
+  const [height, top] = [body.scrollHeight, body.scrollTop];
   clear(body);
   const more = (label, from, to) =>
-    body.append(button(label, () => showDocument(meta, body, id, spans, from, to, passage).catch((error) => body.append(problem(error))), { kind: "quiet" }));
+    body.append(button(label, () => showDocument(meta, body, id, spans, from, to, passage, start).catch((error) => body.append(problem(error))), { kind: "quiet" }));
   if (found.content_start > 0) more("Show what comes before", Math.max(0, start - 4 * AROUND), end);
   body.append(rendered(found, starts, spans, headings));
   if (found.content_end < found.content_length) more("Show what follows", start, end + 4 * AROUND);
-  scrollToMark(body);
+  // More of the document does not move the words that are read.
+  if (shown !== null) body.scrollTop = start < shown ? top + body.scrollHeight - height : top;
+  else scrollToMark(body);
 }
 
 const isMarkdown = ({ source }) => MARKDOWN.test(source.filename ?? source.url ?? "") || source.type === "text";
