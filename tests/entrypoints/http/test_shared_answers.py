@@ -67,7 +67,7 @@ async def test_who_knows_the_id_reads_a_shared_answer(shelf: Library) -> None:
     assert await share(shelf, query, "alice") == 200
     own = await shelf.good("GET", f"/v1/queries/{query}", who="alice")
     read = await shelf.good("GET", f"/v1/queries/{query}", who="bob")
-    hidden = {"conversation_id": None, "rating": None, "comment": None, "may_share": False}
+    hidden: dict[str, object] = {"conversation_id": None, "rating": None, "comment": None, "may_share": False}
     # What was chosen to be searched may name collections that the reader may not see.
     hidden |= {"filters": None, "settings": {}}
     assert read == {**own, **hidden}

@@ -118,7 +118,8 @@ async def test_every_sentence_has_its_verdict_and_the_words_that_support_it(shel
     (quote,) = supported["citations"]
     assert set(supported) == {"start", "end", "text", "verdict", "support", "reason", "citations", "doubted"}
     assert set(quote) == {
-        *("citation_index", "source", "document_id", "chunk_id", "start_char", "end_char", "quoted_text", "support", "page")
+        *("citation_index", "source", "document_id", "chunk_id", "start_char", "end_char", "quoted_text", "page"),
+        "support",
     }
     assert (quote["quoted_text"], quote["support"], supported["reason"]) == (REFUNDS, 1.0, None)
     assert (invented["citations"], invented["support"]) == ([], 0.0)
