@@ -363,6 +363,9 @@ async def test_axe_finds_no_violation_beside_a_failed_source_in_dark_and_narrow(
             await page.page.locator("button.cite").first.click()
             await expect(page.page.locator("#panel mark").first).to_be_visible()
             assert await page.violations_of_accessibility() == []
+            assert await page.page.locator(".together .verdict").count() > 0
+            lines = "(all) => all.map((one) => new Set([...one.getClientRects()].map((box) => box.bottom)).size)"
+            assert set(await page.page.locator(".together").evaluate_all(lines)) == {1}
             wide = await page.page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0
 

@@ -111,6 +111,8 @@ def test_queries_list_says_if_there_are_more(run: Run) -> None:
         (["--rating", "thumbs_down"], ["first"]),
         (["--since", "2000-01-01"], ["second", "first"]),
         (["--until", "2000-01-01"], []),
+        (["--slower-than", "0"], ["second", "first"]),
+        (["--slower-than", "1"], []),
     ],
 )
 def test_queries_list_and_export_take_filters(run: Run, options: list[str], found: list[str]) -> None:

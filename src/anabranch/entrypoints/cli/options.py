@@ -104,6 +104,9 @@ query_options = _together(
     click.option("--conversation", metavar="ID", help="Only this conversation."),
     click.option("--surface", help="Only of this surface: query, rag_stream, chat, openai, endpoints, mcp, cli…"),
     click.option("--outcome", help="answered, refused, the code of an error, or failed for every error."),
+    click.option(
+        "--slower-than", "slower_than_ms", type=click.IntRange(0), metavar="MS", help="Only those that took longer."
+    ),
 )
 
 

@@ -71,7 +71,7 @@ def queries() -> None:
 @limit_option
 @json_option
 @settings_option
-def list_queries(limit: int, as_json: bool, settings: Settings, **given: str | None) -> None:
+def list_queries(limit: int, as_json: bool, settings: Settings, **given: Any) -> None:
     """List questions, newest first."""
     found = _listed(settings, _wanted(settings, **given), limit)
     print_list(
@@ -187,7 +187,7 @@ def _score(value: float | None) -> str:
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @query_options
 @settings_option
-def export(file: Path | None, force: bool, settings: Settings, **given: str | None) -> None:
+def export(file: Path | None, force: bool, settings: Settings, **given: Any) -> None:
     """Print every question with its answer, citations and passages as JSON, one per line.
 
     The newest question comes first. The log is read in parts, so it can be of any size.
@@ -242,7 +242,7 @@ def feedback() -> None:
 @limit_option
 @json_option
 @settings_option
-def list_feedback(limit: int, as_json: bool, settings: Settings, **given: str | None) -> None:
+def list_feedback(limit: int, as_json: bool, settings: Settings, **given: Any) -> None:
     """List ratings, the latest first."""
     found = _listed(settings, _wanted(settings, **given), limit, rated=True)
     print_list(
@@ -274,13 +274,12 @@ def _why_empty(settings: Settings, otherwise: str) -> str:
     return otherwise if settings.query_log_days else f"{OFF}."
 
 
-def _wanted(settings: Settings, **given: str | None) -> QueryFilter:
+def _wanted(settings: Settings, **given: Any) -> QueryFilter:
     """The filter that the options describe."""
     since, until = seconds_of("--since", given.pop("since")), seconds_of("--until", given.pop("until"), end=True)
     name = given.pop("collection", None)
     key = None if name is None else _collection_key(settings, name)
-    values: dict[str, Any] = given
-    return QueryFilter(since=since, until=until, collection=key, **values)
+    return QueryFilter(since=since, until=until, collection=key, **given)
 
 
 def _collection_key(settings: Settings, name: str) -> int:
