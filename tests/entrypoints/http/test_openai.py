@@ -216,8 +216,13 @@ async def test_what_would_change_the_answer_is_refused_and_the_rest_is_ignored(s
         "logprobs": asking(logprobs=True),
         "messages[0]": asking(messages=image),
         "messages": asking(messages=[{"role": "system", "content": "x"}]),
+        "temperature": asking(temperature="hot"),
+        "messages[0].role": asking(messages=[{"role": 5, "content": "x"}]),
     }.items():
         assert (await refused(shelf, path, **body))["param"] == param
+    for method in ("GET", "PUT"):
+        wrong = await shelf.call(method, path)
+        assert (wrong.status, wrong.body["error"]["code"]) == (405, "method_not_allowed")
     harmless = asking(
         n=1, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="auto", seed=7, top_p=0.5,
         response_format={"type": "text"}, logit_bias={"5": 1}, metadata={"a": "b"}, reasoning_effort="low", store=False,

@@ -10,6 +10,7 @@ PROBLEM = re.compile(
     r" - at `\$\.?(?P<path>[^`]+)`",
     re.DOTALL,
 )
+PATH = re.compile(r" - at `\$\.?([^`]+)`$")
 STEP = re.compile(r"\.?(\w+)|\[[^\]]*\]")
 GOT = {"str": "a text", "int": "a number", "float": "a number", "bool": "true or false", "null": "null"}
 GOT |= {"array": "a list", "object": "an object"}
@@ -24,6 +25,12 @@ WORDS = {
     "FloatType": "a number",
     "StrType": "a text",
 }
+
+
+def field_of(error: str) -> str:
+    """The path of the value that an error of msgspec is about; empty if it is about the whole request."""
+    found = PATH.search(error)
+    return "" if found is None else found[1]
 
 
 def explain(error: str, kind: Any) -> str:

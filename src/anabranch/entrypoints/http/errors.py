@@ -78,6 +78,14 @@ class RoutingError(AnabranchError):
         self.headers = headers
 
 
+class InvalidField(InvalidQuestion):
+    """`field` is the path of the value that is not valid, such as `messages[0].role`."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class MethodNotAllowed(RoutingError):
     code = "method_not_allowed"
 

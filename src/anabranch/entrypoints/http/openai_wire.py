@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Scope
 
-from anabranch.domain.errors import AnabranchError, InvalidQuestion, NotFound
+from anabranch.domain.errors import AnabranchError, NotFound
 from anabranch.domain.model import MaxTokens, Temperature, Usage, Value
-from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, InvalidField
 from anabranch.entrypoints.http.query_wire import QueryDone, SourceView
 
 MAX_MESSAGES = 1_000
@@ -40,12 +40,11 @@ class OpenAIProblem(Value):
     error: OpenAIError
 
 
-class RefusedParameter(InvalidQuestion):
-    """A request that cannot be answered as it asks; `param` is the field that says so."""
+class RefusedParameter(InvalidField):
+    """A request that cannot be answered as it asks."""
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param)
         self.openai_code = code
 
 
@@ -77,9 +76,9 @@ def problem(code: str, message: str) -> tuple[int, OpenAIProblem]:
 
 def _render(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
     status, body = problem(error.code, error.message)
-    if isinstance(error, RefusedParameter):
-        named = msgspec.structs.replace(body.error, param=error.param, code=error.openai_code)
-        body = OpenAIProblem(error=named)
+    if isinstance(error, InvalidField):
+        code = error.openai_code if isinstance(error, RefusedParameter) else None
+        body = OpenAIProblem(error=msgspec.structs.replace(body.error, param=error.field, code=code))
     elif isinstance(error, ModelNotFound):
         body = OpenAIProblem(error=msgspec.structs.replace(body.error, param="model", code="model_not_found"))
     return status, msgspec.json.encode(body)

@@ -16,12 +16,14 @@ from starlette.types import Message, Receive, Scope, Send
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuestion, NotFound
 from anabranch.domain.model import Allowance
+from anabranch.entrypoints.http.decode_errors import field_of
 from anabranch.entrypoints.http.errors import (
     KNOWLEDGE,
     PLAIN,
     ClientGone,
     Dialect,
     Headers,
+    InvalidField,
     MethodNotAllowed,
     RequestTimedOut,
     RequestTooLarge,
@@ -197,6 +199,14 @@ class Router:
         allowed = ", ".join("GET" if one == WEBSOCKET else one for one in methods)
         raise MethodNotAllowed("This address does not take that method.", allow=allowed)
 
+    def dialect_at(self, scope: Scope) -> Dialect:
+        """The dialect of a request that no operation takes."""
+        if not scope["path"].startswith("/v1/"):
+            return PLAIN
+        with suppress(UnicodeDecodeError):
+            return next((one.dialect for one in self._at(scope)[0].values()), KNOWLEDGE)
+        return KNOWLEDGE
+
     def _at(self, scope: Scope) -> tuple[Mapping[str, Operation[Any]], Mapping[str, str]]:
         if (fixed := self._fixed.get(scope["path"])) is not None:
             return fixed, {}
@@ -255,7 +265,7 @@ class RequestLoop:
     def _refusal(self, call: Call[Any], error: Exception) -> tuple[AnabranchError, Dialect]:
         """The error as the client gets it, logged or counted."""
         operation, identifier = call.operation, call.scope["correlation_id"]
-        dialect = operation.dialect if operation is not None else _dialect_at(call.scope["path"])
+        dialect = operation.dialect if operation is not None else self._router.dialect_at(call.scope)
         refusal = _as_refusal(error, dialect, identifier, operation.request_type if operation is not None else None)
         if call.responding or (refusal is not error and isinstance(refusal, InternalError)):
             self._log.error("unexpected_error", correlation_id=identifier, exc_info=error)
@@ -271,17 +281,14 @@ def _as_refusal(error: Exception, dialect: Dialect, identifier: str, request_typ
         case UnicodeDecodeError():
             return InvalidQuestion("The request is not UTF-8.")
         case msgspec.MsgspecError() | RecursionError():
-            return InvalidQuestion(dialect.explain(str(error), request_type))
+            message = dialect.explain(str(error), request_type)
+            field = field_of(str(error))
+            return InvalidField(message, field) if field else InvalidQuestion(message)
         case _:
             return InternalError(
                 "Something went wrong on our side; the log has the details under this correlation id.",
                 correlation_id=identifier,
             )
-
-
-def _dialect_at(path: str) -> Dialect:
-    """The dialect of an address that no operation has."""
-    return KNOWLEDGE if path.startswith("/v1/") else PLAIN
 
 
 def _segments(scope: Scope) -> list[str]:
