@@ -68,7 +68,7 @@ class Demo:
             self._console.rule()
             self._console.print(f"\n  Open the page: {self._url}/#/ask?q={question}\n", style="bold", soft_wrap=True)
             self.say("Drop documents of your own into its Library, too: the demo deletes them when it ends.")
-            self._console.print("The same question to the API, in another terminal:", style="dim")
+            self._console.print("Another question, to the API, in another terminal:", style="dim")
             body = '{"query": "How is a chunk kept within the window of the embedder?", "sources": "all"}'
             self._console.print(f"curl {self._url}/v1/query -d '{body}'\n", soft_wrap=True, markup=False)
             self._console.print("Ctrl-C stops it.\n", style="dim")

@@ -212,7 +212,7 @@ export class AnswerView {
     clear(this.body, fallbackNote(state), rendered);
     if (tip && !tip.of.isConnected) hideTip();
     finish();
-    keepTogether(this.body);
+    keepMarksWithLastWord(this.body);
     this.body.classList.toggle("refusal", Boolean(state.done?.refused));
     if (!state.over) this.body.lastElementChild?.append(h("span", { class: "caret", "aria-hidden": "true" }));
   }
@@ -258,7 +258,7 @@ export class AnswerView {
     const label = `Citation ${citation.citation_index}: ${passage?.title || passage?.source || "source"}`;
     const element = h(
       "button",
-      { type: "button", class: `cite ${sentence?.verdict ?? ""}`, "aria-label": label, onClick: alone(() => openSource({ document_id: citation.document_id, passage, spans: [{ start: citation.start_char, end: citation.end_char, verdict: sentence?.verdict }] })) },
+      { type: "button", class: `cite ${sentence?.verdict ?? ""}`, "aria-label": label, onClick: withoutPropagation(() => openSource({ document_id: citation.document_id, passage, spans: [{ start: citation.start_char, end: citation.end_char, verdict: sentence?.verdict }] })) },
       String(citation.citation_index),
     );
     hinted(element, () => quoteCard(passage, citation, sentence?.verdict));
@@ -267,7 +267,7 @@ export class AnswerView {
 
   verdict(sentence) {
     const { glyph, label } = VERDICTS[sentence.verdict];
-    const element = h("button", { type: "button", class: `verdict ${sentence.verdict}`, "aria-label": `${label}: show the evidence`, onClick: alone(() => this.open(sentence)) }, glyph);
+    const element = h("button", { type: "button", class: `verdict ${sentence.verdict}`, "aria-label": `${label}: show the evidence`, onClick: withoutPropagation(() => this.open(sentence)) }, glyph);
     hinted(element, () => evidence(sentence, this.state));
     return element;
   }
@@ -403,18 +403,18 @@ function evidence(sentence, state) {
 }
 
 /** A click on a mark is none on the sentence that it stands in. */
-const alone = (action) => (event) => {
+const withoutPropagation = (action) => (event) => {
   event.stopPropagation();
   action();
 };
 
 /** Puts the marks of each sentence on one line with its last word: a browser may break a line before every button. */
-function keepTogether(body) {
+function keepMarksWithLastWord(body) {
   for (const sentence of body.querySelectorAll(".sentence")) {
     const last = sentence.lastChild;
     const isMark = (node) => node && (node.data === JOINER || (node.nodeType === Node.ELEMENT_NODE && node.matches(".cite, .verdict")));
     if (last?.nodeType !== Node.TEXT_NODE || !isMark(sentence.nextSibling)) continue;
-    const group = h("span", { class: "together" }, last.splitText(Math.max(0, last.data.search(/\S{1,24}\s*$/))));
+    const group = h("span", { class: "nowrap" }, last.splitText(Math.max(0, last.data.search(/\S{1,24}\s*$/))));
     while (isMark(sentence.nextSibling)) group.append(sentence.nextSibling);
     sentence.append(group);
   }

@@ -146,6 +146,8 @@ async function show() {
 
 async function start() {
   applyTheme();
+  // Shown from the beginning, so that a screen reader announces what is added to it.
+  document.getElementById("toasts").showPopover();
   initPanel();
   drawNavigation(where().name);
   events.addEventListener("needs-key", () => session.needs_key && signIn("This server asks for an API key."));

@@ -93,9 +93,11 @@ export function toast(text, { action, lasts_ms = 6000, kind = "" } = {}) {
   );
   const notices = document.getElementById("toasts");
   notices.append(note);
-  // Above a dialog that is open.
-  if (notices.matches(":popover-open")) notices.hidePopover();
-  notices.showPopover();
+  // What is shown last is on top: above a dialog that is open.
+  if (document.querySelector("dialog[open]")) {
+    notices.hidePopover();
+    notices.showPopover();
+  }
   const timer = setTimeout(() => taken(false), lasts_ms);
   return promise;
 }

@@ -68,6 +68,7 @@ export async function openSource({ document_id, spans, passage }) {
   }
 }
 
+/** Shows a part of a document; `shown` is where the part begins that is shown already, if it only becomes longer. */
 async function showDocument(meta, body, id, spans, start, end, passage, shown = null) {
   const found = await get(`/v1/documents/${path(id)}?start=${start}&end=${end}`);
   const starts = found.page_starts ?? [];
