@@ -109,7 +109,7 @@ async def test_a_source_is_tested_added_used_and_removed(shop: Shop) -> None:
     assert sum(minute["calls"] for minute in wiki["history"]) == 2
     assert wiki["last_used_at"] is not None
     for folder in (".", ".."):
-        assert (await shop.call("POST", "/v1/sources", shop.wiki(folder), who="root")).status == 422
+        assert (await shop.call("POST", "/v1/sources", shop.wiki(folder), who="root")).status == 400
     again = await shop.call("POST", "/v1/sources", shop.wiki("wiki"), who="root")
     assert (again.status, again.code) == (409, "CONFLICT")
     assert (await shop.good("POST", "/v1/sources/wiki/test", {}, who="root"))["ok"]
