@@ -15,7 +15,8 @@ from reportlab.pdfgen.canvas import Canvas
 from anabranch.domain.model import Endpoint
 from anabranch.testing import Document, Failure, Space
 from support.browser import Visit, chromium, visit
-from support.collection_server import Library, library, text
+from support.collection_server import Library, form, library, text
+from support.paused_model import PausedModel
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("page-screens")]
 
@@ -24,20 +25,41 @@ PICTURES = os.environ.get("ANABRANCH_SCREENSHOTS")
 DOCS = Path(__file__).parents[2] / "docs"
 DARK: dict[str, Any] = {"color_scheme": "dark"}
 NARROW: dict[str, Any] = {"viewport": {"width": 360, "height": 740}}
-POLICY = """# Returns
+LEAVE = """# Leave policy
 
-Customers may return a bicycle within thirty days and get the full price back. Lamps and locks are exchanged.
+Employees get 30 days of parental leave. Parental leave is paid in full.
 
-## Repairs
+## How to apply
 
-A frame has a warranty of twelve years, a chain one of one year.
+Applications are sent to the people team two months before the leave begins.
+
+| leave | days | paid |
+|---|---|---|
+| parental | 30 | in full |
+| study | 5 | half |
+
+1. Tell your team **first**.
+2. Send the form with the dates.
+3. The people team answers within two weeks.
 """
+TRAVEL = (
+    "Journeys of more than two hours are made in first class.",
+    "Receipts are handed in within thirty days. Meals are paid up to 40 francs a day.",
+)
+HANDBOOK = "# Handbook\n\nEmployees get 45 days of parental leave. The canteen opens at noon."
+QUESTION = "How many days of parental leave do employees get?"
+# One sentence for each verdict.
+WRITTEN = """The leave policy says 30 days of parental leave [1], but the handbook says 45 days [2]. Parental leave is \
+paid in full. [1]
+
+The people team answers within two months. [1] Parents receive a gift from the company. [2]"""
 SECRET = "The board sells the northern shop in March."
 
 
 class House(NamedTuple):
     library: Library
     space: Space
+    model: PausedModel
 
     @property
     def url(self) -> str:
@@ -47,21 +69,28 @@ class House(NamedTuple):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> AsyncIterator[House]:
     folder = tmp_path_factory.mktemp("data")
-    async with Space() as space:
-        space.source("suppliers", documents=[Document(title="Delivery", content="Frames arrive within two weeks.")])
+    async with Space() as space, PausedModel() as model:
+        space.source("handbook", documents=[Document(title="Handbook", content=HANDBOOK)])
         space.source("new", documents=[Document(title="Tyres", content="Tyres are sold in pairs.")])
         space.fails("archive", Failure.STATUS_503)
         sources = {
-            name: Endpoint(slug=name, url=space.url, name=name, operator=True) for name in ("suppliers", "archive")
+            name: Endpoint(slug=name, url=space.url, name=name, operator=True) for name in ("handbook", "archive")
         }
-        async with library(folder, models_dir, rate_limit=0, auth="api_key", sources=sources) as opened:
+        model.says("Parental leave is paid in full. [1]")
+        writer = Endpoint(slug="writer", url=model.url, kind="openai", name="writer", operator=True)
+        given = {"sources": sources, "models": {"writer": writer}}
+        async with library(folder, models_dir, rate_limit=0, auth="api_key", **given) as opened:
             await opened.collection("policies", who="root")
-            await opened.ingest("policies", text(POLICY, filename="returns.md", title="Returns"), who="root")
+            await opened.ingest("policies", text(LEAVE, filename="leave.md", title="Leave policy"), who="root")
+            accepted = await opened.call(
+                "POST", "/v1/ingest", data=form(("travel.pdf", pdf(*TRAVEL)), collection_id="policies"), who="root"
+            )
+            await opened.job(accepted.body["job_id"], who="root")
             await opened.collection("board", who="alice", default_permissions={"visibility": "private"})
             await opened.ingest(
                 "board", text(SECRET, title="Minutes", permissions={"visibility": "private"}), who="alice"
             )
-            yield House(opened, space)
+            yield House(opened, space, model)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -77,10 +106,12 @@ async def sign_in(page: Visit, house: House, who: str) -> None:
     await expect(page.page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-def pdf(words: str) -> bytes:
+def pdf(*pages: str) -> bytes:
     written = BytesIO()
     canvas = Canvas(written)
-    canvas.drawString(72, 720, words)
+    for words in pages:
+        canvas.drawString(72, 720, words)
+        canvas.showPage()
     canvas.save()
     return written.getvalue()
 
@@ -172,6 +203,7 @@ async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_
         found = await house.library.good("GET", "/v1/documents?collection=manuals", who="alice")
         assert [one["title"] for one in found["documents"]] == ["brakes.pdf"]
 
+        house.model.says("Brakes are checked every spring. [1]")
         await page.page.goto(f"{house.url}/#/ask")
         await page.ask("When are brakes checked?")
         await page.answered()
@@ -234,10 +266,10 @@ async def test_activity_shows_questions_and_an_operator_creates_and_revokes_keys
 ) -> None:
     async with visit(browser, house.url) as page:
         await sign_in(page, house, "root")
-        await page.ask("How long is the warranty of a frame?")
+        await page.ask("Is parental leave paid?")
         await page.answered()
         await page.page.goto(f"{house.url}/#/activity")
-        await expect(page.page.locator("main table")).to_contain_text("How long is the warranty of a frame?")
+        await expect(page.page.locator("main table")).to_contain_text("Is parental leave paid?")
         await page.page.get_by_role("tab", name="Keys").click()
         await page.page.get_by_role("button", name="New key").click()
         await page.page.get_by_label("User").fill("dora")
@@ -259,25 +291,55 @@ async def test_axe_finds_no_violation_on_any_screen(browser: Browser, house: Hou
     async with visit(browser, house.url, **options) as page:
         await sign_in(page, house, "root")
         await pictured(page, "welcome", theme)
-        await page.ask("Within how many days may a customer return a bicycle?")
+        await finished_step(house, theme)
+        house.model.says(WRITTEN)
+        await page.ask(QUESTION)
         await page.answered()
+        verdicts = await page.page.locator(".verdict").evaluate_all("(all) => all.map((one) => one.className)")
+        assert verdicts == [f"verdict {one}" for one in ("partly", "supported", "contradicted", "unsupported")]
+        await expect(page.page.locator("button.cite.unproven")).to_have_text(["1", "2"])
         await pictured(page, "ask", theme)
-        await page.page.locator("details.run summary").click()
-        await page.page.locator(".sentence").first.click()
+        await page.page.locator(".sentence.supported").first.click()
         await expect(page.page.locator("#panel mark").first).to_be_visible()
         await pictured(page, "source", theme)
+        await page.page.get_by_role("button", name="Close").click()
+        await page.page.locator("details.run summary").click()
+        await page.page.get_by_role("button", name="Explain").click()
+        await expect(page.page.locator("#panel .explained").first).to_be_visible()
+        await pictured(page, "explain", theme)
         for screen, shown in {
-            "library": "heading:policies",
-            "library/policies": "text:Returns",
-            "sources": "heading:Remote sources",
-            "streams": "heading:Streams",
-            "activity": "text:return a bicycle",
+            "library": "policies",
+            "library/policies": "Leave policy",
+            "sources": "Remote sources",
+            "streams": "What is a planner step?",
+            f"streams/leave/{theme}": "All subagents succeeded.",
+            "activity": QUESTION,
+            "activity/keys": "You use this one",
         }.items():
             await page.page.goto(f"{house.url}/#/{screen}")
-            kind, _, name = shown.partition(":")
-            found = page.page.get_by_role("heading", name=name) if kind == "heading" else page.page.get_by_text(name)
-            await expect(found.first).to_be_visible()
-            await pictured(page, screen.replace("/", "-"), theme)
+            await expect(page.page.locator("main").get_by_text(shown).first).to_be_visible()
+            name = "step" if "leave" in screen else screen.replace("/", "-")
+            await pictured(page, name, theme)
+        await page.page.goto(f"{house.url}/#/sources")
+        await page.page.get_by_role("button", name="Add a source").click()
+        await pictured(page, "add-source", theme)
+
+
+async def finished_step(house: House, name: str) -> None:
+    """A planner step whose two subagents have delivered."""
+    steps = "/planner/sessions/leave/steps"
+    wanted = [
+        {"key": "documentation", "result_key": "policy", "input": {"question": QUESTION}},
+        {"key": "row_selection", "result_key": "balances", "deadline_ms": 60_000},
+    ]
+    await house.library.good("POST", steps, {"plan_step_id": name, "expected_subagents": wanted}, who="root")
+    address = f"{steps}/{name}/subagents/row_selection/events"
+    for status, revision, rows in (
+        ("partial", 1, [{"user": "alice", "days": 12}]),
+        ("success", 2, [{"user": "alice", "days": 12}, {"user": "bob", "days": 30}]),
+    ):
+        pushed = {"result_key": "balances", "status": status, "revision": revision, "payload": {"rows": rows}}
+        assert (await house.library.call("POST", address, pushed, who="root")).status == 202
 
 
 async def pictured(page: Visit, name: str, theme: str) -> None:

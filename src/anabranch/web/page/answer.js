@@ -161,7 +161,7 @@ export class AnswerView {
       return;
     }
     replies.forEach((reply, index) => {
-      const key = `${reply.status}${reply.latency_ms}`;
+      const key = `${sourceName(reply.source)} ${reply.status} ${reply.latency_ms}`;
       const known = this.chips.children[index];
       if (known?.dataset.key === key) return;
       const chip = sourceChip(reply, key);
@@ -226,8 +226,15 @@ export class AnswerView {
       while (end > start && start > 0 && text[start - 1] === " ") start -= 1;
       places.push({ start, end, order, nodes: () => [document.createTextNode(JOINER), node()] });
     };
-    if (this.state.done) for (const one of citations) add(convert(one.answer_start), convert(one.answer_end), 0, () => this.mark(one, sentences));
-    else for (const found of text.matchAll(MARK)) add(found.index, found.index + found[0].length, 0, () => h("span", { class: "cite pending" }, found[0].slice(1, -1)));
+    for (const one of citations) add(convert(one.answer_start), convert(one.answer_end), 0, () => this.mark(one, sentences));
+    const placed = new Set(citations.map((one) => convert(one.answer_start)));
+    for (const found of text.matchAll(MARK)) {
+      const [start, end, index] = [found.index, found.index + found[0].length, found[0].slice(1, -1)];
+      if (placed.has(start)) continue;
+      if (!this.state.done) add(start, end, 0, () => h("span", { class: "cite pending" }, index));
+      else if (this.state.passage(Number(index)) && sentences.some((one) => one.reason !== "code" && convert(one.start) <= start && end <= convert(one.end)))
+        add(start, end, 0, () => this.unprovenMark(this.state.passage(Number(index))));
+    }
     for (const sentence of sentences) {
       if (sentence.verdict === "unchecked") continue;
       let at = convert(sentence.end);
@@ -262,6 +269,19 @@ export class AnswerView {
       String(citation.citation_index),
     );
     hinted(element, () => quoteCard(passage, citation, sentence?.verdict));
+    return element;
+  }
+
+  /** A mark of the model on a passage that does not say the sentence. */
+  unprovenMark(passage) {
+    const index = passage.citation_index;
+    const spans = [{ start: passage.start_char ?? 0, end: passage.end_char ?? [...(passage.text ?? "")].length, verdict: "unsupported" }];
+    const element = h(
+      "button",
+      { type: "button", class: "cite unproven", "aria-label": `Passage ${index}, which does not say this: ${passage.title || sourceName(passage.source)}`, onClick: withoutPropagation(() => openSource({ document_id: passage.document_id, passage, spans })) },
+      String(index),
+    );
+    hinted(element, () => [h("p", null, "The model cites this passage, but it does not say this."), h("p", { class: "tip-where" }, passage.title || sourceName(passage.source))]);
     return element;
   }
 
@@ -330,7 +350,14 @@ function sourceChip(reply, key) {
   );
 }
 
-export const sourceName = (source) => (source === "collections" ? "Your collections" : source);
+// The names that the operator gave to sources, by the paths that answers have.
+const configured = new Map();
+
+export function nameSources(sources) {
+  for (const { kind, name, owner, slug } of sources) if (kind === "space") configured.set(owner ? `${owner}/${slug}` : slug, name);
+}
+
+export const sourceName = (source) => (source === "collections" ? "Your collections" : (configured.get(source) ?? source));
 export const modelName = (model) => (model === "extractive" ? "Quoted from the documents" : model);
 
 function fallbackNote(state) {
@@ -347,15 +374,18 @@ function summary({ done, model, text }) {
   return text ? h("p", { class: "meta" }, parts.filter(Boolean).join(" · ")) : null;
 }
 
-function conflicts({ done, ...state }) {
+function conflicts(state) {
+  const { done } = state;
   if (!done.conflicts?.length) return null;
+  const side = (words) => {
+    const open = () => openSource({ document_id: words.document_id, passage: state.passage(words.citation_index), spans: [{ start: words.start_char, end: words.end_char }] });
+    return h("blockquote", null, words.quoted_text, h("cite", null, h("button", { type: "button", class: "text-button", onClick: open }, sourceName(words.source))));
+  };
   return h(
     "section",
     { class: "conflicts", "aria-label": "Sources disagree" },
     h("h3", null, "Sources disagree"),
-    done.conflicts.map((one) =>
-      h("div", { class: "pair" }, [one.claim, one.against].map((words) => h("blockquote", null, words.quoted_text, h("cite", null, words.source)))),
-    ),
+    done.conflicts.map((one) => h("div", { class: "pair" }, [one.claim, one.against].map(side))),
   );
 }
 
@@ -544,7 +574,7 @@ function explain(state) {
           passage.citation_index ? h("span", { class: "cite" }, String(passage.citation_index)) : h("span", { class: "cite none" }, "–"),
           h("span", null, passage.title || passage.source, h("span", { class: "cited-where" }, passage.citation_index ? `${sourceName(passage.source)} · in the prompt` : `${sourceName(passage.source)} · ${passage.left_out ? `left out: ${STAGES[passage.left_out]}` : "not used"}`)),
         ),
-        h("p", { class: "hint" }, passage.text),
+        h("p", { class: "clamped" }, state.passage(passage.citation_index)?.text ?? `${passage.text}…`),
         h(
           "ol",
           { class: "steps" },

@@ -1,7 +1,7 @@
 /** The screen for questions: the conversation, the question field, and the choice of sources and model. */
 import { followAnswer, askResumable } from "/web/stream.js";
 import { PAGE_HEADERS, events, get, path, remove, session } from "./api.js";
-import { AnswerState, AnswerView } from "./answer.js";
+import { AnswerState, AnswerView, nameSources } from "./answer.js";
 import { button, clear, count, dialog, empty, h, icon, problem, toast } from "./dom.js";
 import { closePanel } from "./viewer.js";
 
@@ -103,6 +103,7 @@ class AskScreen {
     try {
       const [collections, sources] = await Promise.all([get("/v1/collections"), session.may_use_configured ? get("/v1/sources").catch(() => ({ sources: [] })) : { sources: [] }]);
       this.choices.collections = collections.collections;
+      nameSources(sources.sources);
       this.choices.sources = sources.sources.filter((one) => (one.kind === "space" || one.kind === "mcp") && one.health !== "disabled");
       this.choices.models = sources.sources.filter((one) => one.kind === "model").map((one) => one.name);
     } catch (error) {
@@ -111,6 +112,7 @@ class AskScreen {
       return;
     }
     this.failed = false;
+    for (const turn of conversation.turns) turn.view?.update();
     this.forgetUnknown();
     this.drawModels();
     this.drawScope();

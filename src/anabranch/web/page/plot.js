@@ -28,9 +28,9 @@ function line(points, kind) {
     else runs.push([point]);
   });
   return runs.map((run) => {
-    // A single minute is drawn as a short dash.
-    const drawn = run.length > 1 ? run : [{ ...run[0], x: run[0].x - 1.5 }, { ...run[0], x: run[0].x + 1.5 }];
-    return svg("polyline", { points: drawn.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" "), class: kind, "vector-effect": "non-scaling-stroke" });
+    // A single minute is a dot: a line without length, with round ends.
+    const drawn = run.length > 1 ? run : [run[0], run[0]];
+    return svg("polyline", { points: drawn.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" "), class: run.length > 1 ? kind : `${kind} single`, "vector-effect": "non-scaling-stroke" });
   });
 }
 
@@ -43,7 +43,8 @@ export function latencyPlot(history, minutes, now = Date.now()) {
   const points = placed(history, minutes, now).filter((one) => typeof one.p50_ms === "number");
   if (!points.length) return figure("Latency", "no calls", plot(`Latency: no calls in the last ${minutes} minutes.`, base()));
   const most = Math.max(1, ...points.map((one) => one.p95_ms ?? one.p50_ms));
-  const y = (ms) => HEIGHT - PAD - (ms / most) * (HEIGHT - 2 * PAD);
+  // Some room above, so that a line at its highest is not taken for a border.
+  const y = (ms) => HEIGHT - PAD - (ms / (1.25 * most)) * (HEIGHT - 2 * PAD);
   const last = points[points.length - 1];
   const text = `Latency in the last ${minutes} minutes: latest median ${duration(last.p50_ms)}, highest 95th percentile ${duration(most)}.`;
   return figure(

@@ -238,8 +238,8 @@ function testResult(result) {
 
 const KINDS = {
   space: {
-    label: "SyftAI-Space",
-    hint: "An endpoint of a space, or a published collection",
+    label: "Remote source",
+    hint: "An endpoint of a SyftAI-Space, or a collection that another Anabranch publishes",
     fields: [
       ["url", "Address", { type: "url", required: true, placeholder: "https://space.example.com" }],
       ["owner", "Owner", { placeholder: "acme" }],
