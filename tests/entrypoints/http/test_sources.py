@@ -108,8 +108,10 @@ async def test_a_source_is_tested_added_used_and_removed(shop: Shop) -> None:
     assert (wiki["calls"], wiki["errors"], wiki["health"]) == (2, 0, "ok")
     assert sum(minute["calls"] for minute in wiki["history"]) == 2
     assert wiki["last_used_at"] is not None
-    for folder in (".", ".."):
-        assert (await shop.call("POST", "/v1/sources", shop.wiki(folder), who="root")).status == 400
+    for name in (".", "..", "My wiki", "x" * 65):
+        refused = await shop.call("POST", "/v1/sources", shop.wiki(name), who="root")
+        assert (refused.status, refused.code) == (400, "VALIDATION_ERROR")
+        assert refused.body["message"] == "The request is not valid: name takes 1 to 64 letters, digits, _ . or -."
     again = await shop.call("POST", "/v1/sources", shop.wiki("wiki"), who="root")
     assert (again.status, again.code) == (409, "CONFLICT")
     assert (await shop.good("POST", "/v1/sources/wiki/test", {}, who="root"))["ok"]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 PROBLEM = re.compile(
-    r"(?:Invalid enum value (?P<value>.+)|Invalid RFC3339 .*|Expected `.*`, got `(?P<got>\w+)`)"
+    r"(?:Invalid enum value (?P<value>.+)|Invalid RFC3339 .*|Expected `.*`, got `(?P<got>\w+)`|"
+    r"Expected `str` matching regex (?P<pattern>.*))"
     r" - at `\$\.?(?P<path>[^`]+)`",
     re.DOTALL,
 )
@@ -40,8 +41,11 @@ def explain(error: str, kind: Any) -> str:
 def described(error: str, kind: Any) -> str:
     """What is wrong with the value of a field, and what the field takes. Other errors stay as they are."""
     found = PROBLEM.fullmatch(error)
-    takes = " or ".join(dict.fromkeys(_takes(_at(kind, found["path"])))) if found is not None and kind else ""
-    if found is None or not takes:
+    if found is None or not kind:
+        return error
+    words = _described if found["pattern"] else _takes
+    takes = " or ".join(dict.fromkeys(words(_at(kind, found["path"]))))
+    if not takes:
         return error
     given = found["value"] or GOT.get(found["got"] or "", "")
     shown = given if len(given) <= MAX_SHOWN else given[: MAX_SHOWN - 1] + "…"
@@ -98,6 +102,17 @@ def _takes(types: Iterable[Any]) -> Iterator[str]:
                 yield _object(one)
             case _ if words := WORDS.get(type(one).__name__):
                 yield words
+
+
+def _described(types: Iterable[Any]) -> Iterator[str]:
+    """The descriptions of types: nobody reads the regular expression of a text."""
+    from msgspec import inspect  # noqa: PLC0415
+
+    for one in types:
+        if isinstance(one, inspect.UnionType):
+            yield from _described(one.types)
+        elif isinstance(one, inspect.Metadata) and "description" in (one.extra_json_schema or {}):
+            yield one.extra_json_schema["description"]
 
 
 def _listed(words: list[str]) -> str:
