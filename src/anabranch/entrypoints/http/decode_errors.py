@@ -111,8 +111,8 @@ def _described(types: Iterable[Any]) -> Iterator[str]:
     for one in types:
         if isinstance(one, inspect.UnionType):
             yield from _described(one.types)
-        elif isinstance(one, inspect.Metadata) and "description" in (one.extra_json_schema or {}):
-            yield one.extra_json_schema["description"]
+        elif isinstance(one, inspect.Metadata) and (text := (one.extra_json_schema or {}).get("description")):
+            yield text
 
 
 def _listed(words: list[str]) -> str:
