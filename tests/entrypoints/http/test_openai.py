@@ -10,12 +10,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, RateLimitError
+from openai._streaming import SSEDecoder
+from openai.types.responses import Response
 
 from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.domain.model import Endpoint
+from anabranch.entrypoints.http.streams import KEEP_ALIVE_LINE
 from anabranch.testing import Space
 from support.collection_server import Library, library, text
 from support.node_process import HERE, PACKAGES
@@ -51,7 +55,10 @@ async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path, mode
     writer = Endpoint(slug="writer", url=model.url, kind="openai", operator=True)
     source = Endpoint(slug="docs", url=model.url, operator=True)
     async with library(
-        folder, models_dir, models={"quotes": EXTRACTIVE, "writer": writer}, sources={"wiki": source}
+        folder,
+        models_dir,
+        models={"quotes": EXTRACTIVE, "writer": writer, "unmarked": msgspec.structs.replace(writer, slug="unmarked")},
+        sources={"wiki": source},
     ) as opened:
         for name in ("shop", "a/b shop"):
             await opened.collection(name, default_permissions={"visibility": "public"})
@@ -263,7 +270,15 @@ async def test_models_are_what_the_caller_may_ask(shelf: Library, client: AsyncO
     listed = [one.id async for one in client.models.list()]
     assert listed == [
         *("all", "collection:shop", "collection:a/b shop", "collection:secret"),
-        *("source:wiki", "model:extractive", "model:default", "model:quotes", "model:writer", EMBEDDER),
+        *(
+            "source:wiki",
+            "model:extractive",
+            "model:default",
+            "model:quotes",
+            "model:writer",
+            "model:unmarked",
+            EMBEDDER,
+        ),
     ]
     for name in (*listed, "shop", "a/b shop"):
         found = await client.models.retrieve(name)
@@ -361,6 +376,11 @@ async def test_a_response_has_the_answer_with_its_citations(client: AsyncOpenAI)
     assert answered.id == f"resp_{details(answered)['query_id']}"
 
 
+async def test_a_response_has_every_field_that_openais_types_require(shelf: Library) -> None:
+    body = await post(shelf, "/v1/responses", {"model": "all", "input": QUESTION})
+    Response.model_validate_json(json.dumps(body), strict=True)
+
+
 async def test_a_streamed_response_has_openais_events(client: AsyncOpenAI) -> None:
     said: Any = [
         {"role": "user", "content": "Hello"},
@@ -410,10 +430,11 @@ async def test_responses_refuse_what_they_cannot_do(shelf: Library) -> None:
         "prompt": {"prompt": {"id": "pmpt_1"}},
         "input": {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
         "input[0]": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input ": {"input": [{"role": "user", "content": QUESTION}, {"role": "user", "content": " "}]},
         "previous_response_id": {"previous_response_id": "resp_nothing"},
     }
     for param, more in refusals.items():
-        assert (await refused(shelf, "/v1/responses", **{**asked, **more}))["param"] == param
+        assert (await refused(shelf, "/v1/responses", **{**asked, **more}))["param"] == param.strip()
 
 
 async def test_questions_are_in_the_query_log_under_openai(shelf: Library, client: AsyncOpenAI) -> None:
@@ -430,6 +451,68 @@ async def test_a_resumable_completion_can_be_read_again(shelf: Library) -> None:
         again = await shelf.call("GET", f"/v1/streams/{reply.headers['Stream-Id']}")
         assert again.body.partition("id: ")[2] == reply.body.partition("id: ")[2]
         assert "30 days" in again.body
+
+
+async def test_openais_client_reads_a_resumable_stream_with_keep_alives(
+    shelf: Library, client: AsyncOpenAI, model: Space
+) -> None:
+    resumable = {"Prefer": "resumable"}
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="collection:shop", messages=MESSAGES, stream=True, extra_headers=resumable
+        )
+    ]
+    assert "".join(one.choices[0].delta.content or "" for one in chunks) == ANSWER
+    events = await client.responses.create(
+        model="collection:shop", input=QUESTION, stream=True, extra_headers=resumable
+    )
+    assert [event.type async for event in events][-1] == "response.completed"
+    # A blank line after a comment would be an event without data to this client.
+    decoder = SSEDecoder()
+    written = b"retry: 1000\nid: 1\ndata: {}\n\n" + KEEP_ALIVE_LINE + b"id: 2\ndata: {}\n\n"
+    assert [one.data for one in decoder.iter_bytes(iter([written]))] == ["{}", "{}"]
+
+
+async def test_earlier_answers_are_read_by_their_id_and_tool_calls_are_skipped(
+    shelf: Library, client: AsyncOpenAI, model: Space
+) -> None:
+    first = await client.responses.create(model="model:writer", input="What do you sell?")
+    items: Any = [
+        {"role": "user", "content": "What do you sell?"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "20"},
+        {"role": "user", "content": "Since when?"},
+    ]
+    await client.responses.create(model="model:writer", input=items)
+    sent = model.requests[-1].body["messages"]
+    assert [one["content"] for one in sent[1:-1]] == ["What do you sell?", first.output_text]
+    async with connected(shelf, "bob") as bob:
+        with pytest.raises(BadRequestError, match="query log does not have"):
+            await bob.responses.create(model="all", input=items)
+
+
+async def test_an_address_that_does_not_exist_is_openais_error(shelf: Library) -> None:
+    for path, said in {
+        "/v1/completions": "Questions go to /v1/chat/completions",
+        "/v1/models/": "Questions go to",
+        "/v1/files": "Questions go to",
+        "/chat/completions": "under /v1",
+    }.items():
+        reply = await shelf.call("POST", path, {})
+        assert (reply.status, reply.body["error"]["code"]) == (404, "not_found"), path
+        assert said in reply.body["error"]["message"]
+
+
+async def test_a_sentence_without_a_mark_is_annotated_as_a_whole(
+    shelf: Library, client: AsyncOpenAI, model: Space
+) -> None:
+    model.model("unmarked", reply="Hello. Refunds for printed books take 30 days.")
+    answered = await client.chat.completions.create(model="model:unmarked", messages=MESSAGES)
+    message = answered.choices[0].message
+    [cited] = [one.url_citation for one in message.annotations or []]
+    assert (message.content or "")[cited.start_index : cited.end_index] == "Refunds for printed books take 30 days."
 
 
 async def printed_by(*command: str | Path, folder: Path | None = None) -> str:

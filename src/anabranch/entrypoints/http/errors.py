@@ -148,7 +148,16 @@ class Dialect:
     head: bool = True
     # The code that a refused request is counted under in the metrics.
     counted_as: Callable[[AnabranchError], str] = attrgetter("code")
+    # Where the paths begin at which it also renders that there is nothing.
+    prefixes: tuple[str, ...] = ()
     path_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})
+
+
+class NoSuchAddress(NotFound):
+    """No operation has the path of the request."""
+
+    def __init__(self) -> None:
+        super().__init__("There is nothing at this address.")
 
 
 def status_of(error: AnabranchError) -> int:

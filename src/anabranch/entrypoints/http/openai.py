@@ -14,7 +14,13 @@ from anabranch.app.questions import Options
 from anabranch.domain.errors import DeadlineExceeded, NotFound
 from anabranch.domain.model import Context, Embedding, Message
 from anabranch.entrypoints.http.errors import rate_headers
-from anabranch.entrypoints.http.openai_answers import CompletionRenderer, OpenAIAnswer, ResponseRenderer
+from anabranch.entrypoints.http.openai_answers import (
+    MESSAGE_ID,
+    RESPONSE_ID,
+    CompletionRenderer,
+    OpenAIAnswer,
+    ResponseRenderer,
+)
 from anabranch.entrypoints.http.openai_models import ModelCatalog
 from anabranch.entrypoints.http.openai_wire import (
     DIALECT,
@@ -51,7 +57,7 @@ from anabranch.entrypoints.http.query import (
 )
 from anabranch.entrypoints.http.query_wire import MAX_QUERY
 from anabranch.entrypoints.http.streams import AnswerSurface
-from anabranch.knowledge.records.queries import asker
+from anabranch.knowledge.records.queries import LoggedAnswer, asker
 from anabranch.pipeline.prompt import estimated_tokens
 from anabranch.pipeline.run import Run
 
@@ -59,10 +65,11 @@ from anabranch.pipeline.run import Run
 MAX_HISTORY = 50
 # Characters of all texts of a request for embeddings.
 MAX_EMBEDDED = 1_000_000
-RESPONSE_ID = "resp_"
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Parts of earlier answers that have nothing to read.
 SILENT_PARTS = ("refusal", "summary_text", "reasoning_text")
+# Items of a conversation that are not read: none of their tools are called here.
+SILENT_ITEMS = ("reasoning", "_call", "_call_output")
 COMPLETION_STREAM = EventStream(
     "ChatCompletionEvent",
     "With `stream`: server-sent events without a name, each a chunk as JSON: first the role, then the text in parts. "
@@ -181,7 +188,7 @@ class OpenAISurface(AnswerSurface):
     async def _respond(self, call: Call[ResponseRequest]) -> Reply | None:
         request = call.request
         _check_response(request)
-        said = [("system", request.instructions or ""), *_said(request)]
+        said = [("system", request.instructions or ""), *await self._said(call)]
         conversation = _conversation(said, "input")
         earlier: str | None = None
         if request.previous_response_id is not None:
@@ -250,17 +257,54 @@ class OpenAISurface(AnswerSurface):
         run = call.attach(*await anabranch.begin(question, context, entry=entry))
         return Asked(run, context, answer)
 
+    async def _said(self, call: Call[ResponseRequest]) -> list[tuple[str, str]]:
+        """The messages of a request, by role; those that it names by their ids are looked up."""
+        given = call.request.input
+        if isinstance(given, str):
+            return [("user", given)]
+        said: list[tuple[str, str]] = []
+        for at, one in enumerate(given):
+            if one.type == "item_reference":
+                said.append(("assistant", await self._referenced(call, one.id or "", f"input[{at}]")))
+            elif (one.type or "").endswith(SILENT_ITEMS):
+                continue
+            elif one.type not in (None, "message") or one.role is None:
+                raise RefusedParameter(
+                    f"input[{at}] is {one.type or 'an item without a role'!r}; only messages are read.", "input"
+                )
+            else:
+                said.append((one.role, _content(one.content, f"input[{at}]")))
+        return said
+
+    async def _referenced(self, call: Call[Any], item: str, where: str) -> str:
+        """The text of an earlier answer; nothing if it is withheld from its reader."""
+        try:
+            return (await self._logged(call, item.removeprefix(MESSAGE_ID))).answer or ""
+        except NotFound:
+            raise RefusedParameter(
+                f"{where} is the id of an answer that the query log does not have, or not any more. Send the message "
+                "itself instead (in the AI SDK: providerOptions.openai.store = false).",
+                "input",
+            ) from None
+
+    async def _logged(self, call: Call[Any], identifier: str) -> LoggedAnswer:
+        """A question of the caller's own."""
+        await self.anabranch.query_log.settled()
+        knowledge = await self.anabranch.knowledge.existing()
+        if knowledge is None:
+            raise NotFound("Nothing is stored.")
+        found = await knowledge.logged_query(call.caller, identifier)
+        if found.query.user != asker(call.caller):
+            raise NotFound("It was asked by another caller.")
+        return found
+
     async def _earlier(self, call: Call[Any], response: str) -> tuple[str, tuple[Message, ...]]:
         """The conversation of a response of the caller's own, and its turns."""
         identifier = response.removeprefix(RESPONSE_ID)
-        await self.anabranch.query_log.settled()
-        knowledge = await self.anabranch.knowledge.existing()
         try:
-            if knowledge is None:
-                raise NotFound("Nothing is stored.")
-            found = (await knowledge.logged_query(call.caller, identifier)).query
-            if found.conversation is None or found.user != asker(call.caller):
-                raise NotFound("It is no response of this caller.")
+            conversation = (await self._logged(call, identifier)).query.conversation
+            if conversation is None:
+                raise NotFound("It belongs to no conversation.")
         except NotFound:
             raise RefusedParameter(
                 "There is no previous response of that id that you may continue; the query log may not have it any "
@@ -268,12 +312,12 @@ class OpenAISurface(AnswerSurface):
                 "previous_response_id",
                 "previous_response_not_found",
             ) from None
-        return found.conversation, await earlier_turns(self.anabranch, call.caller, found.conversation, identifier)
+        return conversation, await earlier_turns(self.anabranch, call.caller, conversation, identifier)
 
     async def _embed(self, call: Call[EmbeddingRequest]) -> Reply:
         request, embedder = call.request, self.anabranch.knowledge.embedder
         if request.model != embedder.name:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, f"The model for embeddings is {embedder.name!r}")
         texts = _embedded(request.input)
         if request.dimensions is not None and request.dimensions != embedder.dimensions:
             raise RefusedParameter(
@@ -364,21 +408,6 @@ def _check_tools(choice: str | dict[str, Any] | None, param: str) -> None:
         raise RefusedParameter("Tools are not called here, so none can be required; leave it out.", param)
 
 
-def _said(request: ResponseRequest) -> list[tuple[str, str]]:
-    if isinstance(request.input, str):
-        return [("user", request.input)]
-    said: list[tuple[str, str]] = []
-    for at, one in enumerate(request.input):
-        if one.type == "reasoning":
-            continue
-        if one.type not in (None, "message") or one.role is None:
-            raise RefusedParameter(
-                f"input[{at}] is {one.type or 'an item without a role'!r}; only messages are read.", "input"
-            )
-        said.append((one.role, _content(one.content, f"input[{at}]")))
-    return said
-
-
 def _content(content: str | list[ContentPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
@@ -393,10 +422,12 @@ def _content(content: str | list[ContentPart] | None, where: str) -> str:
 
 def _conversation(said: Sequence[tuple[str, str]], param: str) -> Conversation:
     """The last message of the user is the question. What tools have replied is not read: none are called here."""
-    last = max((at for at, (role, text) in enumerate(said) if role == "user" and text.strip()), default=None)
+    last = max((at for at, (role, _) in enumerate(said) if role == "user"), default=None)
     if last is None:
         raise RefusedParameter(f"{param} has no question of the user.", param)
     question = said[last][1]
+    if not question.strip():
+        raise RefusedParameter(f"The last message of the user in {param} has no text: it is the question.", param)
     if len(question) > MAX_QUERY:
         raise RefusedParameter(
             f"The question, the last message of the user, has {len(question):,} characters; the limit is "

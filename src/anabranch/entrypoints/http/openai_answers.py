@@ -1,6 +1,7 @@
 """Renders the events of an answer in OpenAI's forms: chat completions and responses, whole or as a stream."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 from urllib.parse import quote
@@ -47,6 +48,8 @@ from anabranch.entrypoints.http.streams import AnswerInfo, data_frame, event_fra
 from anabranch.pipeline.prompt import estimate
 
 DONE = b"data: [DONE]\n\n"
+# Before the id of the question.
+RESPONSE_ID, MESSAGE_ID = "resp_", "msg_"
 # Why a model stopped, in OpenAI's words; every other reason is the end of the answer.
 FINISH_REASONS: dict[str | None, FinishReason] = {
     "length": "length",
@@ -80,11 +83,11 @@ class OpenAIAnswer(NamedTuple):
 
     def citations(self, answer: Answer) -> list[UrlCitation]:
         """The citations that have an address."""
-        found = [(one, answer.passages[one.passage]) for one in answer.citations]
         return [
-            UrlCitation(start_index=one.start, end_index=one.end, title=passage.title, url=url)
-            for one, passage in found
-            if (url := self._url(one, passage))
+            UrlCitation(start_index=start, end_index=end, title=passage.title, url=url)
+            for one in answer.citations
+            if (url := self._url(one, passage := answer.passages[one.passage]))
+            for start, end in _cited_range(one, answer)
         ]
 
     def _url(self, citation: Citation, passage: Passage) -> str:
@@ -94,6 +97,14 @@ class OpenAIAnswer(NamedTuple):
             return place.url or ""
         start, end = place.start + citation.passage_start, place.start + citation.passage_end
         return f"{self.address}/#/documents/{quote(passage.document_id, safe='')}?start={start}&end={end}"
+
+
+def _cited_range(citation: Citation, answer: Answer) -> Iterator[tuple[int, int]]:
+    """The mark of the citation; of one without a mark, its sentence."""
+    if citation.start < citation.end:
+        yield citation.start, citation.end
+        return
+    yield from [(one.start, one.end) for one in answer.sentences if one.start < citation.start <= one.end][:1]
 
 
 @dataclass
@@ -285,7 +296,7 @@ class ResponseRenderer:
 
     @property
     def _item(self) -> str:
-        return f"msg_{self.answer.query.query_id}"
+        return MESSAGE_ID + self.answer.query.query_id
 
 
 def lost_completion(_info: AnswerInfo) -> Frame:

@@ -52,6 +52,8 @@ class ModelCatalog:
         kind, _, rest = name.partition(":")
         if name == EVERY:
             return AskedModel(CollectionQuestion(query=query, sources="all"))
+        if name == self.anabranch.knowledge.embedder.name:
+            raise ModelNotFound(name, f"{name!r} only embeds: POST /v1/embeddings takes it")
         if name != MCP and kind not in KINDS:
             kind, rest = COLLECTION, name
         if kind == COLLECTION:

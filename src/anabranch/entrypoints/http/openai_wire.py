@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Scope
 
-from anabranch.domain.errors import AnabranchError, NotFound
+from anabranch.domain.errors import AnabranchError, NotFound, Unauthorized
 from anabranch.domain.model import MaxTokens, Temperature, Usage, Value
-from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, InvalidField
+from anabranch.entrypoints.http.errors import DESCRIPTIONS, Dialect, InvalidField, NoSuchAddress
 from anabranch.entrypoints.http.query_wire import QueryDone, SourceView
 
 MAX_MESSAGES = 1_000
@@ -49,9 +49,10 @@ class RefusedParameter(InvalidField):
 
 
 class ModelNotFound(NotFound):
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, why: str = "") -> None:
         shown = name if len(name) <= 100 else f"{name[:99]}…"
-        super().__init__(f"There is no model {shown!r}, or not for you; GET /v1/models lists those that you may use.")
+        why = why or f"There is no model {shown!r}, or not for you"
+        super().__init__(f"{why}; GET /v1/models lists those that you may use.")
 
 
 # The status, the type and the code for each of our codes; every other error is a failed dependency.
@@ -69,13 +70,32 @@ ERRORS: Mapping[str, tuple[int, str, str | None]] = {
 }
 
 
+# What OpenAI's clients call: addresses of ours with something behind them, others that there are not here, and all of
+# them without the /v1 that a base URL lacks.
+PREFIXES = ("chat/", "completions", "responses/", "embeddings/", "models/", "files", "images", "audio", "moderations")
+PREFIXES += ("batches", "assistants", "threads", "conversations", "vector_stores", "fine_tuning")
+BARE = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
+
+
 def problem(code: str, message: str) -> tuple[int, OpenAIProblem]:
     status, kind, name = ERRORS.get(code, (503, "server_error", code))
     return status, OpenAIProblem(error=OpenAIError(message=message, type=kind, param=None, code=name))
 
 
-def _render(error: AnabranchError, _scope: Scope) -> tuple[int, bytes]:
-    status, body = problem(error.code, error.message)
+def _said(error: AnabranchError, scope: Scope) -> str:
+    if isinstance(error, NoSuchAddress):
+        path = scope["path"]
+        if path.startswith(BARE):
+            return f"{error.message} OpenAI's API is under /v1: let the base URL end with it."
+        return f"{error.message} Questions go to /v1/chat/completions or /v1/responses."
+    if isinstance(error, Unauthorized):
+        # Some clients know the error by the beginning of OpenAI's message.
+        return f"Incorrect API key provided. {error.message}"
+    return error.message
+
+
+def _render(error: AnabranchError, scope: Scope) -> tuple[int, bytes]:
+    status, body = problem(error.code, _said(error, scope))
     if isinstance(error, InvalidField):
         code = error.openai_code if isinstance(error, RefusedParameter) else None
         body = OpenAIProblem(error=msgspec.structs.replace(body.error, param=error.field, code=code))
@@ -94,6 +114,7 @@ DIALECT = Dialect(
         404: "`model_not_found`: there is no such model, or not for this caller.",
     },
     always=(400, 401, 404, 429, 500, 503),
+    prefixes=(*(f"/v1/{one}" for one in PREFIXES), *BARE),
 )
 
 
@@ -257,9 +278,10 @@ class EmbeddingList(Value):
 
 
 class InputItem(Value):
-    """A message of the conversation."""
+    """A message of the conversation, or with `item_reference` the id of an earlier one."""
 
     type: Kind | None = None
+    id: Annotated[str, Meta(max_length=200)] | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | Parts | None = None
 
@@ -311,6 +333,7 @@ class OutputMessage(Value):
 
 class CachedTokens(Value):
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class ReasoningTokens(Value):

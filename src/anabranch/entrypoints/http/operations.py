@@ -25,6 +25,7 @@ from anabranch.entrypoints.http.errors import (
     Headers,
     InvalidField,
     MethodNotAllowed,
+    NoSuchAddress,
     RequestTimedOut,
     RequestTooLarge,
     UpgradeRequired,
@@ -175,7 +176,10 @@ class Router:
     def __init__(self, operations: Iterable[Operation[Any]]) -> None:
         self._fixed: dict[str, dict[str, Operation[Any]]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Operation[Any]]] = {}
+        self._dialects: list[Dialect] = []
         for one in operations:
+            if one.dialect.prefixes and one.dialect not in self._dialects:
+                self._dialects.append(one.dialect)
             if "{" in one.path:
                 methods = self._templates.setdefault(tuple(one.path.split("/")), {})
             else:
@@ -193,7 +197,7 @@ class Router:
         if setting := next((one.switched_off_by for one in methods.values()), ""):
             raise NotFound(f"This API is switched off on this server ({setting}=true switches it on).")
         if not methods or (method == WEBSOCKET and not scope["path"].startswith(PLANNER_PATHS)):
-            raise NotFound("There is nothing at this address.")
+            raise NoSuchAddress
         if methods.keys() == {WEBSOCKET} and method == "GET":
             raise UpgradeRequired("Open this address as a WebSocket.", upgrade="websocket", connection="Upgrade")
         allowed = ", ".join("GET" if one == WEBSOCKET else one for one in methods)
@@ -201,11 +205,12 @@ class Router:
 
     def dialect_at(self, scope: Scope) -> Dialect:
         """The dialect of a request that no operation takes."""
-        if not scope["path"].startswith("/v1/"):
-            return PLAIN
+        path = scope["path"]
         with suppress(UnicodeDecodeError):
-            return next((one.dialect for one in self._at(scope)[0].values()), KNOWLEDGE)
-        return KNOWLEDGE
+            if here := self._at(scope)[0]:
+                return next(one.dialect for one in here.values()) if path.startswith("/v1/") else PLAIN
+        near = next((one for one in self._dialects if path.startswith(one.prefixes)), None)
+        return near or (KNOWLEDGE if path.startswith("/v1/") else PLAIN)
 
     def _at(self, scope: Scope) -> tuple[Mapping[str, Operation[Any]], Mapping[str, str]]:
         if (fixed := self._fixed.get(scope["path"])) is not None:

@@ -51,6 +51,9 @@ from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Listener, Run
 
 KEEP_ALIVE = b": keep-alive\n\n"
+# Between events that have ids. To clients that keep the last id, as openai's in Python, a blank line would be one more
+# event.
+KEEP_ALIVE_LINE = b": keep-alive\n"
 # How long a client may take to read the end of an answer.
 LAST_EVENTS_S = 5.0
 # What ends a connection from our side: a client that still wants the stream reconnects with its cursor.
@@ -205,7 +208,7 @@ class AnswerStreams:
             call.receive,
             call.send,
             frames=frames,
-            heartbeat=lambda _: KEEP_ALIVE,
+            heartbeat=lambda _: KEEP_ALIVE_LINE,
             heartbeat_s=self.anabranch.settings.heartbeat_interval,
             retry_ms=self.anabranch.timing.retry_ms,
             closing=closing,
@@ -431,7 +434,8 @@ async def tail(
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     with suppress(*RECONNECT):
         async with until_gone(receive, closing, "http.disconnect", timing) as timeouts:
-            await timeouts.with_(send_piece(b"retry: %d\n\n" % random.randint(*retry_ms)))  # noqa: S311
+            # A line of the first event: some clients take every blank line for the end of an event.
+            await timeouts.with_(send_piece(b"retry: %d\n" % random.randint(*retry_ms)))  # noqa: S311
             await pump(reader, send_piece, timeouts, lambda part: pieces(frames(part)), heartbeat, heartbeat_s)
     with suppress(TimeoutError):
         async with asyncio.timeout(timing.end_s):
