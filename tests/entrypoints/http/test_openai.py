@@ -19,7 +19,6 @@ from openai.types.responses import Response
 
 from anabranch.app.endpoint_resolver import EXTRACTIVE
 from anabranch.domain.model import Endpoint
-from anabranch.entrypoints.http.streams import KEEP_ALIVE_LINE
 from anabranch.testing import Space
 from support.collection_server import Library, library, text
 from support.node_process import HERE, PACKAGES
@@ -469,9 +468,10 @@ async def test_openais_client_reads_a_resumable_stream_with_keep_alives(
     )
     assert [event.type async for event in events][-1] == "response.completed"
     # A blank line after a comment would be an event without data to this client.
-    decoder = SSEDecoder()
-    written = b"retry: 1000\nid: 1\ndata: {}\n\n" + KEEP_ALIVE_LINE + b"id: 2\ndata: {}\n\n"
-    assert [one.data for one in decoder.iter_bytes(iter([written]))] == ["{}", "{}"]
+    reply = await shelf.call("POST", "/v1/chat/completions", asking(stream=True), headers=resumable)
+    assert re.match(r"retry: \d+\nid: 1\ndata: ", reply.body)
+    commented = reply.body.replace("id: 2", ": keep-alive\nid: 2").encode()
+    assert all(one.data for one in SSEDecoder().iter_bytes(iter([commented])))
 
 
 async def test_earlier_answers_are_read_by_their_id_and_tool_calls_are_skipped(

@@ -148,6 +148,9 @@ class Dialect:
     head: bool = True
     # The code that a refused request is counted under in the metrics.
     counted_as: Callable[[AnabranchError], str] = attrgetter("code")
+    # Whether a blank line follows each comment of a stream with ids. Clients that keep the last id, as openai's in
+    # Python, take every blank line for an event.
+    separate_comments: bool = True
     # Where the paths begin at which it also renders that there is nothing.
     prefixes: tuple[str, ...] = ()
     path_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string", "minLength": 1})

@@ -114,6 +114,7 @@ DIALECT = Dialect(
         404: "`model_not_found`: there is no such model, or not for this caller.",
     },
     always=(400, 401, 404, 429, 500, 503),
+    separate_comments=False,
     prefixes=(*(f"/v1/{one}" for one in PREFIXES), *BARE),
 )
 

@@ -51,9 +51,6 @@ from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Listener, Run
 
 KEEP_ALIVE = b": keep-alive\n\n"
-# Between events that have ids. To clients that keep the last id, as openai's in Python, a blank line would be one more
-# event.
-KEEP_ALIVE_LINE = b": keep-alive\n"
 # How long a client may take to read the end of an answer.
 LAST_EVENTS_S = 5.0
 # What ends a connection from our side: a client that still wants the stream reconnects with its cursor.
@@ -203,16 +200,18 @@ class AnswerStreams:
             await self._read(reader, call, ShutdownEvent(), headers)
 
     async def _read(self, reader: StreamReader, call: Call[Any], closing: ShutdownEvent, headers: Headers = ()) -> None:
+        separate = call.operation is None or call.operation.dialect.separate_comments
         await tail(
             reader,
             call.receive,
             call.send,
             frames=frames,
-            heartbeat=lambda _: KEEP_ALIVE_LINE,
+            heartbeat=lambda _: KEEP_ALIVE if separate else KEEP_ALIVE[:-1],
             heartbeat_s=self.anabranch.settings.heartbeat_interval,
             retry_ms=self.anabranch.timing.retry_ms,
             closing=closing,
             headers=headers,
+            separate=separate,
         )
 
     async def _resume(self, call: Call[None]) -> None:
@@ -421,10 +420,12 @@ async def tail(
     closing: ShutdownEvent,
     headers: Headers = (),
     timing: StreamTiming = TIMING,
+    separate: bool = True,
 ) -> None:
     """Sends what an entered reader returns, as `frames` renders it, and heartbeats in between. Returns at the stream's
     end, and when the client has disconnected or must reconnect with its cursor. A large batch takes several calls of
-    `frames`, only the first of which has `reset` and only the last `ended`."""
+    `frames`, only the first of which has `reset` and only the last `ended`. What is no event is followed by a blank
+    line if it is `separate`."""
     if (error := closing.error) is not None:
         raise error
 
@@ -434,8 +435,8 @@ async def tail(
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     with suppress(*RECONNECT):
         async with until_gone(receive, closing, "http.disconnect", timing) as timeouts:
-            # A line of the first event: some clients take every blank line for the end of an event.
-            await timeouts.with_(send_piece(b"retry: %d\n" % random.randint(*retry_ms)))  # noqa: S311
+            retry = b"retry: %d\n\n" % random.randint(*retry_ms)  # noqa: S311
+            await timeouts.with_(send_piece(retry if separate else retry[:-1]))
             await pump(reader, send_piece, timeouts, lambda part: pieces(frames(part)), heartbeat, heartbeat_s)
     with suppress(TimeoutError):
         async with asyncio.timeout(timing.end_s):
