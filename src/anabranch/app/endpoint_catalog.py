@@ -139,9 +139,11 @@ class EndpointCatalog:
         self.sources = {**self._settings.sources, **_unless(taken, added.sources)}
         self.models = {**self._settings.models, **_unless(taken, added.models)}
         servers = {**self._file_servers, **_unless(taken, added.servers)}
-        # An update also connects failed servers again, as a reload of the file should.
+        # A reload of the file also connects failed servers again.
         if aggregation is not None or servers != self._servers.configured:
-            self._servers.update(servers, aggregation or self._servers.aggregation)
+            self._servers.update(
+                servers, aggregation or self._servers.aggregation, retry_failed=aggregation is not None
+            )
 
 
 def _unless(taken: set[str], added: Mapping[str, Any]) -> dict[str, Any]:

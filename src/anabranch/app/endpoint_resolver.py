@@ -148,10 +148,11 @@ class EndpointResolver:
 
 
 def _disambiguated(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Endpoints without an owner that share a slug get their host as owner, for answers and citations."""
+    """Endpoints without an owner that share a slug get an owner, for answers and citations: their configured name, or
+    their address, which only requests that name it show."""
     count = Counter(endpoint.path for endpoint in endpoints)
     return tuple(
-        msgspec.structs.replace(endpoint, owner=endpoint.url.partition("://")[2])
+        msgspec.structs.replace(endpoint, owner=endpoint.name or endpoint.url.partition("://")[2])
         if count[endpoint.path] > 1 and endpoint.owner is None
         else endpoint
         for endpoint in endpoints

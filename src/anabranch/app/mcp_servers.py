@@ -43,11 +43,13 @@ class McpServers:
     def source(self, endpoint: Endpoint) -> Source:
         return self.pool.source(endpoint.slug)
 
-    def update(self, configured: Mapping[str, McpServer], aggregation: Aggregation) -> None:
+    def update(
+        self, configured: Mapping[str, McpServer], aggregation: Aggregation, *, retry_failed: bool = True
+    ) -> None:
         """Replace the configuration. Running calls keep theirs."""
         self.configured, self.aggregation = configured, aggregation
         self._learn_secrets()
-        self.pool.update(configured, aggregation.server_timeout_s)
+        self.pool.update(configured, aggregation.server_timeout_s, retry_failed=retry_failed)
 
     def health(self) -> tuple[ServerHealth, ...]:
         breakers = self._resilience.upstreams.states()

@@ -12,7 +12,7 @@ from anabranch.app.revocations import Revocations
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Telemetry
 from anabranch.domain.errors import InvalidQuestion, Overloaded, RateLimited, ShuttingDown
-from anabranch.domain.model import Allowance, Context, Question
+from anabranch.domain.model import Allowance, Context, Endpoint, Question
 from anabranch.domain.signals import Rejected
 from anabranch.network import redaction
 from anabranch.pipeline.run import Run
@@ -26,6 +26,10 @@ class StartedRun(NamedTuple):
 
     run: Run
     allowance: Allowance | None
+
+
+def _is_configured(source: Endpoint) -> bool:
+    return source.kind == "mcp" or (source.operator and bool(source.name))
 
 
 class Runs:
@@ -165,8 +169,8 @@ class Runs:
         """The limits, the same for every surface."""
         if not question.text.strip():
             raise InvalidQuestion("The prompt is empty: ask something.")
-        # The operator decides how many MCP servers there are, and `aggregate` has its own limit on results.
-        asked, most = sum(source.kind != "mcp" for source in question.sources), self._settings.max_data_sources
+        # The operator decides how many configured sources there are, and `aggregate` has its own limit on results.
+        asked, most = sum(not _is_configured(one) for one in question.sources), self._settings.max_data_sources
         if asked > most:
             raise InvalidQuestion(
                 f"The question names {asked} sources; at most {most} can be asked at once "

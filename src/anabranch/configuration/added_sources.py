@@ -1,8 +1,10 @@
 """Sources, MCP servers and models that an operator adds over the API: the same blocks as in anabranch.yaml, checked by
 the same rules, and kept in a JSON file of the data folder."""
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +100,15 @@ def _texts(value: object) -> Iterator[str]:
                 yield from _texts(one)
 
 
+def _regular_file(path: Path) -> int:
+    """Opens a file; a pipe or a device of that name is none, and opening it could wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return descriptor
+
+
 class AddedSourcesFile:
     """The file. It holds secrets: only the user of the server may read it. `replace` writes a file atomically, with a
     mode."""
@@ -116,7 +127,7 @@ class AddedSourcesFile:
     def read(self) -> AddedBlocks:
         """What was added; nothing without a file. ConfigurationError if it cannot be read."""
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(_regular_file(self._path), "rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return AddedBlocks()
@@ -134,7 +145,13 @@ class AddedSourcesFile:
             with self._locked():
                 changed = change(self.read())
                 found = checked(changed)
-                self._replace(self._path, msgspec.json.format(msgspec.json.encode(changed)) + b"\n", 0o600)
+                content = msgspec.json.format(msgspec.json.encode(changed)) + b"\n"
+                if len(content) > MAX_BYTES:
+                    raise ConfigurationError(
+                        f"{FILE}: with this entry the file is larger than {MAX_BYTES:,} bytes; remove another entry "
+                        "first, or shorten this one."
+                    )
+                self._replace(self._path, content, 0o600)
         except OSError as error:
             raise ConfigurationError(f"{FILE}: the file cannot be written ({error.strerror}).") from None
         return found

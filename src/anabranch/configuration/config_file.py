@@ -403,11 +403,11 @@ def endpoints(
 ) -> tuple[dict[str, Endpoint], dict[str, Endpoint], dict[str, str]]:
     """The sources, the models, and the published models by `owner/slug`."""
     sources = {
-        name: _endpoint(entry, ("space",), environment, f"{path}: sources.{name}")
+        name: _endpoint(name, entry, ("space",), environment, f"{path}: sources.{name}")
         for name, entry in file.sources.items()
     }
     models = {
-        name: _endpoint(entry, ("space", "openai"), environment, f"{path}: models.{name}")
+        name: _endpoint(name, entry, ("space", "openai"), environment, f"{path}: models.{name}")
         for name, entry in file.models.items()
     }
     published: dict[str, str] = {}
@@ -433,17 +433,17 @@ def endpoints(
 
 
 def _endpoint(
-    given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str
+    name: str, given: object, kinds: Sequence[str], environment: Mapping[str, str], where: str
 ) -> tuple[Endpoint, str | None]:
     """The endpoint, and the path that it is published as."""
     fields = BlockFields(given, where, NamedEndpoint.__struct_fields__)
-    found = {name: fields[name] for name in NamedEndpoint.__struct_fields__ if name in fields}
-    for name, value in found.items():
+    found = {field: fields[field] for field in NamedEndpoint.__struct_fields__ if field in fields}
+    for field, value in found.items():
         if not isinstance(value, str):
-            raise ConfigurationError(f"{fields.at(name)} takes a text, not {type_name(value)}; put it in quotes.")
-    for name in ("url", "slug"):
-        if name not in found:
-            raise ConfigurationError(f"{where} needs the field {name!r}.")
+            raise ConfigurationError(f"{fields.at(field)} takes a text, not {type_name(value)}; put it in quotes.")
+    for field in ("url", "slug"):
+        if field not in found:
+            raise ConfigurationError(f"{where} needs the field {field!r}.")
     entry = NamedEndpoint(**found)
     if entry.kind not in kinds:
         raise ConfigurationError(f"{where}.kind takes {' or '.join(kinds)}, not {entry.kind!r}.")
@@ -456,5 +456,5 @@ def _endpoint(
         token = environment.get(variable)
         if not token:
             raise ConfigurationError(f"{where}.token is taken from {variable}, which is not set.")
-    kept = {name: getattr(entry, name) for name in ("slug", "url", "owner", "tenant", "kind", "alternate")}
-    return Endpoint(**kept, operator=True, token=token), entry.publish
+    kept = {field: getattr(entry, field) for field in ("slug", "url", "owner", "tenant", "kind", "alternate")}
+    return Endpoint(**kept, name=name, operator=True, token=token), entry.publish

@@ -350,6 +350,12 @@ class Knowledge:
         self, *, user: str, groups: tuple[str, ...], operator: bool, note: str
     ) -> tuple[keys.ApiKey, str]:
         """A new API key, and its secret, which is not stored."""
+        for name in (user, *groups):
+            if not name.isprintable() or name == queries.GUEST:
+                raise InvalidQuestion(
+                    f"{name!r} cannot be the name of a user or a group: it has characters that cannot be seen, or "
+                    "is reserved."
+                )
         return await self._database.write(
             lambda db: keys.create(db, user=user, groups=groups, operator=operator, note=note)
         )

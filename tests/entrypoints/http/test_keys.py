@@ -31,6 +31,9 @@ async def test_a_key_is_created_used_and_revoked(opened: Library) -> None:
     assert found["root"]["current"]
     assert not any("key" in one or "hash" in one for one in listed.body["keys"])
     assert key["key"] not in str(listed.body)
+    for reply in (created, listed):
+        assert reply.headers["Cache-Control"] == "no-store"
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
     revoked = await opened.good("DELETE", f"/v1/keys/{key['id']}", who="root")
     assert revoked == {"id": key["id"], "revoked": True}
     assert (await opened.call("GET", "/v1/collections", who="dora")).status == 401
@@ -44,4 +47,5 @@ async def test_an_operators_key_made_here_may_make_keys(opened: Library) -> None
         "key"
     ]
     assert (await opened.call("POST", "/v1/keys", {"user": "fred"}, who="chief")).status == 201
-    assert (await opened.call("POST", "/v1/keys", {"user": "  "}, who="chief")).status == 400
+    for user in ("  ", "al\nice", "a\u200bb", "\0", "(guest)"):
+        assert (await opened.call("POST", "/v1/keys", {"user": user}, who="chief")).status == 400

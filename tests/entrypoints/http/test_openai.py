@@ -375,6 +375,15 @@ async def test_a_response_has_the_answer_with_its_citations(client: AsyncOpenAI)
     assert answered.id == f"resp_{details(answered)['query_id']}"
 
 
+async def test_texts_are_not_embedded_for_a_client_that_has_left(shelf: Library) -> None:
+    body = {"model": EMBEDDER, "input": ["A sentence about parcels to Iceland and their insurance. " * 8] * 2_000}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await shelf.call("POST", "/v1/embeddings", body)
+    async with asyncio.timeout(10):
+        await post(shelf, "/v1/embeddings", {"model": EMBEDDER, "input": "cat"})
+
+
 async def test_a_response_has_every_field_that_openais_types_require(shelf: Library) -> None:
     body = await post(shelf, "/v1/responses", {"model": "all", "input": QUESTION})
     Response.model_validate_json(json.dumps(body), strict=True)

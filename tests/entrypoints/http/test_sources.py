@@ -1,6 +1,7 @@
 """/v1/sources: what questions can go to is listed with its health, tested, added and removed."""
 
 import json
+import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest_asyncio
 
 from anabranch.app.anabranch import Anabranch
 from anabranch.app.event_streams import Timing
+from anabranch.configuration.added_sources import MAX_BYTES, AddedSourcesFile
+from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.mcp import McpServer
 from anabranch.domain.model import Endpoint
+from anabranch.knowledge.durable_files import replace_file
 from anabranch.testing import Document, Failure, Space
 from conftest import Server, running
 from support.collection_server import Library, library, text
@@ -301,6 +305,52 @@ async def test_other_workers_and_later_starts_have_added_sources_and_a_reload_ke
         assert "21 days" in str((await opened.aggregate("How long do refunds take?")).results)
     shown = capfd.readouterr()
     assert not any(secret in shown.out + shown.err for secret in SECRETS)
+
+
+async def test_two_sources_of_one_slug_show_their_names_and_never_their_addresses(shop: Shop) -> None:
+    shop.space.source("hooks/secret-path/wiki", documents=[REFUNDS], token=TOKEN)
+    hooked = shop.wiki("hooked", url=f"{shop.space.url}/hooks/secret-path")
+    for source in (shop.wiki("plain"), hooked):
+        await shop.good("POST", "/v1/sources", source, who="root")
+    try:
+        answer = await shop.ask(QUESTION, sources=["plain", "hooked"], explain=True)
+        assert [one["source"] for one in answer["source_status"]] == ["plain/wiki", "hooked/wiki"]
+        assert "secret-path" not in json.dumps(answer)
+        assert shop.space.url.partition("//")[2] not in json.dumps(answer)
+    finally:
+        for name in ("plain", "hooked"):
+            await shop.good("DELETE", f"/v1/sources/{name}", who="root")
+
+
+async def test_a_question_to_all_sources_has_no_limit_of_sources(shop: Shop) -> None:
+    names = [f"many{number}" for number in range(11)]
+    for name in names:
+        await shop.good("POST", "/v1/sources", shop.wiki(name), who="root")
+    try:
+        answer = await shop.ask(QUESTION, sources="all")
+        assert len(answer["source_status"]) == 13
+    finally:
+        for name in names:
+            await shop.good("DELETE", f"/v1/sources/{name}", who="root")
+
+
+async def test_what_the_file_of_added_sources_cannot_hold_is_refused(shop: Shop) -> None:
+    large = shop.wiki("large", tenant="x" * 500) | {"kind": "mcp", "arguments": {"a": "x" * 70_000}}
+    for path in ("/v1/sources", "/v1/sources/test"):
+        assert (await shop.call("POST", path, large, who="root")).status == 413
+    await shop.good("POST", "/v1/sources", shop.wiki("kept"), who="root")
+    file = AddedSourcesFile(shop.folder, replace_file)
+    entry = {"url": "http://a.example/mcp", "arguments": {"a": "x" * MAX_BYTES}}
+    with pytest.raises(ConfigurationError, match="remove another entry"):
+        file.change(lambda blocks: blocks.adding("mcpServers", "fat", entry))
+    assert file.read().names == ("kept",)
+    await shop.good("DELETE", "/v1/sources/kept", who="root")
+
+
+async def test_a_pipe_in_place_of_the_file_stops_nothing(tmp_path: Path, models_dir: Path) -> None:
+    os.mkfifo(tmp_path / "sources.json")
+    async with library(tmp_path, models_dir, rate_limit=0) as opened:
+        assert "sources.json" in (await opened.good("GET", "/v1/sources", who="root"))["note"]
 
 
 async def test_a_damaged_file_stops_nothing_and_is_reported(tmp_path: Path, models_dir: Path) -> None:

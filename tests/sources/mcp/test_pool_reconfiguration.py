@@ -61,6 +61,20 @@ async def test_a_new_configuration_keeps_unchanged_connections() -> None:
     assert [state for name, state in moves if name == "dropped"] == ["connecting", "ready", "idle"]
 
 
+async def test_another_server_in_the_configuration_does_not_connect_failed_ones_again() -> None:
+    broken = McpServer(name="broken", url="http://127.0.0.1:9/mcp")
+    telemetry = Recorder()
+    async with pooled(broken, telemetry=telemetry) as pool:
+        pool.warm()
+        await pool.settled()
+        attempts = [one for one in telemetry.signals if isinstance(one, McpServerStateChanged)]
+        for number in range(5):
+            other = McpServer(name="other", url=f"http://127.0.0.1:{number + 1}/mcp", enabled=False)
+            pool.update({"broken": broken, "other": other}, 5.0, retry_failed=False)
+        assert [one for one in telemetry.signals if getattr(one, "server", "") == "broken"] == attempts
+        assert health(pool, "broken").state == "failed"
+
+
 class Forgetful:
     """A server over HTTP that knows only the handshake, and forgets all sessions when told to."""
 

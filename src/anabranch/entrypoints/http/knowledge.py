@@ -20,7 +20,7 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation, body_parts, read_body
+from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply, body_parts, read_body
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.records.documents import Cursors
 from anabranch.network.addresses import parse
@@ -34,6 +34,8 @@ MAX_PAGE = 1_000
 MAX_CHUNKS = 500
 STATUSES = (*get_args(DocumentStatus), "all")
 MAX_OFFSET = 1_000_000_000
+# Characters of a document that are encoded between two other requests.
+MAX_ENCODED = 1_000_000
 # Base64 takes four bytes for three; the rest is for the JSON around it.
 BASE64_RATIO = 1.4
 MARGIN_BYTES = 1024 * 1024
@@ -279,14 +281,14 @@ class KnowledgeSurface:
             next=cursors.sealed(page[-1].key) if more else None,
         )
 
-    async def _document(self, call: Call[None]) -> wire.DocumentView:
+    async def _document(self, call: Call[None]) -> wire.DocumentView | Reply:
         start = _number(call.query, "start", 0, least=0, most=MAX_OFFSET)
         end = _number(call.query, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
         knowledge = await self.anabranch.knowledge()
         found = await knowledge.document(call.caller, call.params["document"], content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
-        return msgspec.structs.replace(
+        view = msgspec.structs.replace(
             await self._view(knowledge, call.caller, found),
             content=content[begin:stop],
             content_start=begin,
@@ -294,6 +296,8 @@ class KnowledgeSurface:
             content_length=len(content),
             page_starts=found.page_starts or msgspec.UNSET,
         )
+        # A large one takes a moment to encode.
+        return view if stop - begin < MAX_ENCODED else Reply(await asyncio.to_thread(msgspec.json.encode, view))
 
     async def _chunks(self, call: Call[None]) -> wire.ChunkPage:
         limit = _number(call.query, "limit", 100, least=1, most=MAX_CHUNKS)

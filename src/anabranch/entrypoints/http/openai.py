@@ -24,6 +24,7 @@ from anabranch.entrypoints.http.openai_answers import (
 from anabranch.entrypoints.http.openai_models import ModelCatalog
 from anabranch.entrypoints.http.openai_wire import (
     DIALECT,
+    NOTHING,
     AnnotationAdded,
     ChatCompletion,
     ChatCompletionChunk,
@@ -46,8 +47,9 @@ from anabranch.entrypoints.http.openai_wire import (
     ResponseErrorEvent,
     ResponseRequest,
     ResponseView,
+    WantedTool,
 )
-from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply
+from anabranch.entrypoints.http.operations import Call, EventStream, Operation, Reply, while_connected
 from anabranch.entrypoints.http.query import (
     QueryRenderer,
     earlier_turns,
@@ -65,6 +67,7 @@ from anabranch.pipeline.run import Run
 MAX_HISTORY = 50
 # Characters of all texts of a request for embeddings.
 MAX_EMBEDDED = 1_000_000
+EMBEDDED_AT_ONCE = 32
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Parts of earlier answers that have nothing to read.
 SILENT_PARTS = ("refusal", "summary_text", "reasoning_text")
@@ -314,6 +317,14 @@ class OpenAISurface(AnswerSurface):
             ) from None
         return conversation, await earlier_turns(self.anabranch, call.caller, conversation, identifier)
 
+    async def _vectors(self, texts: Sequence[str]) -> list[Embedding]:
+        """A few at a time, so that it ends soon after its client has left."""
+        found: list[Embedding] = []
+        async with self._embedding:
+            for begin in range(0, len(texts), EMBEDDED_AT_ONCE):
+                found += await self.anabranch.knowledge.embedder.embed(texts[begin : begin + EMBEDDED_AT_ONCE])
+        return found
+
     async def _embed(self, call: Call[EmbeddingRequest]) -> Reply:
         request, embedder = call.request, self.anabranch.knowledge.embedder
         if request.model != embedder.name:
@@ -327,8 +338,8 @@ class OpenAISurface(AnswerSurface):
         async with self.anabranch.runs.admitted(self.access.context(call)) as allowance:
             call.headers = rate_headers(allowance)
             try:
-                async with asyncio.timeout(self.anabranch.settings.total_timeout), self._embedding:
-                    found = await embedder.embed(texts)
+                async with asyncio.timeout(self.anabranch.settings.total_timeout):
+                    found = await while_connected(call, self._vectors(texts))
             except TimeoutError:
                 raise DeadlineExceeded("The texts could not be embedded in time; send fewer of them.") from None
         tokens = sum(max(1, one) for one in await estimated_tokens(texts))
@@ -336,20 +347,25 @@ class OpenAISurface(AnswerSurface):
         return Reply(await asyncio.to_thread(_embeddings, embedder.name, found, tokens, as_base64=base64_wanted))
 
 
-def _embedded(given: str | list[Any]) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
-    for at, one in enumerate(texts):
-        if not isinstance(one, str):
-            raise RefusedParameter(
-                f"input[{at}] is not a text. Arrays of tokens are not taken: their tokenizer is another one. "
-                "Send texts (in LangChain: check_embedding_ctx_length=False).",
-                "input",
-            )
-        if not one:
-            raise RefusedParameter(f"input[{at}] is empty.", "input")
+def _embedded(given: str | list[msgspec.Raw]) -> list[str]:
+    texts = [given] if isinstance(given, str) else [_text(one, at) for at, one in enumerate(given)]
     if (size := sum(map(len, texts))) > MAX_EMBEDDED:
         raise RefusedParameter(f"input has {size:,} characters; send at most {MAX_EMBEDDED:,} at once.", "input")
     return texts
+
+
+def _text(given: msgspec.Raw, at: int) -> str:
+    try:
+        text = msgspec.json.decode(given, type=str)
+    except msgspec.ValidationError:
+        raise RefusedParameter(
+            f"input[{at}] is not a text. Arrays of tokens are not taken: their tokenizer is another one. "
+            "Send texts (in LangChain: check_embedding_ctx_length=False).",
+            "input",
+        ) from None
+    if not text:
+        raise RefusedParameter(f"input[{at}] is empty.", "input")
+    return text
 
 
 def _embeddings(model: str, found: Sequence[Embedding], tokens: int, *, as_base64: bool) -> bytes:
@@ -385,12 +401,12 @@ def _check_response(request: ResponseRequest) -> None:
     _check_tools(request.tool_choice, "tool_choice")
     if request.background:
         raise RefusedParameter("background is not available: stream the answer, or wait for it.", "background")
-    if request.conversation is not None:
+    if request.conversation != NOTHING:
         raise RefusedParameter(
             "Conversations are not stored under an id; send previous_response_id, or all messages in input.",
             "conversation",
         )
-    if request.prompt is not None:
+    if request.prompt != NOTHING:
         raise RefusedParameter("Prompt templates are not stored here; send input and instructions.", "prompt")
 
 
@@ -402,8 +418,8 @@ def _no_format(param: str) -> RefusedParameter:
     )
 
 
-def _check_tools(choice: str | dict[str, Any] | None, param: str) -> None:
-    allowed = isinstance(choice, dict) and choice.get("type") == "allowed_tools" and choice.get("mode") != "required"
+def _check_tools(choice: str | WantedTool | None, param: str) -> None:
+    allowed = isinstance(choice, WantedTool) and choice.type == "allowed_tools" and choice.mode != "required"
     if choice not in (None, "none", "auto") and not allowed:
         raise RefusedParameter("Tools are not called here, so none can be required; leave it out.", param)
 

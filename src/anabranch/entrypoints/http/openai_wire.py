@@ -23,6 +23,8 @@ ModelId = Annotated[
     str,
     Meta(min_length=1, max_length=500, description="What to ask: an id of `GET /v1/models`"),
 ]
+# What is not read is not decoded, either: a large value would take long.
+NOTHING = msgspec.Raw(b"null")
 Content = Annotated[str, Meta(max_length=MAX_CONTENT)]
 Kind = Annotated[str, Meta(max_length=100)]
 
@@ -72,8 +74,10 @@ ERRORS: Mapping[str, tuple[int, str, str | None]] = {
 
 # What OpenAI's clients call: addresses of ours with something behind them, others that there are not here, and all of
 # them without the /v1 that a base URL lacks.
-PREFIXES = ("chat/", "completions", "responses/", "embeddings/", "models/", "files", "images", "audio", "moderations")
-PREFIXES += ("batches", "assistants", "threads", "conversations", "vector_stores", "fine_tuning")
+PREFIXES = (
+    *("chat/", "completions", "responses/", "embeddings/", "models/", "files", "images", "audio", "moderations"),
+    *("batches", "assistants", "threads", "conversations", "vector_stores", "fine_tuning"),
+)
 BARE = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
 
 
@@ -156,6 +160,13 @@ class OutputFormat(Value):
     type: Kind
 
 
+class WantedTool(Value):
+    """Which tool to call; only `allowed_tools` can be ignored."""
+
+    type: Kind | None = None
+    mode: Kind | None = None
+
+
 Stops = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 
 
@@ -175,8 +186,8 @@ class CompletionRequest(Value):
     logprobs: bool | None = None
     modalities: Annotated[list[Kind], Meta(max_length=10)] | None = None
     response_format: OutputFormat | None = None
-    tool_choice: Kind | dict[str, Any] | None = None
-    function_call: Kind | dict[str, Any] | None = None
+    tool_choice: Kind | WantedTool | None = None
+    function_call: Kind | WantedTool | None = None
 
 
 class UrlCitation(Value):
@@ -253,7 +264,7 @@ class EmbeddingRequest(Value):
     """Texts to embed; arrays of tokens are refused."""
 
     model: ModelId
-    input: Annotated[str, Meta(min_length=1)] | Annotated[list[Any], Meta(min_length=1, max_length=MAX_INPUTS)]
+    input: Annotated[str, Meta(min_length=1)] | Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
@@ -303,10 +314,10 @@ class ResponseRequest(Value):
     store: bool | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     text: TextOptions | None = None
-    tool_choice: Kind | dict[str, Any] | None = None
+    tool_choice: Kind | WantedTool | None = None
     background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
+    conversation: msgspec.Raw = msgspec.field(default_factory=lambda: NOTHING)
+    prompt: msgspec.Raw = msgspec.field(default_factory=lambda: NOTHING)
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
 
 

@@ -2,7 +2,8 @@
 renders whatever goes wrong in the operation's dialect. Reads a body within a limit, sends JSON and streamed bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +49,8 @@ BODY_S = 30.0
 PIECE_BYTES = 64 * 1024
 PIECE_S = 30.0
 JSON = (b"content-type", b"application/json")
+# Of responses that depend on who asks: a cache in front must not give them to others.
+PRIVATE: Headers = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 EVENT_STREAM: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -160,6 +163,8 @@ class Operation(Generic[T]):
     # it reads.
     surface: str = ""
     admission: bool = False
+    # Larger bodies are refused; so are those over the limit of the settings.
+    max_request_bytes: int = sys.maxsize
     # The handler reads the body itself.
     handler_reads: bool = False
     # The setting that switches its surface off, if it does: the address is 404, and not in the API description.
@@ -242,6 +247,7 @@ class RequestLoop:
         call: Call[Any] = Call(scope, receive, send, self._max_request_bytes, self._log)
         try:
             call.operation, call.params = self._router.find(scope)
+            call.max_request_bytes = min(self._max_request_bytes, call.operation.max_request_bytes)
             await self._answer(call, call.operation)
         except ClientGone:
             pass
@@ -250,7 +256,7 @@ class RequestLoop:
             if call.responding:
                 raise
             status, body = dialect.render(refusal, scope)
-            await send_response(call.send, status, body, [JSON, *refusal_headers(refusal, status)])
+            await send_response(call.send, status, body, [JSON, *PRIVATE, *refusal_headers(refusal, status)])
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
         if operation.admission:
@@ -264,8 +270,9 @@ class RequestLoop:
             return
         reply = answer if isinstance(answer, Reply) else Reply(msgspec.json.encode(answer))
         status = reply.status or next(iter(operation.statuses), 200)
+        private = PRIVATE if operation.identify is not None else ()
         with suppress(TimeoutError):  # the client does not read
-            await send_response(call.send, status, reply.body, [*reply.headers, *call.headers])
+            await send_response(call.send, status, reply.body, [*reply.headers, *private, *call.headers])
 
     def _refusal(self, call: Call[Any], error: Exception) -> tuple[AnabranchError, Dialect]:
         """The error as the client gets it, logged or counted."""
@@ -348,6 +355,25 @@ async def body_parts(receive: Receive, max_bytes: int) -> AsyncGenerator[bytes, 
                 limit=max_bytes,
             )
         yield part
+
+
+async def while_connected(call: Call[Any], work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work; it is cancelled if the client disconnects."""
+    task, leaving = asyncio.create_task(work), asyncio.create_task(gone(call.receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        leaving.cancel()
+
+
+async def gone(receive: Receive, leave: str = "http.disconnect") -> None:
+    """Returns when the client has disconnected; `leave` is ASGI's message."""
+    while (await receive())["type"] != leave:
+        pass
 
 
 async def send_response(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:

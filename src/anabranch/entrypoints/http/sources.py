@@ -17,6 +17,7 @@ from anabranch.entrypoints.http.operations import Call, Handler, Operation, is_d
 from anabranch.telemetry.endpoint_history import MINUTES, EndpointHistory
 
 MAX_DEPTH = 20
+MAX_REQUEST_BYTES = 64 * 1024
 # A browser takes . and .. in an address for folders.
 NAME = r"^(?!\.{1,2}$)[A-Za-z0-9_.-]{1,64}$"
 
@@ -138,7 +139,9 @@ class SourcesSurface:
     ) -> Operation[Any]:
         return Operation(
             *(method, path, name, summary, handler, KNOWLEDGE),
-            **{"response_types": (response_type,), "identify": self.access.signed_in_operator, **more},
+            response_types=(response_type,),
+            max_request_bytes=MAX_REQUEST_BYTES,
+            **{"identify": self.access.signed_in_operator, **more},
         )
 
     async def _list(self, call: Call[None]) -> SourceList:

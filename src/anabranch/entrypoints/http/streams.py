@@ -42,6 +42,7 @@ from anabranch.entrypoints.http.operations import (
     Call,
     EventStream,
     Operation,
+    gone,
     header,
     send_body,
     send_empty,
@@ -287,11 +288,11 @@ class AnswerSurface:
 
 async def whole(run: Run, receive: Receive) -> Answer:
     """The answer, or the error that replaced it. If the client disconnects, the Run ends."""
-    gone = asyncio.create_task(_stop_when_gone(receive, run))
+    leaving = asyncio.create_task(_stop_when_gone(receive, run))
     try:
         return await run.value()
     finally:
-        gone.cancel()
+        leaving.cancel()
 
 
 async def follow(
@@ -303,14 +304,14 @@ async def follow(
 ) -> None:
     """Sends every event as `frame` renders it; empty ones are not sent. A `listener` is needed if the event loop has
     turned since the Run began."""
-    gone = asyncio.create_task(_stop_when_gone(call.receive, run))
+    leaving = asyncio.create_task(_stop_when_gone(call.receive, run))
     # A client that stops reading delays its Run, but not beyond the Run's own time limit.
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.total_timeout + LAST_EVENTS_S):
                 await _send_events(call, listener or run.listen(), frame, settings.heartbeat_interval)
     finally:
-        gone.cancel()
+        leaving.cancel()
 
 
 async def _send_events(
@@ -334,7 +335,7 @@ async def _send_events(
 
 
 async def _stop_when_gone(receive: Receive, run: Run) -> None:
-    await _gone(receive, "http.disconnect")
+    await gone(receive)
     run.stop(Cancelled(CLIENT_GONE))
 
 
@@ -533,8 +534,8 @@ async def until_gone(
 
         over = False
         timeouts = ReadTimeouts(stop, timing.piece_s)
-        gone = asyncio.create_task(_gone(receive, leave))
-        gone.add_done_callback(stop)
+        leaving = asyncio.create_task(gone(receive, leave))
+        leaving.add_done_callback(stop)
         closing.add(stop)
         if closing.error is not None:
             stop()
@@ -544,9 +545,4 @@ async def until_gone(
             over = True
             timeouts.end()
             closing.discard(stop)
-            gone.cancel()
-
-
-async def _gone(receive: Receive, leave: str) -> None:
-    while (await receive())["type"] != leave:
-        pass
+            leaving.cancel()

@@ -341,13 +341,15 @@ class Pool:
         for keeper in self._keepers.values():
             keeper.start()
 
-    def update(self, servers: Mapping[str, McpServer], call_timeout_s: float) -> None:
-        """Replace the configuration. An unchanged server keeps its connection, unless it has failed: then it is retried
-        at once. A removed or changed server is closed when its calls in flight have ended."""
+    def update(self, servers: Mapping[str, McpServer], call_timeout_s: float, *, retry_failed: bool = True) -> None:
+        """Replace the configuration. An unchanged server keeps its connection. One that has failed is retried at once
+        with `retry_failed`, else when its waiting time is over. A removed or changed server is closed when its calls
+        in flight have ended."""
         before, self._keepers = self._keepers, {}
         for name, server in servers.items():
             kept = before.get(name)
-            if kept is not None and kept.state != "failed" and _is_same(kept.server, server):
+            retried = retry_failed and kept is not None and kept.state == "failed"
+            if kept is not None and not retried and _is_same(kept.server, server):
                 del before[name]
                 kept.server, kept.timeout_s = server, call_timeout_s
                 self._keepers[name] = kept
