@@ -169,6 +169,12 @@ async def test_a_passage_of_one_bare_line_can_be_quoted() -> None:
     )
 
 
+async def test_the_markers_of_a_block_quote_are_not_quoted() -> None:
+    quoted = "> The heron said that rain falls\n> on Monday morning."
+    said = await answer("When does rain fall?", near(text_of(quoted), 0.8))
+    assert said == "The heron said that rain falls on Monday morning. [1]"
+
+
 async def test_list_markers_are_not_quoted() -> None:
     items = "- Refunds take two weeks.\n- Exchanges take three weeks."
     assert await answer("How long do refunds take?", near(text_of(items), 0.8)) == "Refunds take two weeks. [1]"

@@ -48,6 +48,8 @@ LEAD_IN = re.compile(r"(?:[#>*+\u2022\u2013-]+[ \t]+|\d{1,3}[.)][ \t]+|\[\d{1,5}
 NAMEABLE = re.compile(r"[^\[\]\n,;]{1,500}")
 REFERENCE = re.compile(r" ?\[([^\[\]\n]{1,500})\]")
 SPACES = re.compile(r"\s+")
+# Between two lines of a block quote there is a marker.
+BETWEEN_LINES = re.compile(r"[ \t]*\n[ \t]*(?:>[ \t]?)+|\s+")
 MAX_NAMED = 3
 
 
@@ -160,7 +162,7 @@ class Written:
         if quotation.block:
             words = "\n".join(parts)
         else:
-            words = SPACES.sub(
+            words = BETWEEN_LINES.sub(
                 " ", " ".join(part[found.end() :] if (found := LEAD_IN.match(part)) else part for part in parts)
             )
         heading = self._marked(SPACES.sub(" ", quotation.heading[:MAX_TITLE]), passages).rstrip(" :")
