@@ -189,7 +189,8 @@ async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_
         transfers = page.page.get_by_role("region", name="Files being added")
         await expect(transfers.locator("li", has_text="brakes.pdf")).to_contain_text("Added, 1 chunk")
         await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("The PDF is damaged")
-        await expect(transfers.get_by_role("button", name="Retry broken.pdf")).to_be_visible()
+        await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("Change it and add it again.")
+        await expect(transfers.get_by_role("button", name="Retry broken.pdf")).to_have_count(0)
         row = page.page.locator("table tr", has_text="brakes.pdf")
         await expect(row).to_contain_text("Ready")
         await row.get_by_role("button", name="Chunks: brakes.pdf").click()
@@ -210,6 +211,17 @@ async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_
         await expect(page.page.locator(".answer-text")).to_contain_text("Brakes are checked every spring.")
         await page.page.locator("button.cite").first.click()
         await expect(page.page.locator("#panel .panel-meta")).to_contain_text("page 1 of 1")
+
+
+async def test_the_question_has_the_focus_after_an_answer_is_stopped(browser: Browser, house: House) -> None:
+    async with visit(browser, house.url) as page:
+        await sign_in(page, house, "bob")
+        house.model.says("Parental leave", " is paid.", paused=True)
+        await page.ask(QUESTION)
+        await page.page.get_by_role("button", name="Stop").focus()
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.get_by_label("Question")).to_be_focused()
+        house.model.go.set()
 
 
 async def test_a_collection_is_published_with_the_line_to_paste_elsewhere(browser: Browser, house: House) -> None:
@@ -237,9 +249,12 @@ async def test_an_operator_adds_tests_and_removes_a_source(browser: Browser, hou
         await box.locator("button[type=submit]").click()
         row = page.page.locator("li", has=page.page.get_by_role("heading", name="tyres"))
         await expect(row).to_contain_text("added here")
+        # It is another element by now.
+        await expect(page.page.get_by_role("button", name="Add a source")).to_be_focused()
         await row.get_by_role("button", name="Remove").click()
         await page.page.locator("dialog").get_by_role("button", name="Remove").click()
         await expect(row).to_have_count(0)
+        await expect(page.page.get_by_role("heading", name="Sources", exact=True)).to_be_focused()
 
 
 async def test_a_planner_step_is_followed_live_and_replayed(browser: Browser, house: House) -> None:
@@ -282,6 +297,7 @@ async def test_activity_shows_questions_and_an_operator_creates_and_revokes_keys
         await row.get_by_role("button", name="Revoke").click()
         await page.page.locator("dialog").get_by_role("button", name="Revoke").click()
         await expect(row).to_contain_text("Revoked")
+        await expect(page.page.get_by_role("heading", name="Activity")).to_be_focused()
         assert (await house.library.call("GET", "/v1/collections", who="dora")).status == 401
 
 

@@ -8,6 +8,9 @@ export class ApiError extends Error {
   }
 }
 
+// The body was cut off, or a login page of the network came instead.
+const NOT_OURS = "The answer did not come from this server, or not completely. Check the connection, then try again.";
+
 /** Sent with everything that changes something: a page of another site cannot send it. */
 export const PAGE_HEADERS = { "X-Anabranch-CSRF": "1" };
 
@@ -43,7 +46,10 @@ async function call(method, path, { body, form, headers = {}, keepalive = false,
     throw new ApiError("The server cannot be reached. Is it running?", 0, "unreachable");
   }
   if (!response.ok) throw await failure(response);
-  return response.status === 204 ? null : response.json();
+  if (response.status === 204) return null;
+  return response.json().catch(() => {
+    throw new ApiError(NOT_OURS, 0, "unreachable");
+  });
 }
 
 export const get = (path, options) => call("GET", path, options);
@@ -62,14 +68,14 @@ export function upload(path, form, onProgress) {
     request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress(event.loaded / event.total));
     request.addEventListener("error", () => reject(new ApiError("The upload was cut off. Is the server running?")));
     request.addEventListener("load", () => {
-      let body = {};
+      let body = null;
       try {
         body = JSON.parse(request.responseText);
       } catch {
         // Not JSON.
       }
-      if (request.status < 300) resolve(body);
-      else reject(new ApiError(body.message || `The server answered with status ${request.status}.`, request.status, body.code));
+      if (request.status < 300) body ? resolve(body) : reject(new ApiError(NOT_OURS));
+      else reject(new ApiError(body?.message || `The server answered with status ${request.status}.`, request.status, body?.code));
     });
     request.send(form);
   });

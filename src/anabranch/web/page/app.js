@@ -1,6 +1,6 @@
 /** The shell of the page: navigation, session, theme, and which screen is shown. */
-import { ApiError, events, loadSession, post, remove, session } from "./api.js";
-import { button, clear, dialog, field, h, icon, problem, toast } from "./dom.js";
+import { ApiError, events, get, loadSession, post, remove, session } from "./api.js";
+import { button, clear, closeDialogs, dialog, field, h, icon, keepFocus, problem, toast } from "./dom.js";
 import { closePanel, initPanel, openSource } from "./viewer.js";
 
 const SCREENS = [
@@ -17,13 +17,13 @@ const THEME = "anabranch.theme";
 const main = document.getElementById("main");
 let leave = () => {};
 
-function drawNavigation(current) {
-  clear(
-    document.getElementById("nav"),
-    SCREENS.map(({ name, title }) =>
-      h("a", { href: `#/${name}`, class: "nav-link", "aria-current": name === current ? "page" : null }, icon(name, 20), h("span", null, title)),
-    ),
-  );
+const links = SCREENS.map(({ name, title }) => h("a", { href: `#/${name}`, class: "nav-link" }, icon(name, 20), h("span", null, title)));
+
+function markCurrent(name) {
+  links.forEach((link, index) => {
+    if (SCREENS[index].name === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
 }
 
 function drawAccount() {
@@ -31,7 +31,7 @@ function drawAccount() {
   const who = session.signed_in ? (session.user ?? "Operator") : session.local ? "This machine" : "Not signed in";
   clear(
     document.getElementById("account"),
-    button(`Theme: ${theme}`, nextTheme, { icon: "theme", hidden: true, kind: "quiet icon-only" }),
+    button(`Theme: ${theme}`, nextTheme, { icon: "theme", hidden: true, kind: "quiet icon-only", "data-focus": "theme" }),
     session.signed_in
       ? button("Sign out", signOut, { icon: "key", kind: "quiet", title: `Signed in as ${who}` })
       : button("Sign in", () => signIn(), { icon: "key", kind: "quiet" }),
@@ -57,7 +57,7 @@ let asking = null;
 
 /** Asks for an API key. */
 export function signIn(reason) {
-  if (asking?.isConnected) return;
+  if (asking?.open) return;
   const key = h("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true });
   const note = h("div", { role: "alert" });
   const submit = async (event) => {
@@ -110,6 +110,13 @@ function decode(part) {
   }
 }
 
+/** Another screen: the keyboard begins there, and what was open over the last one is closed. */
+function go() {
+  closeDialogs();
+  main.focus({ preventScroll: true });
+  return show();
+}
+
 async function show() {
   let { name, parts, query } = where();
   const document_id = name === "documents" ? parts[0] : undefined;
@@ -120,28 +127,41 @@ async function show() {
     ({ name, parts, query } = where());
   }
   const screen = [...SCREENS, ...HIDDEN].find((one) => one.name === name) ?? SCREENS[0];
-  drawNavigation(screen.name);
+  markCurrent(screen.name);
   document.title = `${screen.title} · Anabranch`;
   document.body.dataset.screen = screen.name;
   leave();
   leave = () => {};
   closePanel();
   // A screen that is drawn late, after another one was opened, draws where nobody sees it.
-  const container = h("div", { class: "view" });
+  const container = h("div", { class: "view" }, loading());
   clear(main, container);
+  let draw = null;
   try {
-    const draw = await screen.load();
+    draw = await screen.load();
     const left = await draw(container, ...parts, query);
     if (typeof left !== "function") return;
     if (container.isConnected) leave = left;
     else left();
   } catch (error) {
-    const known = error instanceof ApiError ? error : new ApiError(`This screen could not be loaded: ${error.message}`);
-    if (!(error instanceof ApiError)) console.error(error);
-    clear(container, h("div", { class: "screen" }, h("h1", null, screen.title), problem(known, show)));
+    const known = error instanceof ApiError;
+    if (draw && !known) console.error(error);
+    const told = known ? error : new ApiError(draw ? `This screen could not be loaded: ${error.message}` : "The connection was interrupted.");
+    // The browser keeps a module that it could not load as it is: only a reload loads it again.
+    clear(container, h("div", { class: "screen" }, h("h1", null, screen.title), problem(told, known ? show : () => location.reload())));
   } finally {
+    if (container.isConnected && document.activeElement === main) keepFocus();
     if (document_id && container.isConnected) openSource({ document_id, spans: end > begin ? [{ start: begin, end }] : [] });
   }
+}
+
+const loading = () => h("p", { class: "screen hint loading" }, "Loading…");
+
+/** Another user may have signed in, in another tab: nothing of the last one stays, and nobody asks in another's name. */
+async function checkUser() {
+  if (document.hidden) return;
+  const now = await get("/v1/session").catch(() => session);
+  if (now.user !== session.user || now.signed_in !== session.signed_in) location.reload();
 }
 
 async function start() {
@@ -149,9 +169,10 @@ async function start() {
   // Shown from the beginning, so that a screen reader announces what is added to it.
   document.getElementById("toasts").showPopover();
   initPanel();
-  drawNavigation(where().name);
+  clear(document.getElementById("nav"), links);
+  markCurrent(where().name);
   events.addEventListener("needs-key", () => session.needs_key && signIn("This server asks for an API key."));
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", go);
   document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();
@@ -162,6 +183,8 @@ async function start() {
     clear(main, problem(error, () => location.reload()));
     return;
   }
+  addEventListener("focus", checkUser);
+  document.addEventListener("visibilitychange", checkUser);
   drawAccount();
   if (session.needs_key && !session.signed_in) {
     clear(main, h("div", { class: "screen" }, h("div", { class: "empty" }, h("h1", null, "Sign in to ask"), h("p", null, "This server holds documents, so it asks for an API key."), button("Sign in", () => signIn(), { icon: "key", kind: "primary" }))));
@@ -169,6 +192,8 @@ async function start() {
     return;
   }
   await show();
+  // The other screens open without the network then, which may be worse by that time.
+  for (const { load } of SCREENS) load().catch(() => {});
 }
 
 start();

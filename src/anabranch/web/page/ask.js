@@ -176,6 +176,7 @@ class AskScreen {
 
   refresh() {
     const running = conversation.running !== null;
+    if (document.activeElement === (running ? this.send : this.stop)) this.input.focus();
     this.send.hidden = running;
     this.stop.hidden = !running;
     this.fresh.hidden = !conversation.turns.length;
@@ -328,7 +329,8 @@ async function followed(turn, promise) {
     else if (!turn.state.over) turn.state.error = { message: "The answer ended before it was complete. Ask again." };
   } catch (error) {
     if (error.status === 401) events.dispatchEvent(new Event("needs-key"));
-    turn.state.error = { message: error.message };
+    // The reason of a lost connection is in the browser's words ("Failed to fetch").
+    turn.state.error = { message: error.code === "stream_unavailable" ? error.message.replace(/: .*$/, ". Is the server running?") : error.message };
   }
   if (conversation.running?.turn === turn) conversation.running = null;
   if (conversation.turns.includes(turn)) {

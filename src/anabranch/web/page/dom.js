@@ -16,9 +16,18 @@ export function h(tag, properties, ...children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...shown(children));
   return element;
 }
+
+// They turn the order of the letters after them round: a title with one reads "exe.png" and is "gnp.exe".
+const OVERRIDES = /[\u202d\u202e]/g;
+
+const shown = (children) =>
+  children
+    .flat(3)
+    .filter((child) => child !== null && child !== undefined && child !== false)
+    .map((child) => (typeof child === "string" ? child.replace(OVERRIDES, "") : child));
 
 export function svg(tag, properties, ...children) {
   const element = document.createElementNS(SVG, tag);
@@ -71,18 +80,65 @@ export function button(label, onClick, { icon: name, kind = "", hidden = false, 
   return h("button", { type: "button", class: `button ${kind}`, onClick, ...title, ...more }, content);
 }
 
-export const clear = (element, ...children) => {
-  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+/** Replaces what is in an element. The focus stays on the same control, if there is one again. */
+export function clear(element, ...children) {
+  const focused = element.contains(document.activeElement) && element !== document.activeElement ? document.activeElement : null;
+  const place = focused ? alike(element, focused).indexOf(focused) : -1;
+  element.replaceChildren(...shown(children));
+  if (focused) {
+    alike(element, focused)[place]?.focus({ preventScroll: true });
+    keepFocus(element);
+  }
   return element;
-};
+}
 
-/** A short notice, with one action at most. Resolves when it is gone: to true if the action was taken. */
+/** The controls with the same name, or with the same key where names may be equal. */
+function alike(element, control) {
+  const name = (one) => one.dataset.focus ?? one.getAttribute("aria-label") ?? one.textContent;
+  return [...element.querySelectorAll(control.localName)].filter((one) => name(one) === name(control));
+}
+
+const topDialog = () => [...document.querySelectorAll("dialog[open]")].at(-1);
+
+/** If the element with the focus is gone, the heading of what is shown gets it: else the keyboard begins at the top of
+ * the page again. */
+export function keepFocus(near = null) {
+  const main = document.getElementById("main");
+  if (![null, document.body, main].includes(document.activeElement)) return;
+  const place = topDialog() ?? near?.closest("#panel") ?? (main.inert ? document.getElementById("panel") : main);
+  const heading = place.querySelector("h1, h2") ?? place;
+  heading.tabIndex = -1;
+  heading.focus({ preventScroll: true });
+}
+
+/** Notices are in the dialog on top: everything outside of it can be neither clicked nor read aloud. */
+function placeNotices() {
+  const notices = document.getElementById("toasts");
+  const place = topDialog() ?? document.body;
+  if (notices.parentElement !== place) {
+    place.append(notices);
+    notices.showPopover();
+  }
+  return notices;
+}
+
+// How much longer a notice stays that is pointed at, or has the focus, when its time is over.
+const NOTICED_MS = 2000;
+
+/** A short notice, with one action at most; it waits while it is pointed at or has the focus. Resolves when it is gone: to
+ * true if the action was taken. */
 export function toast(text, { action, lasts_ms = 6000, kind = "" } = {}) {
   const { promise, resolve } = Promise.withResolvers ? Promise.withResolvers() : deferred();
   const taken = (value) => {
     clearTimeout(timer);
+    const focused = note.contains(document.activeElement);
     note.remove();
+    if (focused) keepFocus();
     resolve(value);
+  };
+  const end = () => {
+    if (note.matches(":hover, :focus-within")) timer = setTimeout(end, NOTICED_MS);
+    else taken(false);
   };
   const note = h(
     "div",
@@ -91,14 +147,8 @@ export function toast(text, { action, lasts_ms = 6000, kind = "" } = {}) {
     action ? button(action, () => taken(true), { kind: "quiet" }) : null,
     button("Dismiss", () => taken(false), { icon: "close", hidden: true, kind: "quiet icon-only" }),
   );
-  const notices = document.getElementById("toasts");
-  notices.append(note);
-  // What is shown last is on top: above a dialog that is open.
-  if (document.querySelector("dialog[open]")) {
-    notices.hidePopover();
-    notices.showPopover();
-  }
-  const timer = setTimeout(() => taken(false), lasts_ms);
+  placeNotices().append(note);
+  let timer = setTimeout(end, lasts_ms);
   return promise;
 }
 
@@ -116,15 +166,23 @@ export function dialog(title, ...content) {
     h("div", { class: "dialog-head" }, heading, button("Close", () => element.close(), { icon: "close", hidden: true, kind: "quiet icon-only" })),
     h("div", { class: "dialog-body" }, ...content),
   );
-  element.addEventListener("close", () => element.remove());
+  element.addEventListener("close", () => {
+    placeNotices();
+    element.remove();
+    keepFocus();
+  });
   // A click beside the dialog closes it; a selection that is drawn out of it does not.
   let pressed = null;
   element.addEventListener("pointerdown", (event) => (pressed = event.target));
   element.addEventListener("click", (event) => event.target === element && pressed === element && element.close());
   document.body.append(element);
   element.showModal();
+  placeNotices();
   return element;
 }
+
+/** For a change of the screen: a dialog belongs to the one that opened it. */
+export const closeDialogs = () => document.querySelectorAll("dialog[open]").forEach((one) => one.close());
 
 let fieldCount = 0;
 

@@ -10,6 +10,7 @@ const MOST_POLLED = 6;
 const POLL_MS = 500;
 const REFRESH_MS = 3000;
 const UNDO_MS = 8000;
+const UNDO = `Undo (${/Mac|iP/.test(navigator.platform) ? "⌘" : "Ctrl+"}Z)`;
 // Files that systems leave in folders, and that nobody means to add.
 const LEFT_OUT = /(^|\/)(\.[^/]*|Thumbs\.db|desktop\.ini|__MACOSX)(\/|$)/i;
 const STATES = {
@@ -25,8 +26,9 @@ const VISIBILITIES = {
 };
 const FORMATS = "PDF, Word (.docx), Markdown, HTML, text, CSV and JSON";
 
-// A name with a slash does not fit into a path: its id does.
-const handle = (one) => path(one.name.includes("/") ? one.id : one.name);
+// A name with a slash, or "." and "..", does not fit into a path: its id does.
+const UNFIT = /^\.{1,2}$|\//;
+const handle = (one) => path(UNFIT.test(one.name) ? one.id : one.name);
 const collectionPath = (one) => `/v1/collections/${handle(one)}`;
 const address = (one) => `#/library/${handle(one)}`;
 
@@ -50,7 +52,7 @@ async function deleteLater(key, text, url, redraw) {
   const deletion = { send };
   deletions.set(key, deletion);
   redraw();
-  const undone = toast(text, { action: "Undo", lasts_ms: UNDO_MS });
+  const undone = toast(text, { action: UNDO, lasts_ms: UNDO_MS });
   deletion.notice = document.getElementById("toasts").lastElementChild;
   async function send(keepalive = false) {
     if (deletion.sent) return;
@@ -103,6 +105,11 @@ class Transfer {
     return !["done", "failed"].includes(this.state);
   }
 
+  /** A file or text that was sent and cannot be read is not read better the next time; a page of the web may be. */
+  get retriable() {
+    return !this.job || !(this.file || this.documents?.[0].source.type === "text");
+  }
+
   set(changes) {
     Object.assign(this, changes);
     this.draw();
@@ -128,7 +135,7 @@ class Transfer {
     const key = state === "failed" ? this.error + this.remedy : "";
     if (this.noted === key) return;
     this.noted = key;
-    clear(this.note, key ? [h("p", { class: "transfer-error" }, this.error, this.remedy ? ` ${this.remedy}` : ""), button("Retry", () => this.retry(), { icon: "again", "aria-label": `Retry ${this.name}` })] : null);
+    clear(this.note, key ? [h("p", { class: "transfer-error" }, this.error, this.remedy ? ` ${this.remedy}` : ""), this.retriable ? button("Retry", () => this.retry(), { icon: "again", "aria-label": `Retry ${this.name}` }) : null] : null);
   }
 
   async send() {
@@ -155,7 +162,7 @@ class Transfer {
       const status = one?.status ?? job.status;
       this.document = one?.id ?? this.document;
       if (status === "completed") this.set({ state: "done", outcome: one?.outcome, chunks: one?.chunk_count });
-      else if (status === "failed") this.set({ state: "failed", error: one?.error ?? "It could not be read.", remedy: "Change it and add it again, or retry." });
+      else if (status === "failed") this.set({ state: "failed", error: one?.error ?? "It could not be read.", remedy: this.retriable ? "Change it and add it again, or retry." : "Change it and add it again." });
       else if (status === "cancelled") this.set({ state: "failed", error: "It was cancelled.", remedy: "Add it again if you need it." });
       else if (status === "processing" && this.state !== "processing") this.set({ state: "processing" });
     } catch (error) {
@@ -351,6 +358,7 @@ function newCollection() {
 class CollectionsScreen {
   constructor(main, signal) {
     Object.assign(this, { main, signal, collections: [] });
+    progress.addEventListener("deleted", () => this.load().catch(() => this.draw()), { signal });
   }
 
   async load() {
@@ -432,7 +440,8 @@ class CollectionScreen {
 
   async load() {
     try {
-      this.collection = await get(`/v1/collections/${path(this.name)}`);
+      const known = UNFIT.test(this.name) ? (await get("/v1/collections")).collections.find(({ name }) => name === this.name) : null;
+      this.collection = await get(known ? collectionPath(known) : `/v1/collections/${path(this.name)}`);
     } catch (error) {
       if (error.status !== 404) throw error;
       clear(this.main, h("div", { class: "screen" }, h("h1", null, "Library"), empty("There is no such collection", error.message, h("a", { class: "button", href: "#/library" }, "All collections"))));
@@ -591,7 +600,6 @@ class CollectionScreen {
 
   drawDocuments() {
     const shown = this.page.documents.filter((one) => !deletions.has(`document ${one.id}`));
-    const focused = document.activeElement?.dataset.focus;
     if (!shown.length && this.pages.length === 1) {
       clear(
         this.documents,
@@ -613,7 +621,6 @@ class CollectionScreen {
       ),
       this.pager(shown.length),
     );
-    if (focused) [...this.documents.querySelectorAll("[data-focus]")].find((one) => one.dataset.focus === focused)?.focus({ preventScroll: true });
   }
 
   pager(shown) {
@@ -709,9 +716,7 @@ class CollectionScreen {
       action: `Delete ${name}`,
       kind: "danger",
       submit: () => {
-        deleteLater(`collection ${name}`, `“${name}” is deleted.`, collectionPath(this.collection), () => {
-          if (location.hash === "#/library") dispatchEvent(new HashChangeEvent("hashchange"));
-        });
+        deleteLater(`collection ${name}`, `“${name}” is deleted.`, collectionPath(this.collection), () => progress.dispatchEvent(new Event("deleted")));
         location.hash = "#/library";
       },
     });
@@ -748,6 +753,8 @@ function chunk(one) {
     h("p", { class: "chunk-text" }, one.text),
   );
 }
+
+const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
 
 /** Publishing: other servers then use the collection as a source. */
 async function publish(one, changed) {
@@ -790,6 +797,7 @@ async function publish(one, changed) {
   const box = dialog(
     `Publish ${one.name}`,
     h("p", null, "A published collection is an endpoint: another Anabranch, or any client of the endpoint protocol, can ask it. Each caller still sees only what they may see: without a key, the public documents."),
+    LOOPBACK.test(location.hostname) ? h("p", { class: "note" }, `${location.host} is an address of this machine only. For other machines, open this page under an address that they can reach: it is then in the lines to paste.`) : null,
     h("form", { onSubmit: submit }, field("Publish as", as, "OWNER/NAME, the path that others use."), note, h("div", { class: "row end" }, h("button", { type: "submit", class: "button primary" }, "Publish"))),
     published,
   );

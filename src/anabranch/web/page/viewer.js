@@ -1,6 +1,6 @@
 /** Shows a source beside the answer, scrolled to the highlighted words: a document of a collection, or a passage. */
 import { get, path } from "./api.js";
-import { bytes, button, clear, count, h, offsets, problem } from "./dom.js";
+import { bytes, button, clear, count, h, keepFocus, offsets, problem } from "./dom.js";
 import { decorator, markdown, plain } from "./markdown.js";
 
 // Characters around the highlighted words that are fetched first; more on request.
@@ -8,7 +8,17 @@ const AROUND = 20_000;
 const MARKDOWN = /\.(md|markdown|mdx)$/i;
 
 const panel = () => document.getElementById("panel");
+// As in style.css: on a narrow screen the panel is over the page.
+const narrow = matchMedia("(max-width: 1100px)");
 let opener = null;
+
+/** What the panel covers can be neither reached by keyboard nor clicked. */
+function cover() {
+  const element = panel();
+  const covered = narrow.matches && !element.hidden;
+  for (const one of document.querySelectorAll(".rail, main")) one.inert = covered;
+  if (covered && !element.contains(document.activeElement)) element.querySelector("h2").focus({ preventScroll: true });
+}
 
 export function closePanel() {
   const element = panel();
@@ -16,7 +26,9 @@ export function closePanel() {
   element.hidden = true;
   element.replaceChildren();
   document.body.classList.remove("with-panel");
+  cover();
   if (opener?.isConnected) opener.focus({ preventScroll: true });
+  keepFocus();
   opener = null;
 }
 
@@ -31,6 +43,7 @@ function open(title, ...content) {
   );
   element.hidden = false;
   document.body.classList.add("with-panel");
+  cover();
   heading.focus({ preventScroll: true });
   return element;
 }
@@ -44,6 +57,9 @@ export function initPanel() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector("dialog[open]")) closePanel();
   });
+  // A click beside a panel that covers the page closes it, as with a dialog.
+  document.addEventListener("click", (event) => event.target === document.body && narrow.matches && closePanel());
+  narrow.addEventListener("change", cover);
 }
 
 /**
