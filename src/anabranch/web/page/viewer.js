@@ -47,8 +47,9 @@ export function initPanel() {
 }
 
 /**
- * A quoted place. `spans` are `{start, end, verdict}` in the document's content, or in `passage.text`.
- * @param {{document_id: string, spans: {start: number, end: number, verdict?: string}[], passage?: Object}} place
+ * A quoted place. `spans` are `{start, end, verdict}` in the document's content, or in `passage.text`; their own `text` is
+ * shown where neither can be had.
+ * @param {{document_id: string, spans: {start: number, end: number, text?: string, verdict?: string}[], passage?: Object}} place
  */
 export async function openSource({ document_id, spans, passage }) {
   if (!document_id || (passage && !passage.collection)) {
@@ -64,7 +65,7 @@ export async function openSource({ document_id, spans, passage }) {
     await showDocument(meta, body, document_id, spans, Math.max(0, (Number.isFinite(low) ? low : 0) - AROUND), (Number.isFinite(high) ? high : 0) + AROUND, passage);
   } catch (error) {
     clear(body, problem(error));
-    if (passage?.text) body.append(h("p", { class: "hint" }, "The passage as it was found:"), quoted(passage, spans));
+    if (passage?.text || spans.some((one) => one.text)) body.append(h("p", { class: "hint" }, "The passage as it was found:"), quoted(passage ?? {}, spans));
   }
 }
 
@@ -156,6 +157,7 @@ function showPassage(passage, spans) {
 
 function quoted(passage, spans) {
   const text = passage.text ?? passage.content_snippet ?? "";
+  if (!text) return h("div", { class: "passage" }, spans.map((span) => h("blockquote", null, h("mark", { class: span.verdict ?? "" }, span.text))));
   const convert = offsets(text);
   const base = passage.collection ? passage.start_char : 0;
   const ranges = joined(spans).map((span) => ({
