@@ -203,7 +203,7 @@ export class AnswerView {
     // The blocks of the text that are shown, each with what it was made of.
     this.blocks = [];
     this.chips = h("ul", { class: "chips", "aria-label": "Sources" });
-    this.note = h("div");
+    this.note = h("div", { class: "fallback" });
     this.body = h("div", { class: "answer-text" });
     this.caret = h("span", { class: "caret", "aria-hidden": "true" });
     this.status = h("p", { class: "answer-status", role: "status" });
@@ -535,8 +535,8 @@ function cited(state) {
       .sort(([a], [b]) => a - b)
       .map(([index, spans]) => {
         const passage = state.passage(index);
-        const section = passage?.section_title === passage?.title ? null : passage?.section_title;
-        const where = [passage?.collection || sourceName(passage?.source ?? ""), section, pageOf(spans[0], passage)].filter(Boolean).join(" · ");
+        const title = titleOf(passage);
+        const where = [passage?.collection || sourceName(passage?.source ?? ""), passage?.section_title, pageOf(spans[0], passage)].filter((one) => one && one !== title).join(" · ");
         return h(
           "li",
           null,
@@ -544,7 +544,7 @@ function cited(state) {
             "button",
             { type: "button", class: "cited-source", onClick: () => openSource({ document_id: spans[0].document_id, passage, spans }) },
             h("span", { class: "cite", "aria-hidden": "true" }, String(index)),
-            h("span", null, h("span", { class: "cited-title" }, titleOf(passage)), h("span", { class: "cited-where" }, where)),
+            h("span", null, h("span", { class: "cited-title" }, title), h("span", { class: "cited-where" }, where)),
           ),
           passage?.suspected_instructions?.length ? h("p", { class: "note" }, "This passage contains sentences that look like instructions to a model. They were not followed.") : null,
           passage?.also_in_count ? h("p", { class: "hint" }, `Also in ${count(passage.also_in_count, "other document")}.`) : null,

@@ -86,6 +86,7 @@ export async function askScreen(main, ...address) {
   if (collection) screen.scope = { ...screen.scope, collections: [collection], sources: [] };
   screen.loaded = screen.load();
   await screen.loaded;
+  if (!list.isConnected) return;
   if (collection) screen.saveScope();
   // What the address brought along is here now; after a reload it would replace what was chosen and asked since.
   if (wanted || collection) history.replaceState(null, "", "#/ask");
@@ -237,6 +238,7 @@ class AskScreen {
     if (this.isEmpty) await this.load();
     if (this.isEmpty) {
       this.input.value = question;
+      this.grow();
       if (await toast("There are no documents yet.", { action: "Add documents" })) location.hash = "#/library";
       return;
     }
