@@ -643,7 +643,10 @@ async def test_markdown_as_models_and_documents_write_it_is_rendered_at_its_offs
         "- [ ] open task\n- [x] done task\n---\n\n"
         "| cell | other |\n|---|---|\n| &euro; five | &#x41; six &unknown; |\n"
     )
-    other = "Names\n\n- first entry\n  - inner entry\n1. numbered\n\nname | price\nwheel | &lt; five\n\nalone | here"
+    other = (
+        "Names\n\n- first entry\n  - inner entry\n1. numbered\nfurther\n\n"
+        "name | price\nwheel | &lt; five\n\nalone | here"
+    )
     async with visit(browser, house.url) as page:
         await page.open()
         html = """async ([source, kind]) => {
@@ -660,7 +663,7 @@ async def test_markdown_as_models_and_documents_write_it_is_rendered_at_its_offs
         ):
             assert part in shown
         shown = await page.page.evaluate(html, [other, "plain"])
-        assert re.findall(r"<li[^>]*>([^<]*)</li>", shown) == ["first entry", "inner entry", "numbered"]
+        assert re.findall(r"<li[^>]*>([^<]*)</li>", shown) == ["first entry", "inner entry", "numbered\nfurther"]
         assert re.findall(r"<td>([^<]*)</td>", shown) == ["name", "price", "wheel", "&amp;lt; five"]
         assert '<p class="plain">alone | here</p>' in shown
         for source, kind in ((written, "markdown"), (other, "plain")):

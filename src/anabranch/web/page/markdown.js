@@ -60,33 +60,26 @@ export function blockRanges(source) {
   return [...new Renderer(source).split(lines(source, 0, source.length), 0)].map(({ start, end }) => ({ start, end }));
 }
 
-/** The same for text that is not Markdown: paragraphs at blank lines, other line ends kept; lists and tables as our parsers
- * write them. A line of its own that is one of the `headings` is shown as one. */
-export function plain(source, decorate, { start = 0, end = source.length } = {}, headings = new Set()) {
+/** Renders text that is not Markdown: paragraphs at blank lines, other line ends kept. A line of its own that is one of
+ * the `headings` is shown as one; lists and tables are found as our parsers write them, unless the lines are those of a `page`. */
+export function plain(source, decorate, { start = 0, end = source.length } = {}, { headings = new Set(), page = false } = {}) {
   const fragment = document.createDocumentFragment();
   const text = (line) => source.slice(line.start, line.end);
   for (const paragraph of paragraphs(lines(source, start, end), source)) {
-    if (paragraph.length === 1 && headings.has(text(paragraph[0]).trim())) {
-      fragment.append(h("h3", { class: "level-2" }, ...decorate(paragraph[0].start, paragraph[0].end, true)));
-      continue;
-    }
-    const kindOf = (line) => (PLAIN_ITEM.test(text(line)) ? plainList : PLAIN_CELLS.test(text(line)) ? plainTable : plainText);
-    for (let at = 0; at < paragraph.length; ) {
-      const kind = kindOf(paragraph[at]);
-      let to = at + 1;
-      // An entry may go on in further lines.
-      while (to < paragraph.length && (kindOf(paragraph[to]) === kind || kind === plainList)) to += 1;
-      // One line with a bar may be anything.
-      const render = kind === plainTable && to - at === 1 ? plainText : kind;
-      fragment.append(render(paragraph.slice(at, to), decorate, text));
-      at = to;
-    }
+    const [first, second] = paragraph;
+    let render = plainText;
+    if (!second && headings.has(text(first).trim())) render = plainHeading;
+    else if (!page && PLAIN_ITEM.test(text(first))) render = plainList;
+    else if (!page && second && paragraph.every((line) => PLAIN_CELLS.test(text(line)))) render = plainTable;
+    fragment.append(render(paragraph, decorate, text));
   }
   return fragment;
 }
 
+const plainHeading = ([line], decorate) => h("h3", { class: "level-2" }, ...decorate(line.start, line.end, true));
 const plainText = (all, decorate) => h("p", { class: "plain" }, ...decorate(all[0].start, all[all.length - 1].end, true));
 
+/** An entry may go on in further lines. */
 function plainList(all, decorate, text) {
   const items = [];
   for (const line of all) {

@@ -120,7 +120,7 @@ function rendered(found, starts, spans, headings) {
     .filter((span) => span.end > found.content_start && span.start < found.content_end)
     .map((span) => ({ start: place(span.start), end: place(span.end), wrap: (text) => h("mark", { class: span.verdict ?? "" }, text) }));
   const { decorate } = decorator(found.content, ranges);
-  const render = isMarkdown(found) ? markdown : (source, mark, range) => plain(source, mark, range, headings);
+  const render = isMarkdown(found) ? markdown : (source, mark, range) => plain(source, mark, range, { headings, page: starts.length > 0 });
   const fragment = document.createDocumentFragment();
   if (!starts.length) fragment.append(render(found.content, decorate));
   starts.forEach((from, index) => {
