@@ -163,7 +163,7 @@ class Renderer {
         at += 1;
         continue;
       }
-      const found = text.trim() ? this.block(all, at, depth, open.length > 0) : null;
+      const found = text.trim() ? this.block(all, at, depth) : null;
       if (open.length && (found || !text.trim())) yield paragraph();
       if (found) yield ranged(all.slice(at, at + found.size), found.render);
       else if (text.trim()) open.push(all[at]);
@@ -173,11 +173,11 @@ class Renderer {
   }
 
   /** What begins at a line, if it is no paragraph: the number of its lines, and how it is rendered. */
-  block(all, at, depth, inParagraph) {
+  block(all, at, depth) {
     const text = this.text(all[at]);
     if (FENCE.test(text)) return this.fence(all, at);
     if (HEADING.test(text)) return { size: 1, render: () => this.marked(all[at]) };
-    if (RULE.test(text) && !inParagraph) return { size: 1, render: () => h("hr") };
+    if (RULE.test(text)) return { size: 1, render: () => h("hr") };
     if (text.includes("|") && all[at + 1] && this.isTable(all[at], all[at + 1])) return this.table(all, at);
     if (depth < MAX_DEPTH && QUOTE.test(text)) return this.quote(all, at, depth);
     if (depth < MAX_DEPTH && ITEM.test(text)) return this.list(all, at, depth);
