@@ -136,8 +136,9 @@ export class AnswerState {
     for (const { index: start, 0: { length }, 1: number } of text.matchAll(MARK)) {
       const [end, index] = [start + length, Number(number)];
       if (placed.has(start)) continue;
-      const pending = !this.done || (this.stopped && !checked.some(([from, to]) => from <= start && end <= to));
-      if (pending || (this.passage(index) && checked.some(([from, to]) => from <= start && end <= to))) marks.set(start, { start, end, index, pending });
+      const isChecked = checked.some(([from, to]) => from <= start && end <= to);
+      const pending = !this.done || (this.stopped && !isChecked);
+      if (pending || (isChecked && this.passage(index))) marks.set(start, { start, end, index, pending });
     }
     return [...marks.values()].sort((a, b) => a.start - b.start || a.end - b.end);
   }
@@ -145,16 +146,18 @@ export class AnswerState {
   /** As Markdown, with the list of its sources. Its marks are those that are shown, not those that the model wrote. */
   get asMarkdown() {
     let [written, at] = ["", 0];
-    for (const { start, end, index, citations } of this.marks) {
+    for (const { start, end, index, citations: proven } of this.marks) {
       written += this.text.slice(at, start);
       at = Math.max(at, end);
-      if (!citations) written = written.trimEnd();
+      if (!proven) written = written.trimEnd();
       else written += `${start < end || /[\s\]]$/.test(written) ? "" : " "}[${index}]`;
     }
     written += this.text.slice(at);
     const text = written.replace(CODE_OR_BRACKET, (found) => (found === "&lt;" ? "<" : found)).trim();
-    const quotes = new Map((this.done?.citations ?? []).map((one) => [one.citation_index, one]).reverse());
-    const list = [...quotes.entries()].sort(([a], [b]) => a - b).map(([index, citation]) => {
+    const citations = this.done?.citations ?? [];
+    const cited = [...new Set(citations.map((one) => one.citation_index))].sort((a, b) => a - b);
+    const list = cited.map((index) => {
+      const citation = citations.find((one) => one.citation_index === index);
       const passage = this.passage(index);
       const where = [passage?.collection || passage?.source, pageOf(citation, passage), passage?.url].filter(Boolean).join(", ");
       return `[${index}] ${titleOf(passage)}${where ? ` (${where})` : ""}: “${citation.quoted_text.replace(/\s+/g, " ").trim()}”`;
@@ -184,10 +187,15 @@ export function placedCitations(text, sentences) {
     const own = marks.filter((one) => sentence.start <= one.start && one.end <= sentence.end);
     const indexes = new Set(sentence.citations.map((one) => one.citation_index));
     const free = own.filter((one) => !indexes.has(one.index));
-    const places = new Map([...indexes].map((index) => [index, own.find((one) => one.index === index) ?? free.shift()]));
-    return sentence.citations.map((one) => {
-      const place = places.get(one.citation_index) ?? { start: sentence.end, end: sentence.end };
-      return { ...one, answer_start: place.start, answer_end: place.end };
+    return [...indexes].flatMap((index) => {
+      const quotes = sentence.citations.filter((one) => one.citation_index === index);
+      const places = own.filter((one) => one.index === index);
+      if (!places.length) places.push(free.shift() ?? { start: sentence.end, end: sentence.end });
+      // One mark may have several quotes, and one quote several marks.
+      return Array.from({ length: Math.max(quotes.length, places.length) }, (_, number) => {
+        const [quote, place] = [quotes, places].map((all) => all[Math.min(number, all.length - 1)]);
+        return { ...quote, answer_start: place.start, answer_end: place.end };
+      });
     });
   });
 }
@@ -445,9 +453,9 @@ const titleOf = (passage) => passage?.title || (passage?.source ? sourceName(pas
 function progress({ replies, text, model, retrieved, lost }) {
   const waiting = replies.filter((one) => one.status === "asked").length;
   if (lost) return "Connection lost, trying again…";
+  if (text) return "";
   if (!replies.length) return "Sending the question…";
   if (waiting) return `Waiting for ${count(waiting, "source")}…`;
-  if (text) return "";
   return `${model && model !== "extractive" ? `${model} is reading` : "Reading"} ${count(retrieved?.passages ?? 0, "passage")}…`;
 }
 
