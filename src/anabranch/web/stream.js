@@ -12,8 +12,10 @@
  * @typedef {{firstMs?: number, mostMs?: number, patienceMs?: number, heartbeatMs?: number, connectMs?: number}} Pace
  *   Waits `firstMs` (or what the server's `retry:` says), then twice as long each time, `mostMs` at most, and gives up
  *   after `patienceMs` without a sign of life. Three heartbeats that did not come are a cut.
+ * @typedef {{waitMs: number, message: string}} Retry  The connection is gone, why, and when it is tried again.
  * @typedef {{baseUrl?: string, key?: string, after?: number, signal?: AbortSignal, pace?: Pace,
- *   onReset?: (reset: Reset) => any, onEnd?: (end: End) => any}} Following
+ *   onReset?: (reset: Reset) => any, onEnd?: (end: End) => any, onRetry?: (retry: ?Retry) => any}} Following
+ *   `onRetry` is called before each new try, and with null when the connection is there again.
  */
 
 const PACE = { firstMs: 1000, mostMs: 30_000, patienceMs: 120_000, heartbeatMs: 15_000, connectMs: 10_000 };
@@ -111,12 +113,19 @@ export class FrameParser {
 class Comeback {
   #failures = 0;
   #since = null;
+  #cut = false;
 
-  constructor(pace, signal, eager = false) {
+  constructor({ pace, signal, onRetry }, eager = false) {
     this.pace = { ...PACE, ...pace };
     this.signal = signal;
     this.eager = eager;
+    this.onRetry = onRetry;
     this.firstMs = this.pace.firstMs;
+  }
+
+  opened() {
+    if (this.#cut) this.onRetry?.(null);
+    this.#cut = false;
   }
 
   heard() {
@@ -137,6 +146,11 @@ class Comeback {
     this.#since ??= performance.now();
     if (performance.now() + waitMs > this.#since + this.pace.patienceMs)
       throw new StreamError(`The server could not be reached for too long: ${cut.message}`);
+    // A clean end that is followed up at once is none that anybody has to know of.
+    if (!atOnce) {
+      this.#cut = true;
+      this.onRetry?.({ waitMs, message: cut.message });
+    }
     await new Promise((resolve) => {
       const done = () => {
         clearTimeout(timer);
@@ -199,6 +213,7 @@ async function* listened(url, request, comeback, opened = () => {}) {
     if (response.status !== 200) throw await refusal(response);
     if (!response.headers.get("Content-Type")?.startsWith("text/event-stream"))
       throw new StreamError("The server did not answer with a stream.", 200, "upstream_error");
+    comeback.opened();
     opened(response);
     const reader = response.body.getReader();
     const parser = new FrameParser();
@@ -227,7 +242,10 @@ async function* socketed(url, key, comeback, probe) {
     socket.close();
   };
   const aborted = () => leave(1001);
-  socket.onopen = () => (opened = true);
+  socket.onopen = () => {
+    opened = true;
+    comeback.opened();
+  };
   socket.onclose = (event) => leave(event.code);
   socket.onmessage = ({ data }) => {
     waiting.push(data);
@@ -287,9 +305,9 @@ function endsStream({ type, content }) {
  * @returns {Promise<End>}
  */
 export async function followStep(options) {
-  const { baseUrl = "", sessionId, planStepId, key, after = 0, transport = "sse", signal, pace } = options;
+  const { baseUrl = "", sessionId, planStepId, key, after = 0, transport = "sse", signal } = options;
   const step = `${baseUrl}/planner/sessions/${encodeURIComponent(sessionId)}/steps/${encodeURIComponent(planStepId)}`;
-  const comeback = new Comeback(pace, signal);
+  const comeback = new Comeback(options);
   let [sequence, ended] = [after, false];
   const probe = async () => {
     const request = { headers: authorized(key), signal, cache: "no-store" };
@@ -364,8 +382,8 @@ async function heardOut(connect, comeback, trail, { onEvent, onReset, onEnd, sig
  * @returns {Promise<End>}
  */
 export function followAnswer(options) {
-  const { baseUrl = "", streamId, key, after = 0, signal, pace } = options;
-  const comeback = new Comeback(pace, signal, true);
+  const { baseUrl = "", streamId, key, after = 0 } = options;
+  const comeback = new Comeback(options, true);
   const trail = { sequence: after };
   const url = `${baseUrl}/v1/streams/${encodeURIComponent(streamId)}`;
   return heardOut(() => listened(url, reading(key, trail.sequence), comeback), comeback, trail, options);
@@ -380,8 +398,8 @@ export function followAnswer(options) {
  * @returns {Promise<End>}
  */
 export function askResumable(options) {
-  const { baseUrl = "", path, question, key, headers: own, signal, pace } = options;
-  const comeback = new Comeback(pace, signal, true);
+  const { baseUrl = "", path, question, key, headers: own } = options;
+  const comeback = new Comeback(options, true);
   const trail = { sequence: 0 };
   let [asked, opened, streamId] = [false, false, null];
   const begun = (response) => {

@@ -16,7 +16,7 @@ const FILTERS = {
   slow: { label: `Slower than ${SLOW_MS / 1000} s`, query: { slower_than_ms: SLOW_MS } },
   down: { label: "Rated down", query: { rating: "thumbs_down" } },
 };
-const OUTCOMES = { answered: ["Answered", "good"], refused: ["Not enough evidence", "fair"] };
+const OUTCOMES = { answered: ["Answered", "good"], refused: ["Not enough evidence", "fair"], cancelled: ["Stopped", ""] };
 const SURFACES = { query: "Page, API", rag_stream: "RAG stream", openai: "OpenAI’s API", chat: "Chat API", endpoints: "Endpoint", mcp: "MCP", planner: "Planner", cli: "Command line", library: "Python" };
 
 export async function activityScreen(main, ...rest) {

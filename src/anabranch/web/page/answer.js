@@ -1,7 +1,7 @@
 /** One question and its answer: the state that the events build, and how it is shown. */
 import { post, session } from "./api.js";
 import { button, clear, copy, count, dialog, download, duration, field, h, icon, offsets, toast } from "./dom.js";
-import { decorator, markdown } from "./markdown.js";
+import { blockRanges, decoded, decorator, markdown } from "./markdown.js";
 import { openPanel, openSource } from "./viewer.js";
 
 const VERDICTS = {
@@ -32,13 +32,15 @@ const STATUSES = {
 };
 // No line is broken here.
 const JOINER = "\u2060";
-const MARK = /\[\d{1,3}\]/g;
+const MARK = /\[(\d{1,3})\]/g;
+// Code, where the server escapes nothing; and the bracket that it escapes elsewhere, so that no renderer takes it for a tag.
+const CODE_OR_BRACKET = /^ *(`{3,}|~{3,})[^]*?(?:^ *\1|$(?![^]))|(`+)[^\n]*?\2|&lt;/gm;
 
 /** Builds the state of an answer from the events of /v1/query. */
 export class AnswerState {
   constructor(question, request) {
     Object.assign(this, { question, request, text: "", sentences: [], replies: [], passages: [], done: null, error: null });
-    Object.assign(this, { query_id: null, conversation_id: null, model: null, began: performance.now(), first_token_ms: null, fallback: null });
+    Object.assign(this, { query_id: null, conversation_id: null, model: null, began: performance.now(), first_token_ms: null, fallback: null, stopped: false, lost: false, rating: null });
   }
 
   apply({ event, data }) {
@@ -86,9 +88,18 @@ export class AnswerState {
     this.done = done;
     this.query_id = done.query_id ?? this.query_id;
     this.conversation_id = done.conversation_id ?? this.conversation_id;
-    this.sentences = done.sentences ?? [];
+    // A sentence that came before stays the same object, so that what shows it can stay.
+    const known = new Map(this.sentences.filter(Boolean).map((one) => [JSON.stringify(one), one]));
+    this.sentences = (done.sentences ?? []).map((one) => known.get(JSON.stringify(one)) ?? one);
     this.model = done.usage?.model ?? this.model;
     if (done.source_status?.length) this.replies = done.source_status;
+  }
+
+  /** The reader has stopped it: what came until then is the answer. */
+  stop() {
+    this.stopped = true;
+    const sentences = this.sentences.filter(Boolean);
+    this.finish({ sentences, citations: placedCitations(this.text, sentences), latency_ms: performance.now() - this.began });
   }
 
   reset() {
@@ -99,21 +110,59 @@ export class AnswerState {
     return this.done !== null || this.error !== null;
   }
 
+  /** A passage by its number. Before the passages are here, only its source is known, from the words that are quoted. */
   passage(index) {
-    return this.passages.find((one) => one.citation_index === index) ?? null;
+    const found = this.passages.find((one) => one.citation_index === index);
+    if (found) return found;
+    const quote = this.sentences.flatMap((one) => one?.citations ?? []).find((one) => one.citation_index === index);
+    const isRemote = quote && this.replies.some((one) => one.source === quote.source);
+    return quote ? { citation_index: index, source: quote.source, title: "", collection: isRemote ? "" : quote.source } : null;
   }
 
-  /** As Markdown, with the list of its sources. */
+  /** The citation marks in the order of their places in the text: each number once at a place, with all words that it
+   * quotes there. One without `citations` is a mark of the model: `pending` until it is checked, or else `unproven`. */
+  get marks() {
+    const { text } = this;
+    const convert = offsets(text);
+    const marks = new Map();
+    for (const one of this.done?.citations ?? []) {
+      const [start, end] = [convert(one.answer_start), convert(one.answer_end)];
+      const key = `${start} ${end} ${one.citation_index}`;
+      if (!marks.has(key)) marks.set(key, { start, end, index: one.citation_index, citations: [] });
+      marks.get(key).citations.push(one);
+    }
+    const placed = new Set([...marks.values()].map((one) => one.start));
+    const checked = this.sentences.filter((one) => one && one.reason !== "code").map((one) => [convert(one.start), convert(one.end)]);
+    for (const { index: start, 0: { length }, 1: number } of text.matchAll(MARK)) {
+      const [end, index] = [start + length, Number(number)];
+      if (placed.has(start)) continue;
+      const isChecked = checked.some(([from, to]) => from <= start && end <= to);
+      const pending = !this.done || (this.stopped && !isChecked);
+      if (pending || (isChecked && this.passage(index))) marks.set(start, { start, end, index, pending });
+    }
+    return [...marks.values()].sort((a, b) => a.start - b.start || a.end - b.end);
+  }
+
+  /** As Markdown, with the list of its sources. Its marks are those that are shown, not those that the model wrote. */
   get asMarkdown() {
-    const cited = [...new Set((this.done?.citations ?? []).map((one) => one.citation_index))].sort((a, b) => a - b);
+    let [written, at] = ["", 0];
+    for (const { start, end, index, citations: proven } of this.marks) {
+      written += this.text.slice(at, start);
+      at = Math.max(at, end);
+      if (!proven) written = written.trimEnd();
+      else written += `${start < end || /[\s\]]$/.test(written) ? "" : " "}[${index}]`;
+    }
+    written += this.text.slice(at);
+    const text = written.replace(CODE_OR_BRACKET, (found) => (found === "&lt;" ? "<" : found)).trim();
+    const citations = this.done?.citations ?? [];
+    const cited = [...new Set(citations.map((one) => one.citation_index))].sort((a, b) => a - b);
     const list = cited.map((index) => {
+      const citation = citations.find((one) => one.citation_index === index);
       const passage = this.passage(index);
-      const citation = this.done.citations.find((one) => one.citation_index === index);
-      const quote = citation?.quoted_text ?? "";
       const where = [passage?.collection || passage?.source, pageOf(citation, passage), passage?.url].filter(Boolean).join(", ");
-      return `[${index}] ${passage?.title ?? "Source"}${where ? ` (${where})` : ""}: “${quote.replace(/\s+/g, " ").trim()}”`;
+      return `[${index}] ${titleOf(passage)}${where ? ` (${where})` : ""}: “${citation.quoted_text.replace(/\s+/g, " ").trim()}”`;
     });
-    return [`## ${this.question}`, this.text.trim(), ...(list.length ? ["### Sources", list.join("\n\n")] : [])].join("\n\n") + "\n";
+    return [`## ${this.question}`, text, ...(list.length ? ["### Sources", list.join("\n\n")] : [])].join("\n\n") + "\n";
   }
 
   get asJson() {
@@ -121,28 +170,71 @@ export class AnswerState {
   }
 }
 
+/**
+ * The citations of an answer of which only the sentences are known: each at its mark, at a mark of its sentence that no
+ * other citation has, or else at the end of the sentence. Offsets count code points, as everywhere in the API.
+ */
+export function placedCitations(text, sentences) {
+  const points = (from, to) => [...text.slice(from, to)].length;
+  const marks = [];
+  let [at, start] = [0, 0];
+  for (const found of text.matchAll(MARK)) {
+    start += points(at, found.index);
+    at = found.index;
+    marks.push({ start, end: start + found[0].length, index: Number(found[1]) });
+  }
+  return sentences.flatMap((sentence) => {
+    const own = marks.filter((one) => sentence.start <= one.start && one.end <= sentence.end);
+    const indexes = new Set(sentence.citations.map((one) => one.citation_index));
+    const free = own.filter((one) => !indexes.has(one.index));
+    return [...indexes].flatMap((index) => {
+      const quotes = sentence.citations.filter((one) => one.citation_index === index);
+      const places = own.filter((one) => one.index === index);
+      if (!places.length) places.push(free.shift() ?? { start: sentence.end, end: sentence.end });
+      // One mark may have several quotes, and one quote several marks.
+      return Array.from({ length: Math.max(quotes.length, places.length) }, (_, number) => {
+        const [quote, place] = [quotes, places].map((all) => all[Math.min(number, all.length - 1)]);
+        return { ...quote, answer_start: place.start, answer_end: place.end };
+      });
+    });
+  });
+}
+
 /** Shows an AnswerState; `update` draws it again, at most once a frame. */
 export class AnswerView {
-  /** @param {AnswerState} state  @param {{again?: () => void, stop?: () => void}} actions */
+  /** @param {AnswerState} state  @param {{again?: () => void, changed?: () => void, shared?: boolean, may_share?: boolean}} actions */
   constructor(state, actions = {}) {
     this.state = state;
     this.actions = actions;
     this.pending = false;
+    this.notBefore = 0;
+    // The blocks of the text that are shown, each with what it was made of.
+    this.blocks = [];
     this.chips = h("ul", { class: "chips", "aria-label": "Sources" });
+    this.note = h("div", { class: "fallback" });
     this.body = h("div", { class: "answer-text" });
+    this.caret = h("span", { class: "caret", "aria-hidden": "true" });
     this.status = h("p", { class: "answer-status", role: "status" });
     this.foot = h("div", { class: "answer-foot" });
-    this.element = h("article", { class: "turn" }, h("h2", { class: "question" }, state.question), this.chips, this.status, this.body, this.foot);
+    this.element = h("article", { class: "turn" }, h("h2", { class: "question" }, state.question), this.chips, this.note, this.body, this.status, this.foot);
     this.draw();
   }
 
   update() {
     if (this.pending) return;
     this.pending = true;
-    requestAnimationFrame(() => {
+    const draw = () => {
+      const began = performance.now();
       this.pending = false;
       this.draw();
-    });
+      // The page stays usable, however long this takes: three quarters of the time are not spent on it. What comes after
+      // the frame knows what its layout and painting took, too.
+      setTimeout(() => {
+        const now = performance.now();
+        this.notBefore = now + 3 * (now - began);
+      });
+    };
+    setTimeout(() => requestAnimationFrame(draw), Math.max(0, this.notBefore - performance.now()));
   }
 
   draw() {
@@ -164,85 +256,107 @@ export class AnswerView {
       const key = `${sourceName(reply.source)} ${reply.status} ${reply.latency_ms}`;
       const known = this.chips.children[index];
       if (known?.dataset.key === key) return;
-      const chip = sourceChip(reply, key);
+      const chip = sourceChip(reply, key, this.reasons ?? true);
       if (known) known.replaceWith(chip);
       else this.chips.append(chip);
     });
     while (this.chips.children.length > replies.length) this.chips.lastChild.remove();
+    // An answer matters more than why a source did not help, and nothing moves it down.
+    const open = !this.state.text || Boolean(this.state.done?.refused);
+    if (this.reasons === open) return;
+    this.reasons = open;
+    for (const one of this.chips.querySelectorAll("details")) one.open = open;
   }
 
   drawStatus() {
     const { state } = this;
-    const waiting = state.replies.filter((one) => one.status === "asked").length;
-    let text = "";
-    if (state.error) text = "";
-    else if (state.done?.refused) text = "";
-    else if (!state.over && !state.replies.length) text = "Sending the question…";
-    else if (!state.over && waiting) text = `Waiting for ${count(waiting, "source")}…`;
-    else if (!state.over && !state.text) text = state.model && state.model !== "extractive" ? `${state.model} is reading ${count(state.retrieved?.passages ?? 0, "passage")}…` : `Reading ${count(state.retrieved?.passages ?? 0, "passage")}…`;
+    this.wasRunning ||= !state.over;
+    // The end is announced, and only to those who do not see it.
+    const text = !state.over ? progress(state) : this.wasRunning ? ending(state) : "";
     if (this.status.textContent !== text) this.status.textContent = text;
-    this.status.hidden = !text;
+    this.status.classList.toggle("unseen", state.over);
   }
 
+  /** Draws the blocks that have changed, and leaves the others, so that the focus and a selection in them stay. */
   drawText() {
     const { state } = this;
-    if (state.error) {
-      clear(
-        this.body,
-        state.text ? markdown(state.text, decorator(state.text, []).decorate) : null,
-        h("div", { class: "problem", role: "alert" }, h("p", null, state.error.message || "The answer failed."), this.actions.again ? button("Ask again", this.actions.again, { icon: "again" }) : null),
-      );
-      return;
-    }
+    const note = fallbackText(state);
+    if (this.note.textContent !== note) clear(this.note, note ? h("p", { class: "note" }, note) : null);
+    if (state.over || state.lost) this.caret.remove();
     if (!state.text) return;
-    const key = `${state.text.length}/${state.sentences.filter(Boolean).length}/${state.over}`;
-    if (this.drawn === key) return;
+    const key = [state.text, state.sentences.filter(Boolean).length, state.over].join();
+    if (this.drawn !== key) this.drawBlocks();
     this.drawn = key;
-    const { text } = state;
-    const convert = offsets(text);
-    const sentences = state.sentences.filter(Boolean);
-    const ranges = sentences.map((sentence) => ({
-      start: convert(sentence.start),
-      end: convert(sentence.end),
-      wrap: (words) => this.sentence(sentence, words),
-    }));
-    const insertions = this.insertions(text, convert, sentences);
-    const { decorate, finish } = decorator(text, ranges, insertions);
-    const rendered = markdown(text, decorate);
-    clear(this.body, fallbackNote(state), rendered);
-    if (tip && !tip.of.isConnected) hideTip();
-    finish();
-    keepMarksWithLastWord(this.body);
     this.body.classList.toggle("refusal", Boolean(state.done?.refused));
-    if (!state.over) this.body.lastElementChild?.append(h("span", { class: "caret", "aria-hidden": "true" }));
+    if (!state.over && !state.lost) this.body.lastElementChild?.append(this.caret);
   }
 
-  /** Citation marks and verdicts, in the order of their places. */
-  insertions(text, convert, sentences) {
-    const places = [];
-    const citations = this.state.done?.citations ?? [];
+  drawBlocks() {
+    const { text } = this.state;
+    const [sentences, insertions] = [this.sentenceRanges(), this.insertions()];
+    const blocks = blockRanges(text);
+    const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.place : null;
+    blocks.forEach((block, index) => {
+      const next = blocks[index + 1]?.start ?? Infinity;
+      const ranges = sentences.filter((one) => one.start < block.end && one.end > block.start);
+      const inserted = insertions.filter((one) => (index === 0 || one.start >= block.start) && one.start < next);
+      const key = [block.start, block.end, ...ranges.map((one) => one.of), ...inserted.flatMap((one) => [one.start, one.end, ...one.of])];
+      const known = this.blocks[index];
+      if (known && isSame(known.key, key)) return;
+      const nodes = this.blockNodes(block, ranges, inserted);
+      if (known) known.nodes[0].before(...nodes);
+      else this.body.append(...nodes);
+      for (const node of known?.nodes ?? []) node.remove();
+      this.blocks[index] = { key, nodes };
+    });
+    for (const { nodes } of this.blocks.splice(blocks.length)) for (const node of nodes) node.remove();
+    if (tip && !tip.of.isConnected) hideTip();
+    if (focused && !this.body.contains(document.activeElement)) this.body.querySelector(`[data-place="${focused}"]`)?.focus({ preventScroll: true });
+  }
+
+  blockNodes(block, ranges, insertions) {
+    const { text } = this.state;
+    const { decorate, finish } = decorator(text, ranges, insertions);
+    const element = h("div", null, markdown(text, decorate, block));
+    finish();
+    keepMarksWithLastWord(element);
+    // Marks of the block before, on a line of their own.
+    if (!text.slice(block.start, block.end).replace(MARK, "").trim()) element.firstElementChild.classList.add("marks");
+    return [...element.childNodes];
+  }
+
+  sentenceRanges() {
+    const convert = offsets(this.state.text);
+    return this.state.sentences.filter(Boolean).map((one) => ({ start: convert(one.start), end: convert(one.end), of: one, wrap: (words) => this.sentence(one, words) }));
+  }
+
+  /** Citation marks and verdicts, in the order of their places; those in place of the same characters are one insertion. */
+  insertions() {
+    const { text, marks } = this.state;
+    const convert = offsets(text);
+    const sentences = this.state.sentences.filter(Boolean);
+    const places = new Map();
     // The space before a mark is left out, so that no line begins with the mark.
-    const add = (start, end, order, node) => {
+    const add = (start, end, of, node) => {
       while (end > start && start > 0 && text[start - 1] === " ") start -= 1;
-      places.push({ start, end, order, nodes: () => [document.createTextNode(JOINER), node()] });
+      const key = `${start} ${end}`;
+      const place = places.get(key) ?? { start, end, of: [], made: [], nodes: () => place.made.flatMap((make) => [document.createTextNode(JOINER), make()]) };
+      places.set(key, place);
+      place.of.push(...of);
+      place.made.push(node);
     };
-    for (const one of citations) add(convert(one.answer_start), convert(one.answer_end), 0, () => this.mark(one, sentences));
-    const placed = new Set(citations.map((one) => convert(one.answer_start)));
-    for (const found of text.matchAll(MARK)) {
-      const [start, end, index] = [found.index, found.index + found[0].length, found[0].slice(1, -1)];
-      if (placed.has(start)) continue;
-      if (!this.state.done) add(start, end, 0, () => h("span", { class: "cite pending" }, index));
-      else if (this.state.passage(Number(index)) && sentences.some((one) => one.reason !== "code" && convert(one.start) <= start && end <= convert(one.end)))
-        add(start, end, 0, () => this.unprovenMark(this.state.passage(Number(index))));
+    for (const one of marks) {
+      if (one.citations) add(one.start, one.end, one.citations, () => this.mark(one, sentences));
+      else if (one.pending) add(one.start, one.end, ["pending"], () => h("span", { class: "cite pending" }, String(one.index)));
+      else add(one.start, one.end, ["unproven"], () => this.unprovenMark(one));
     }
     for (const sentence of sentences) {
       if (sentence.verdict === "unchecked") continue;
       let at = convert(sentence.end);
       while (at > 0 && /\s/.test(text[at - 1])) at -= 1;
-      add(at, at, 1, () => this.verdict(sentence));
+      add(at, at, [sentence], () => this.verdict(sentence, at));
     }
-    // The same mark for the same words is one.
-    return places.sort((a, b) => a.start - b.start || a.end - b.end || a.order - b.order);
+    return [...places.values()].sort((a, b) => a.start - b.start || a.end - b.end);
   }
 
   sentence(sentence, words) {
@@ -253,41 +367,42 @@ export class AnswerView {
 
   /** Words that no source says are marked, if they are in this part of the sentence. */
   withDoubts(sentence, words) {
-    const doubt = (sentence.doubted ?? []).find((one) => one.text && words.includes(one.text) && one.text !== words);
+    const doubt = (sentence.doubted ?? []).map((one) => decoded(one.text)).find((one) => one && words.includes(one) && one !== words);
     if (!doubt) return [words];
-    const at = words.indexOf(doubt.text);
-    return [words.slice(0, at), h("span", { class: "doubted" }, doubt.text), words.slice(at + doubt.text.length)];
+    const at = words.indexOf(doubt);
+    return [words.slice(0, at), h("span", { class: "doubted" }, doubt), words.slice(at + doubt.length)];
   }
 
-  mark(citation, sentences) {
-    const passage = this.state.passage(citation.citation_index);
-    const sentence = sentences.find((one) => citation.answer_start >= one.start && citation.answer_start <= one.end + 1);
-    const label = `Citation ${citation.citation_index}: ${passage?.title || passage?.source || "source"}`;
+  mark({ start, index, citations }, sentences) {
+    const passage = this.state.passage(index);
+    const [first] = citations;
+    const sentence = sentences.find((one) => first.answer_start >= one.start && first.answer_start <= one.end + 1);
+    const open = () => openSource({ document_id: first.document_id, passage, spans: citations.map((one) => spanOf(one, sentence?.verdict)) });
     const element = h(
       "button",
-      { type: "button", class: `cite ${sentence?.verdict ?? ""}`, "aria-label": label, onClick: withoutPropagation(() => openSource({ document_id: citation.document_id, passage, spans: [{ start: citation.start_char, end: citation.end_char, verdict: sentence?.verdict }] })) },
-      String(citation.citation_index),
+      { type: "button", class: `cite ${sentence?.verdict ?? ""}`, dataset: { place: `cite ${start}` }, "aria-label": `Citation ${index}: ${titleOf(passage)}`, onClick: withoutPropagation(open) },
+      String(index),
     );
-    hinted(element, () => quoteCard(passage, citation, sentence?.verdict));
+    hinted(element, () => citations.slice(0, 3).map((one, at) => quoteCard(passage, one, at ? null : sentence?.verdict)));
     return element;
   }
 
   /** A mark of the model on a passage that does not say the sentence. */
-  unprovenMark(passage) {
-    const index = passage.citation_index;
+  unprovenMark({ start, index }) {
+    const passage = this.state.passage(index);
     const spans = [{ start: passage.start_char ?? 0, end: passage.end_char ?? [...(passage.text ?? "")].length, verdict: "unsupported" }];
     const element = h(
       "button",
-      { type: "button", class: "cite unproven", "aria-label": `Passage ${index}, which does not say this: ${passage.title || sourceName(passage.source)}`, onClick: withoutPropagation(() => openSource({ document_id: passage.document_id, passage, spans })) },
+      { type: "button", class: "cite unproven", dataset: { place: `cite ${start}` }, "aria-label": `Passage ${index}, which does not say this: ${titleOf(passage)}`, onClick: withoutPropagation(() => openSource({ document_id: passage.document_id, passage, spans })) },
       String(index),
     );
-    hinted(element, () => [h("p", null, "The model cites this passage, but it does not say this."), h("p", { class: "tip-where" }, passage.title || sourceName(passage.source))]);
+    hinted(element, () => [h("p", null, "The model cites this passage, but it does not say this."), h("p", { class: "tip-where" }, titleOf(passage))]);
     return element;
   }
 
-  verdict(sentence) {
+  verdict(sentence, at) {
     const { glyph, label } = VERDICTS[sentence.verdict];
-    const element = h("button", { type: "button", class: `verdict ${sentence.verdict}`, "aria-label": `${label}: show the evidence`, onClick: withoutPropagation(() => this.open(sentence)) }, glyph);
+    const element = h("button", { type: "button", class: `verdict ${sentence.verdict}`, dataset: { place: `verdict ${at}` }, "aria-label": `${label}: show the evidence`, onClick: withoutPropagation(() => this.open(sentence)) }, glyph);
     hinted(element, () => evidence(sentence, this.state));
     return element;
   }
@@ -295,44 +410,67 @@ export class AnswerView {
   open(sentence) {
     if (getSelection()?.toString()) return;
     const [first] = sentence.citations ?? [];
-    const passage = first && this.state.passage(first.citation_index);
-    // While the answer is written, the passages are not here yet.
-    if (first && !passage && !first.document_id) return;
     if (!first) {
       if (sentence.verdict !== "unchecked") openPanel(VERDICTS[sentence.verdict].label, h("p", null, VERDICTS[sentence.verdict].text), h("blockquote", null, sentence.text));
       return;
     }
-    const spans = sentence.citations.filter((one) => one.document_id === first.document_id && one.source === first.source).map((one) => ({ start: one.start_char, end: one.end_char, verdict: sentence.verdict }));
-    openSource({ document_id: first.document_id, passage, spans });
+    const spans = sentence.citations.filter((one) => one.document_id === first.document_id && one.source === first.source).map((one) => spanOf(one, sentence.verdict));
+    openSource({ document_id: first.document_id, passage: this.state.passage(first.citation_index), spans });
   }
 
   drawFoot() {
     if (this.footDrawn) return;
     this.footDrawn = true;
-    const { state } = this;
-    if (!state.done) return;
+    const { state, actions } = this;
     const { done } = state;
+    const isKept = done && !state.stopped && state.query_id && session.query_log;
     clear(
       this.foot,
-      summary(state),
-      conflicts(state),
-      done.citations?.length ? cited(state) : null,
+      state.error ? h("div", { class: "problem", role: "alert" }, h("p", null, state.error.message || "The answer failed.")) : null,
+      done ? summary(state) : null,
+      done ? conflicts(state) : null,
+      done?.citations?.length ? cited(state) : null,
       h(
         "div",
         { class: "row actions" },
-        button("Copy", () => copy(state.asMarkdown, "Copied as Markdown, with its sources."), { icon: "copy", kind: "quiet" }),
-        button("Export", () => download(`answer-${(state.query_id ?? "").slice(0, 8)}.json`, state.asJson, "application/json"), { icon: "download", kind: "quiet" }),
-        state.query_id && session.query_log ? button("Share", () => share(state), { icon: "link", kind: "quiet" }) : null,
-        done.explanation ? button("Explain", () => explain(state), { icon: "explain", kind: "quiet" }) : null,
-        this.actions.again ? button("Ask again", this.actions.again, { icon: "again", kind: "quiet" }) : null,
-        state.query_id && session.query_log && !this.actions.shared ? h("span", { class: "thumbs" }, ...thumbs(state)) : null,
+        state.text ? button("Copy", () => copy(state.asMarkdown, "Copied as Markdown, with its sources."), { icon: "copy", kind: "quiet" }) : null,
+        done && state.text ? button("Export", () => download(`answer-${(state.query_id ?? "").slice(0, 8)}.json`, state.asJson, "application/json"), { icon: "download", kind: "quiet" }) : null,
+        isKept && (actions.may_share ?? true) ? button("Share", () => share(state), { icon: "link", kind: "quiet" }) : null,
+        done?.explanation ? button("Explain", () => explain(state), { icon: "explain", kind: "quiet" }) : null,
+        actions.again ? button("Ask again", actions.again, { icon: "again", kind: "quiet" }) : null,
+        isKept && !actions.shared ? h("span", { class: "thumbs" }, ...thumbs(state, actions.changed)) : null,
       ),
-      done.timings || state.replies.length ? runDetails(state) : null,
+      done && (done.timings || state.replies.length) ? runDetails(state) : null,
     );
   }
 }
 
-function sourceChip(reply, key) {
+const isSame = (one, other) => one.length === other.length && one.every((part, index) => part === other[index]);
+const spanOf = (citation, verdict) => ({ start: citation.start_char, end: citation.end_char, text: citation.quoted_text, document_id: citation.document_id, page: citation.page, verdict });
+const titleOf = (passage) => passage?.title || (passage?.source ? sourceName(passage.source) : "Source");
+
+/** What an answer is waiting for. */
+function progress({ replies, text, model, retrieved, lost }) {
+  const waiting = replies.filter((one) => one.status === "asked").length;
+  if (lost) return "Connection lost, trying again…";
+  if (text) return "";
+  if (!replies.length) return "Sending the question…";
+  if (waiting) return `Waiting for ${count(waiting, "source")}…`;
+  return `${model && model !== "extractive" ? `${model} is reading` : "Reading"} ${count(retrieved?.passages ?? 0, "passage")}…`;
+}
+
+/** How an answer ended. An error speaks for itself. */
+function ending({ error, stopped, done }) {
+  if (error) return "";
+  if (stopped) return "Stopped.";
+  if (done.refused) return "There is no answer.";
+  const { faithfulness_score: score } = done;
+  return `Answer complete${typeof score === "number" ? `, ${percent(score)} supported` : ""}.`;
+}
+
+const percent = (share) => `${Math.round(share * 100)}%`;
+
+function sourceChip(reply, key, open) {
   const failed = !["success", "asked"].includes(reply.status);
   const detail =
     reply.status === "success"
@@ -340,13 +478,11 @@ function sourceChip(reply, key) {
       : failed && reply.latency_ms !== null
         ? `${STATUSES[reply.status] ?? reply.status} · ${duration(reply.latency_ms)}`
         : (STATUSES[reply.status] ?? reply.status);
+  const line = [h("span", { class: "dot", "aria-hidden": "true" }), h("span", { class: "chip-name" }, sourceName(reply.source)), h("span", { class: "chip-detail" }, detail)];
   return h(
     "li",
     { class: `chip ${failed ? "failed" : reply.status}`, dataset: { key, status: reply.status } },
-    h("span", { class: "dot", "aria-hidden": "true" }),
-    h("span", { class: "chip-name" }, sourceName(reply.source)),
-    h("span", { class: "chip-detail" }, detail),
-    failed && reply.error ? h("span", { class: "chip-error" }, reply.error) : null,
+    failed && reply.error ? h("details", { open }, h("summary", null, line, icon("chevron", 14)), h("p", { class: "chip-error" }, reply.error)) : line,
   );
 }
 
@@ -360,15 +496,18 @@ export function nameSources(sources) {
 export const sourceName = (source) => (source === "collections" ? "Your collections" : (configured.get(source) ?? source));
 export const modelName = (model) => (model === "extractive" ? "Quoted from the documents" : model);
 
-function fallbackNote(state) {
-  const note = state.done?.fallback ?? state.fallback;
-  return note ? h("p", { class: "note" }, `${note.from} did not answer (${note.message}) The documents are quoted instead.`) : null;
+function fallbackText({ done, fallback }) {
+  if (!(done?.fallback ?? fallback)) return "";
+  const { from, message } = done?.fallback ?? fallback;
+  const reason = /[.!?]$/.test(message) ? message : `${message}.`;
+  return `${from} did not answer: ${reason} ${done?.refused ? "The documents were searched for sentences to quote instead." : "The documents are quoted instead."}`;
 }
 
-function summary({ done, model, text }) {
+function summary({ done, model, text, stopped }) {
+  if (stopped) return h("p", { class: "meta" }, `Stopped after ${duration(done.latency_ms)}.`);
   if (done.refused) return h("p", { class: "meta" }, `No answer in ${duration(done.latency_ms)}.`);
   const parts = [modelName(model ?? ""), duration(done.latency_ms)];
-  if (typeof done.faithfulness_score === "number") parts.push(`${Math.round(done.faithfulness_score * 100)}% supported`);
+  if (typeof done.faithfulness_score === "number") parts.push(`${percent(done.faithfulness_score)} supported`);
   if (done.left_out) parts.push(`${count(done.left_out, "sentence")} left out`);
   if (done.removed_links?.length) parts.push(`${count(done.removed_links.length, "link")} removed`);
   return text ? h("p", { class: "meta" }, parts.filter(Boolean).join(" · ")) : null;
@@ -378,7 +517,7 @@ function conflicts(state) {
   const { done } = state;
   if (!done.conflicts?.length) return null;
   const side = (words) => {
-    const open = () => openSource({ document_id: words.document_id, passage: state.passage(words.citation_index), spans: [{ start: words.start_char, end: words.end_char }] });
+    const open = () => openSource({ document_id: words.document_id, passage: state.passage(words.citation_index), spans: [spanOf(words)] });
     return h("blockquote", null, words.quoted_text, h("cite", null, h("button", { type: "button", class: "text-button", onClick: open }, sourceName(words.source))));
   };
   return h(
@@ -394,7 +533,7 @@ function cited(state) {
   const places = new Map();
   for (const citation of state.done.citations) {
     const spans = places.get(citation.citation_index) ?? [];
-    spans.push({ start: citation.start_char, end: citation.end_char, document_id: citation.document_id, page: citation.page });
+    spans.push(spanOf(citation));
     places.set(citation.citation_index, spans);
   }
   return h(
@@ -404,7 +543,8 @@ function cited(state) {
       .sort(([a], [b]) => a - b)
       .map(([index, spans]) => {
         const passage = state.passage(index);
-        const where = [passage?.collection || sourceName(passage?.source ?? ""), passage?.section_title, pageOf(spans[0], passage)].filter(Boolean).join(" · ");
+        const title = titleOf(passage);
+        const where = [passage?.collection || sourceName(passage?.source ?? ""), passage?.section_title, pageOf(spans[0], passage)].filter((one) => one && one !== title).join(" · ");
         return h(
           "li",
           null,
@@ -412,7 +552,7 @@ function cited(state) {
             "button",
             { type: "button", class: "cited-source", onClick: () => openSource({ document_id: spans[0].document_id, passage, spans }) },
             h("span", { class: "cite", "aria-hidden": "true" }, String(index)),
-            h("span", null, h("span", { class: "cited-title" }, passage?.title || "Source"), h("span", { class: "cited-where" }, where)),
+            h("span", null, h("span", { class: "cited-title" }, title), h("span", { class: "cited-where" }, where)),
           ),
           passage?.suspected_instructions?.length ? h("p", { class: "note" }, "This passage contains sentences that look like instructions to a model. They were not followed.") : null,
           passage?.also_in_count ? h("p", { class: "hint" }, `Also in ${count(passage.also_in_count, "other document")}.`) : null,
@@ -495,8 +635,18 @@ function hinted(element, content) {
   element.addEventListener("focus", () => element.matches(":focus-visible") && show());
   element.addEventListener("blur", hide);
   element.addEventListener("click", hide);
-  element.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 }
+
+// The first Escape is for the card, wherever the focus is; the next one for what is under it.
+document.addEventListener(
+  "keydown",
+  (event) => {
+    if (event.key !== "Escape" || !tip) return;
+    hideTip();
+    event.stopPropagation();
+  },
+  true,
+);
 
 /** The run as a waterfall: when each source answered, and what each stage took. */
 function runDetails(state) {
@@ -594,7 +744,7 @@ function explain(state) {
   );
 }
 
-function thumbs(state) {
+function thumbs(state, changed) {
   const buttons = [];
   const rate = async (rating, pressed) => {
     try {
@@ -604,10 +754,12 @@ function thumbs(state) {
       return;
     }
     for (const one of buttons) one.setAttribute("aria-pressed", String(one === pressed));
+    state.rating = rating;
+    changed?.();
     if (await toast("Thank you. It was recorded.", { action: "Add a comment" })) comment(state, rating);
   };
-  buttons.push(button("Good answer", () => rate("thumbs_up", buttons[0]), { icon: "up", hidden: true, kind: "quiet icon-only", "aria-pressed": "false" }));
-  buttons.push(button("Bad answer", () => rate("thumbs_down", buttons[1]), { icon: "down", hidden: true, kind: "quiet icon-only", "aria-pressed": "false" }));
+  buttons.push(button("Good answer", () => rate("thumbs_up", buttons[0]), { icon: "up", hidden: true, kind: "quiet icon-only", "aria-pressed": String(state.rating === "thumbs_up") }));
+  buttons.push(button("Bad answer", () => rate("thumbs_down", buttons[1]), { icon: "down", hidden: true, kind: "quiet icon-only", "aria-pressed": String(state.rating === "thumbs_down") }));
   return buttons;
 }
 

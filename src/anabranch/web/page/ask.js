@@ -1,7 +1,7 @@
 /** The screen for questions: the conversation, the question field, and the choice of sources and model. */
 import { followAnswer, askResumable } from "/web/stream.js";
 import { PAGE_HEADERS, events, get, path, remove, session } from "./api.js";
-import { AnswerState, AnswerView, nameSources } from "./answer.js";
+import { AnswerState, AnswerView, nameSources, placedCitations, sourceName } from "./answer.js";
 import { button, clear, count, dialog, empty, h, icon, problem, toast } from "./dom.js";
 import { closePanel } from "./viewer.js";
 
@@ -16,18 +16,32 @@ const conversation = { id: null, turns: [], running: null };
 let owner;
 
 function keep() {
-  const turns = conversation.turns.map(({ state, stream }) => ({
+  const kept = ({ state, stream, isLean }) => ({
     question: state.question,
     request: state.request,
     stream: state.over ? null : stream,
-    finished: state.over ? { text: state.text, passages: state.passages, done: state.done, error: state.error, replies: state.replies } : null,
-  }));
-  try {
-    sessionStorage.setItem(KEPT, JSON.stringify({ user: session.user, id: conversation.id, turns }));
-  } catch {
-    // The storage is full: then the conversation is not kept, and nothing else is lost.
-    sessionStorage.removeItem(KEPT);
-  }
+    finished: state.over ? { text: state.text, passages: state.passages, done: isLean ? { ...state.done, explanation: undefined } : state.done, error: state.error, replies: state.replies, stopped: state.stopped, rating: state.rating } : null,
+  });
+  do {
+    const turns = conversation.turns.filter((turn) => !turn.isForgotten).map(kept);
+    try {
+      sessionStorage.setItem(KEPT, JSON.stringify({ user: session.user, id: conversation.id, turns }));
+      return;
+    } catch {
+      // The storage is full.
+    }
+  } while (keepLess());
+  sessionStorage.removeItem(KEPT);
+}
+
+/** Leaves out of what is kept first the explanations of the finished answers, which are half of it, then the oldest of
+ * these answers, one at a time. False if there is nothing left to leave out. */
+function keepLess() {
+  const finished = conversation.turns.filter((turn) => turn.state.over && !turn.isForgotten);
+  const rich = finished.filter((turn) => turn.state.done?.explanation && !turn.isLean);
+  for (const turn of rich) turn.isLean = true;
+  if (!rich.length && finished.length) finished[0].isForgotten = true;
+  return finished.length > 0;
 }
 
 function restore() {
@@ -72,6 +86,10 @@ export async function askScreen(main, ...address) {
   if (collection) screen.scope = { ...screen.scope, collections: [collection], sources: [] };
   screen.loaded = screen.load();
   await screen.loaded;
+  if (!list.isConnected) return;
+  if (collection) screen.saveScope();
+  // What the address brought along is here now; after a reload it would replace what was chosen and asked since.
+  if (wanted || collection) history.replaceState(null, "", "#/ask");
   // A link may bring a question along, but only a person asks it.
   if (wanted) screen.input.value = wanted.slice(0, 10_000);
   screen.grow();
@@ -142,14 +160,17 @@ class AskScreen {
     this.scopeButton.querySelector("span").textContent = collections === null && sources === null ? "All sources" : chosen.length === 1 ? chosen[0] : count(chosen.length, "source");
   }
 
+  /** Whether there is neither a document nor a source that could answer. */
+  get isEmpty() {
+    return !this.failed && !this.choices.sources.length && this.choices.collections.every((one) => !one.document_count);
+  }
+
   drawWelcome() {
-    const documents = this.choices.collections.reduce((sum, one) => sum + one.document_count, 0);
-    const { length } = this.choices.sources;
     if (conversation.turns.length) {
       clear(this.welcome);
       return;
     }
-    if (!documents && !length) {
+    if (this.isEmpty) {
       clear(
         this.welcome,
         empty(
@@ -176,15 +197,17 @@ class AskScreen {
 
   refresh() {
     const running = conversation.running !== null;
-    if (document.activeElement === (running ? this.send : this.stop)) this.input.focus();
+    // The button that was pressed goes; by touch, the focus would only bring the keyboard up.
+    const hadFocus = [this.send, this.stop].some((one) => one.matches(":focus-visible"));
     this.send.hidden = running;
     this.stop.hidden = !running;
+    if (hadFocus) this.input.focus({ preventScroll: true });
     this.fresh.hidden = !conversation.turns.length;
     document.body.classList.toggle("asked", conversation.turns.length > 0);
   }
 
   show(turn) {
-    turn.view = new AnswerView(turn.state, { again: () => this.ask(turn.state.question) });
+    turn.view = new AnswerView(turn.state, { again: () => this.askAgain(turn), changed: keep });
     turn.screen = this;
     this.list.append(turn.view.element);
   }
@@ -203,12 +226,33 @@ class AskScreen {
 
   async submit() {
     const question = this.input.value.trim();
-    if (!question || conversation.running) return;
+    if (!question) return;
+    if (conversation.running) {
+      toast("The last question is still being answered. Wait for the answer, or stop it.");
+      return;
+    }
     this.input.value = "";
     this.grow();
-    // What may be asked, and by which model, has to be known.
+    // What may be asked, and by which model, has to be known. Documents may have been added since.
     await this.loaded;
+    if (this.isEmpty) await this.load();
+    if (this.isEmpty) {
+      this.input.value = question;
+      this.grow();
+      if (await toast("There are no documents yet.", { action: "Add documents" })) location.hash = "#/library";
+      return;
+    }
     this.ask(question);
+  }
+
+  /** The new answer takes the place of one that failed or was stopped; a complete one stays. */
+  askAgain(turn) {
+    if (conversation.running) return;
+    if (turn.state.error || turn.state.stopped) {
+      conversation.turns = conversation.turns.filter((one) => one !== turn);
+      turn.view.element.remove();
+    }
+    this.ask(turn.state.question);
   }
 
   ask(question) {
@@ -319,18 +363,24 @@ function following(turn) {
       turn.state.reset();
       turn.view?.update();
     },
+    onRetry: (cut) => {
+      turn.state.lost = cut !== null;
+      turn.view?.update();
+    },
   };
 }
 
 async function followed(turn, promise) {
   try {
     const end = await promise;
-    if (end.aborted && !turn.state.over) turn.state.error = { message: "Stopped." };
+    if (end.aborted && !turn.state.over) turn.state.stop();
     else if (!turn.state.over) turn.state.error = { message: "The answer ended before it was complete. Ask again." };
   } catch (error) {
     if (error.status === 401) events.dispatchEvent(new Event("needs-key"));
+    const isGone = error.status === 404 && turn.stream;
     // The reason of a lost connection is in the browser's words ("Failed to fetch").
-    turn.state.error = { message: error.code === "stream_unavailable" ? error.message.replace(/: .*$/, ". Is the server running?") : error.message };
+    const said = error.code === "stream_unavailable" ? error.message.replace(/: .*$/, ". Is the server running?") : error.message;
+    turn.state.error = { message: isGone ? "This answer is no longer kept. Ask again." : said };
   }
   if (conversation.running?.turn === turn) conversation.running = null;
   if (conversation.turns.includes(turn)) {
@@ -350,10 +400,7 @@ function begin(turn) {
 }
 
 function resume(turn) {
-  const gone = (error) => {
-    throw error.status === 404 ? new Error("This answer is no longer kept. Ask again.") : error;
-  };
-  followed(turn, followAnswer({ streamId: turn.stream, ...following(turn) }).catch(gone));
+  followed(turn, followAnswer({ streamId: turn.stream, ...following(turn) }));
 }
 
 function stopRunning() {
@@ -366,43 +413,34 @@ function stopRunning() {
 /** An answer by its link. */
 export async function answerScreen(main, id) {
   clear(main, h("p", { class: "hint" }, "Loading…"));
-  const detail = await get(`/v1/queries/${path(id)}`);
+  const ask = h("a", { class: "button", href: "#/ask" }, icon("ask"), h("span", null, "Ask a question"));
+  let detail;
+  try {
+    detail = await get(`/v1/queries/${path(id)}`);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    clear(main, h("div", { class: "ask shared" }, empty("There is no answer here", "This answer does not exist, or you may not read it.", ask)));
+    return;
+  }
   const state = new AnswerState(detail.query ?? "A question whose text was not kept", {});
-  state.query_id = detail.id;
   state.text = detail.answer ?? "";
-  state.passages = detail.passages.map((one) => ({ ...one, citation_index: null, collection: one.collection ?? "collection" }));
-  for (const one of detail.citations) {
-    const passage = state.passages.find((known) => known.chunk_id === one.chunk_id);
-    if (passage) passage.citation_index ??= one.citation_index;
-  }
-  const citations = placed(detail, state.text);
-  state.finish({ ...detail, query_id: detail.id, conversation_id: null, citations, usage: { model: detail.model }, faithfulness_score: detail.faithfulness ?? undefined, latency_ms: detail.latency_ms });
+  state.passages = keptPassages(detail);
+  const citations = detail.sentences ? placedCitations(state.text, detail.sentences) : placedCitations(state.text, [{ start: 0, end: [...state.text].length, citations: detail.citations }]);
+  state.finish({ ...detail, query_id: detail.id, conversation_id: null, citations, usage: { model: detail.model }, faithfulness_score: detail.faithfulness ?? undefined });
   if (!detail.answer) state.error = { message: detail.answer_withheld ? "You may not read every document that this answer quotes, so it is not shown." : "There is no answer, or its text was not kept." };
-  clear(
-    main,
-    h("div", { class: "ask shared" }, h("h1", { class: "unseen" }, "Answer"), new AnswerView(state, { shared: true }).element, h("div", { class: "row" }, h("a", { class: "button", href: "#/ask" }, icon("ask"), h("span", null, "Ask a question")))),
-  );
+  const moment = new Date(detail.created_at);
+  const asked = h("p", { class: "meta" }, detail.user ? `Asked by ${detail.user}, ` : "Asked ", h("time", { datetime: moment.toISOString(), title: moment.toLocaleString() }, moment.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })));
+  const view = new AnswerView(state, { shared: true, may_share: detail.may_share });
+  view.element.firstChild.after(asked);
+  clear(main, h("div", { class: "ask shared" }, h("h1", { class: "unseen" }, "Answer"), view.element, h("div", { class: "row" }, ask)));
 }
 
-/** The citations of a kept answer, each at its mark, or else at the end of the sentence that quotes its words. */
-function placed(detail, text) {
-  const marks = new Map();
-  let at = 0;
-  let characters = 0;
-  for (const found of text.matchAll(/\[(\d{1,3})\]/g)) {
-    characters += [...text.slice(at, found.index)].length;
-    at = found.index;
-    const index = Number(found[1]);
-    if (!marks.has(index)) marks.set(index, []);
-    marks.get(index).push(characters);
-  }
-  const length = [...text].length;
-  return detail.citations.map((one) => {
-    const sentence = (detail.sentences ?? []).find((known) => known.citations.some((quote) => quote.chunk_id === one.chunk_id && quote.quoted_text === one.quoted_text));
-    const quote = sentence?.citations.find((known) => known.chunk_id === one.chunk_id);
-    const mark = marks.get(one.citation_index)?.shift();
-    const start = mark ?? sentence?.end ?? length;
-    return { ...one, start_char: one.start_char ?? quote?.start_char ?? 0, end_char: one.end_char ?? quote?.end_char ?? 0, answer_start: start, answer_end: mark === undefined ? start : start + `[${one.citation_index}]`.length };
-  });
+/** The passages that a kept answer cites. The log has those of collections; of others it has only the quoted words. */
+function keptPassages({ passages, citations, sentences = [] }) {
+  const quotes = new Map(sentences.flatMap((one) => one.citations).map((one) => [one.chunk_id, one]));
+  const index = (chunk) => quotes.get(chunk)?.citation_index ?? citations.find((one) => one.chunk_id === chunk)?.citation_index ?? null;
+  const own = passages.map((one) => ({ ...one, citation_index: index(one.chunk_id), collection: quotes.get(one.chunk_id)?.source ?? sourceName("collections") }));
+  const known = new Set([...passages, ...citations].map((one) => one.chunk_id));
+  const remote = [...quotes.values()].filter((one) => !known.has(one.chunk_id)).map((one) => ({ citation_index: one.citation_index, source: one.source, title: "", collection: "" }));
+  return [...own, ...remote];
 }
-

@@ -63,8 +63,9 @@ export function initPanel() {
 }
 
 /**
- * A quoted place. `spans` are `{start, end, verdict}` in the document's content, or in `passage.text`.
- * @param {{document_id: string, spans: {start: number, end: number, verdict?: string}[], passage?: Object}} place
+ * A quoted place. `spans` are `{start, end, verdict}` in the document's content, or in `passage.text`; their own `text` is
+ * shown where neither can be had.
+ * @param {{document_id: string, spans: {start: number, end: number, text?: string, verdict?: string}[], passage?: Object}} place
  */
 export async function openSource({ document_id, spans, passage }) {
   if (!document_id || (passage && !passage.collection)) {
@@ -80,7 +81,7 @@ export async function openSource({ document_id, spans, passage }) {
     await showDocument(meta, body, document_id, spans, Math.max(0, (Number.isFinite(low) ? low : 0) - AROUND), (Number.isFinite(high) ? high : 0) + AROUND, passage);
   } catch (error) {
     clear(body, problem(error));
-    if (passage?.text) body.append(h("p", { class: "hint" }, "The passage as it was found:"), quoted(passage, spans));
+    if (passage?.text || spans.some((one) => one.text)) body.append(h("p", { class: "hint" }, "The passage as it was found:"), quoted(passage ?? {}, spans));
   }
 }
 
@@ -135,7 +136,7 @@ function rendered(found, starts, spans, headings) {
     .filter((span) => span.end > found.content_start && span.start < found.content_end)
     .map((span) => ({ start: place(span.start), end: place(span.end), wrap: (text) => h("mark", { class: span.verdict ?? "" }, text) }));
   const { decorate } = decorator(found.content, ranges);
-  const render = isMarkdown(found) ? markdown : (source, mark, range) => plain(source, mark, range, headings);
+  const render = isMarkdown(found) ? markdown : (source, mark, range) => plain(source, mark, range, { headings, page: starts.length > 0 });
   const fragment = document.createDocumentFragment();
   if (!starts.length) fragment.append(render(found.content, decorate));
   starts.forEach((from, index) => {
@@ -172,6 +173,7 @@ function showPassage(passage, spans) {
 
 function quoted(passage, spans) {
   const text = passage.text ?? passage.content_snippet ?? "";
+  if (!text) return h("div", { class: "passage" }, spans.map((span) => h("blockquote", null, h("mark", { class: span.verdict ?? "" }, span.text))));
   const convert = offsets(text);
   const base = passage.collection ? passage.start_char : 0;
   const ranges = joined(spans).map((span) => ({
