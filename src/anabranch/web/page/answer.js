@@ -616,27 +616,42 @@ function hideTip() {
 
 /** Shows a card while the element is hovered or has the focus. */
 function hinted(element, content) {
-  const show = () => {
-    hideTip();
-    tip = h("div", { class: "tip", role: "tooltip", id: "tip" }, ...[content()].flat(3).filter(Boolean));
-    tip.of = element;
-    document.getElementById("main").append(tip);
-    const target = element.getClientRects()[0] ?? element.getBoundingClientRect();
-    const { width, height } = tip.getBoundingClientRect();
-    const left = Math.max(8, Math.min(target.left, innerWidth - width - 8));
-    const above = target.top - height - 8;
-    tip.style.setProperty("left", `${left}px`);
-    tip.style.setProperty("top", `${above > 8 ? above : Math.min(target.bottom + 8, innerHeight - height - 8)}px`);
-    if (element.tagName === "BUTTON") element.setAttribute("aria-describedby", "tip");
-  };
+  hints.set(element, content);
   const hide = () => tip?.of === element && hideTip();
-  element.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show());
-  element.addEventListener("pointerleave", hide);
-  element.addEventListener("focus", () => element.matches(":focus-visible") && show());
+  element.addEventListener("focus", () => element.matches(":focus-visible") && showTip(element));
   element.addEventListener("blur", hide);
   element.addEventListener("click", hide);
 }
 
+const hints = new WeakMap();
+let pointed = null;
+
+function showTip(element) {
+  hideTip();
+  tip = h("div", { class: "tip", role: "tooltip", id: "tip" }, ...[hints.get(element)()].flat(3).filter(Boolean));
+  tip.of = element;
+  document.getElementById("main").append(tip);
+  const target = element.getClientRects()[0] ?? element.getBoundingClientRect();
+  const { width, height } = tip.getBoundingClientRect();
+  const left = Math.max(8, Math.min(target.left, innerWidth - width - 8));
+  const above = target.top - height - 8;
+  tip.style.setProperty("left", `${left}px`);
+  tip.style.setProperty("top", `${above > 8 ? above : Math.min(target.bottom + 8, innerHeight - height - 8)}px`);
+  if (element.tagName === "BUTTON") element.setAttribute("aria-describedby", "tip");
+}
+
+/** Only a pointer that moves points at something: the page may move under one that rests. */
+function point({ target, pointerType }) {
+  let element = pointerType === "mouse" ? target : null;
+  while (element && !hints.has(element)) element = element.parentElement;
+  if (element === pointed) return;
+  if (tip && tip.of === pointed) hideTip();
+  pointed = element;
+  if (element) showTip(element);
+}
+
+document.addEventListener("pointermove", point);
+document.documentElement.addEventListener("pointerleave", () => point({ target: null }));
 // The first Escape is for the card, wherever the focus is; the next one for what is under it.
 document.addEventListener(
   "keydown",
