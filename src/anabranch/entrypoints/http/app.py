@@ -153,8 +153,8 @@ class Service:
         self._closed.set()
 
 
-# After so many new objects the garbage collector looks for cycles (700 by default). Questions that run hold thousands, and
-# leave no cycles: looking less often saves 4% of the CPU of a chat answer.
+# After so many new objects the garbage collector looks for cycles (700 by default). Questions that run hold thousands,
+# and leave no cycles: looking less often saves 4% of the CPU of a chat answer.
 NEW_OBJECTS = 10_000
 
 
