@@ -75,6 +75,13 @@ MISPLACED = """async ([source, kind]) => {
 }"""
 
 
+# When the first content was painted; it may be a moment after the script was ready.
+FIRST_PAINT = """() => new Promise((resolve) => {
+  const seen = (list) => list.getEntriesByName("first-contentful-paint").forEach((one) => resolve(one.startTime));
+  new PerformanceObserver(seen).observe({ type: "paint", buffered: true });
+})"""
+
+
 class House(NamedTuple):
     library: Library
     space: Space
@@ -432,10 +439,9 @@ async def test_the_page_is_small_fast_and_described_for_clients_that_ask_for_jso
         page.page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
         await page.open()
         await expect(page.page.get_by_label("Question")).to_be_focused()
-        painted = await page.page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
-        assert painted < 1_000
-        assert 0 < sum(sizes) < 300_000
         assert await page.page.evaluate("() => performance.now()") < 2_000
+        assert await page.page.evaluate(FIRST_PAINT) < 1_000
+        assert 0 < sum(sizes) < 300_000
     folder = Path(__file__).parents[2] / "src/anabranch/web"
     assert sum(file.stat().st_size for file in [*(folder / "page").iterdir(), folder / "stream.js"]) < 300_000
     async with aiohttp.ClientSession() as session:
