@@ -1,5 +1,6 @@
 """The other screens in a real browser: sign-in, library, sources, streams and activity; and pictures of all of them."""
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, FilePayload, expect
+from playwright.async_api import Browser, FilePayload, Route, expect
 from reportlab.pdfgen.canvas import Canvas
 
 from anabranch.domain.model import Endpoint
@@ -185,8 +186,19 @@ async def test_files_are_uploaded_with_progress_and_one_that_fails_says_what_to_
             {"name": "brakes.pdf", "mimeType": "application/pdf", "buffer": pdf("Brakes are checked every spring.")},
             {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4 this is no PDF"},
         ]
+        held = asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            await held.wait()
+            await route.continue_()
+
+        await page.page.route("**/v1/ingest", hold)
         await page.page.locator("input[type=file]").first.set_input_files(files)
         transfers = page.page.get_by_role("region", name="Files being added")
+        await expect(transfers.locator("li", has_text="brakes.pdf")).to_contain_text(
+            re.compile("Upload(ing, \\d+ %|ed)")
+        )
+        held.set()
         await expect(transfers.locator("li", has_text="brakes.pdf")).to_contain_text("Added, 1 chunk")
         await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("The PDF is damaged")
         await expect(transfers.locator("li", has_text="broken.pdf")).to_contain_text("Change it and add it again.")
