@@ -270,6 +270,7 @@ async def test_a_stopped_answer_keeps_its_citations_and_can_be_copied_and_asked_
 
         house.model.says("Twelve years. [1]")
         await page.page.get_by_role("button", name="Ask again").click()
+        await expect(page.page.get_by_label("Question")).to_be_focused()
         await expect(page.page.locator(".answer-text")).to_contain_text("Twelve years.")
         await expect(page.page.locator(".turn")).to_have_count(1)
         await page.page.get_by_role("link", name="Activity").click()
@@ -474,6 +475,23 @@ async def test_a_copied_answer_has_the_citations_and_the_characters_that_are_sho
         assert f"{WARRANTY} [2] {REMOTE} [1]" in copied
         assert "List<String>, not `List&lt;int>`" in copied
         assert "[1] Couriers" in copied
+
+
+async def test_a_kept_answer_has_the_marks_that_were_shown_while_it_was_written(browser: Browser, house: House) -> None:
+    marks = ".answer-text .cite"
+    async with visit(browser, house.url) as page:
+        await page.open()
+        await only(page, "handbook", model="writer")
+        house.model.says(f"{WARRANTY[:-1]} [2][3]. The dragon of the shop sleeps in the cellar. [2][4]")
+        await page.ask("How long is the warranty of a bicycle frame?")
+        await page.answered()
+        live = await page.page.locator(marks).all_inner_texts()
+        crossed_out = await page.page.locator(".cite.unproven").count()
+        assert (len(live), crossed_out) == (3, 2), "two corrected marks in a row are one"
+        [logged] = (await house.library.good("GET", "/v1/queries?limit=1"))["queries"]
+        await page.page.goto(f"{house.url}/#/answers/{logged['id']}")
+        await expect(page.page.locator(f".shared {marks}")).to_have_text(live)
+        await expect(page.page.locator(".shared .cite.unproven")).to_have_count(crossed_out)
 
 
 async def test_a_kept_answer_from_a_remote_source_shows_its_evidence(browser: Browser, house: House) -> None:

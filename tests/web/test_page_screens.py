@@ -239,6 +239,13 @@ async def test_the_question_has_the_focus_after_an_answer_is_stopped(browser: Br
 async def test_a_collection_is_published_with_the_line_to_paste_elsewhere(browser: Browser, house: House) -> None:
     async with visit(browser, house.url) as page:
         await sign_in(page, house, "root")
+        await page.page.goto(f"{house.url}/#/library")
+        await page.page.get_by_role("button", name="New collection").click()
+        await page.page.get_by_label("Name", exact=True).fill("policies")
+        create = page.page.get_by_role("button", name="Create")
+        await create.click()
+        await expect(page.page.locator("dialog .problem")).to_be_visible()
+        await expect(create).to_be_focused()
         await page.page.goto(f"{house.url}/#/library/policies")
         await page.page.get_by_role("button", name="Publish").click()
         await page.page.get_by_label("Publish as").fill("shop/policies")

@@ -17,7 +17,7 @@ from anabranch.domain.model import Value
 from anabranch.entrypoints.http import openapi
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import Call, Operation, Reply, header
+from anabranch.entrypoints.http.operations import Call, Operation, Reply, header, unless_known
 from anabranch.entrypoints.http.stop_signals import StopSignals
 from anabranch.knowledge.model import Caller
 from anabranch.telemetry.metrics import Metrics
@@ -148,8 +148,8 @@ class OpsSurface:
 
 
 def _file(name: str, media_type: str) -> Any:
-    async def send(_call: Call[None]) -> Reply:
+    async def send(call: Call[None]) -> Reply:
         headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-cache")]
-        return Reply(files("anabranch.web").joinpath(name).read_bytes(), 200, headers)
+        return unless_known(call, files("anabranch.web").joinpath(name).read_bytes(), headers)
 
     return send

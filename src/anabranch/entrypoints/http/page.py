@@ -1,6 +1,5 @@
 """The web page at `/`, with its files, and a description of the server for clients that ask for JSON."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -12,7 +11,7 @@ import msgspec
 from anabranch.domain.errors import NotFound
 from anabranch.domain.model import Value
 from anabranch.entrypoints.http.errors import PLAIN
-from anabranch.entrypoints.http.operations import JSON, Call, Operation, Reply, header
+from anabranch.entrypoints.http.operations import JSON, Call, Operation, Reply, header, unless_known
 
 MEDIA_TYPES = {
     "html": b"text/html; charset=utf-8",
@@ -62,7 +61,6 @@ class Description(Value):
 class PageFile(NamedTuple):
     body: bytes
     media_type: bytes
-    etag: bytes
 
 
 @cache
@@ -73,9 +71,7 @@ def page_files() -> dict[str, PageFile]:
     for entry in folder.iterdir():
         suffix = entry.name.rpartition(".")[2]
         if suffix in MEDIA_TYPES:
-            body = entry.read_bytes()
-            etag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
-            found[entry.name] = PageFile(body, MEDIA_TYPES[suffix], etag)
+            found[entry.name] = PageFile(entry.read_bytes(), MEDIA_TYPES[suffix])
     return found
 
 
@@ -125,9 +121,7 @@ class PageSurface:
 
 
 def _sent(call: Call[None], file: PageFile) -> Reply:
-    headers = [(b"content-type", file.media_type), (b"etag", file.etag), *HEADERS]
-    known = (header(call.scope, b"if-none-match") or "").encode("latin-1")
-    return Reply(b"", 304, headers) if file.etag in known else Reply(file.body, 200, headers)
+    return unless_known(call, file.body, [(b"content-type", file.media_type), *HEADERS])
 
 
 def _description() -> Description:

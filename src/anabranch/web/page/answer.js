@@ -40,7 +40,7 @@ const CODE_OR_BRACKET = /^ *(`{3,}|~{3,})[^]*?(?:^ *\1|$(?![^]))|(`+)[^\n]*?\2|&
 export class AnswerState {
   constructor(question, request) {
     Object.assign(this, { question, request, text: "", sentences: [], replies: [], passages: [], done: null, error: null });
-    Object.assign(this, { query_id: null, conversation_id: null, model: null, began: performance.now(), first_token_ms: null, fallback: null, stopped: false, lost: false, rating: null });
+    Object.assign(this, { query_id: null, conversation_id: null, model: null, began: performance.now(), first_token_ms: null, fallback: null, stopped: false, lost: false, kept: false, rating: null });
   }
 
   apply({ event, data }) {
@@ -138,9 +138,19 @@ export class AnswerState {
       if (placed.has(start)) continue;
       const isChecked = checked.some(([from, to]) => from <= start && end <= to);
       const pending = !this.done || (this.stopped && !isChecked);
-      if (pending || (isChecked && this.passage(index))) marks.set(start, { start, end, index, pending });
+      // A kept answer knows only the passages that it cites.
+      if (pending || (isChecked && (this.kept || this.passage(index)))) marks.set(start, { start, end, index, pending });
     }
-    return [...marks.values()].sort((a, b) => a.start - b.start || a.end - b.end);
+    const sorted = [...marks.values()].sort((a, b) => a.start - b.start || a.end - b.end);
+    // Of several marks in a row with one number, which is what corrected ones become, one is enough.
+    return sorted.reduce((shown, one) => {
+      const last = shown[shown.length - 1];
+      const repeated = last?.citations && one.citations && last.index === one.index && !text.slice(last.end, one.start).trim();
+      if (!repeated) return [...shown, one];
+      last.end = Math.max(last.end, one.end);
+      last.citations.push(...one.citations.filter((quote) => !last.citations.some((known) => known.start_char === quote.start_char && known.document_id === quote.document_id)));
+      return shown;
+    }, []);
   }
 
   /** As Markdown, with the list of its sources. Its marks are those that are shown, not those that the model wrote. */
@@ -190,7 +200,7 @@ export function placedCitations(text, sentences) {
     return [...indexes].flatMap((index) => {
       const quotes = sentence.citations.filter((one) => one.citation_index === index);
       const places = own.filter((one) => one.index === index);
-      if (!places.length) places.push(free.shift() ?? { start: sentence.end, end: sentence.end });
+      if (!places.length) places.push(...(free.length ? free : [{ start: sentence.end, end: sentence.end }]));
       // One mark may have several quotes, and one quote several marks.
       return Array.from({ length: Math.max(quotes.length, places.length) }, (_, number) => {
         const [quote, place] = [quotes, places].map((all) => all[Math.min(number, all.length - 1)]);
@@ -390,6 +400,7 @@ export class AnswerView {
   /** A mark of the model on a passage that does not say the sentence. */
   unprovenMark({ start, index }) {
     const passage = this.state.passage(index);
+    if (!passage) return h("span", { class: "cite unproven", title: "The model cites this passage, but it does not say this." }, String(index));
     const spans = [{ start: passage.start_char ?? 0, end: passage.end_char ?? [...(passage.text ?? "")].length, verdict: "unsupported" }];
     const element = h(
       "button",

@@ -173,6 +173,8 @@ async function start() {
   markCurrent(where().name);
   events.addEventListener("needs-key", () => session.needs_key && signIn("This server asks for an API key."));
   addEventListener("hashchange", go);
+  // The address of a document becomes that of the questions: going back from there changes no hash.
+  addEventListener("popstate", closePanel);
   document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();

@@ -253,6 +253,7 @@ class AskScreen {
       turn.view.element.remove();
     }
     this.ask(turn.state.question);
+    if (document.activeElement === document.body) this.input.focus({ preventScroll: true });
   }
 
   ask(question) {
@@ -423,8 +424,7 @@ export async function answerScreen(main, id) {
     return;
   }
   const state = new AnswerState(detail.query ?? "A question whose text was not kept", {});
-  state.text = detail.answer ?? "";
-  state.passages = keptPassages(detail);
+  Object.assign(state, { kept: true, text: detail.answer ?? "", passages: keptPassages(detail) });
   const citations = detail.sentences ? placedCitations(state.text, detail.sentences) : placedCitations(state.text, [{ start: 0, end: [...state.text].length, citations: detail.citations }]);
   state.finish({ ...detail, query_id: detail.id, conversation_id: null, citations, usage: { model: detail.model }, faithfulness_score: detail.faithfulness ?? undefined });
   if (!detail.answer) state.error = { message: detail.answer_withheld ? "You may not read every document that this answer quotes, so it is not shown." : "There is no answer, or its text was not kept." };

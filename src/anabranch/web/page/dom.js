@@ -111,6 +111,18 @@ export function keepFocus(near = null) {
   heading.focus({ preventScroll: true });
 }
 
+/** Runs `work` while a control is disabled. A browser takes the focus from a disabled control: it gets it back. */
+export async function whileDisabled(control, work) {
+  const focused = document.activeElement === control;
+  control.disabled = true;
+  try {
+    await work();
+  } finally {
+    control.disabled = false;
+    if (focused && control.isConnected && [null, document.body].includes(document.activeElement)) control.focus({ preventScroll: true });
+  }
+}
+
 /** Notices are in the dialog on top: everything outside of it can be neither clicked nor read aloud. */
 function placeNotices() {
   const notices = document.getElementById("toasts");

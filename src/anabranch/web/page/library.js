@@ -1,6 +1,6 @@
 /** The screen of collections: their documents, adding and deleting them, who may see them, and publishing. */
 import { get, patch, path, post, put, remove, session, upload } from "./api.js";
-import { ago, button, bytes, clear, copy, count, dialog, empty, field, h, icon, problem, toast } from "./dom.js";
+import { ago, button, bytes, clear, copy, count, dialog, empty, field, h, icon, problem, toast, whileDisabled } from "./dom.js";
 import { openPanel, openSource } from "./viewer.js";
 
 const PAGE = 50;
@@ -300,13 +300,13 @@ function formDialog(title, { lead, fields, action, kind = "primary", submit }) {
   async function submitted(event) {
     event.preventDefault();
     clear(note);
-    send.disabled = true;
-    try {
-      if ((await submit(box)) !== false) box.close();
-    } catch (error) {
-      clear(note, h("p", { class: "problem" }, error.message));
-    }
-    send.disabled = false;
+    await whileDisabled(send, async () => {
+      try {
+        if ((await submit(box)) !== false) box.close();
+      } catch (error) {
+        clear(note, h("p", { class: "problem" }, error.message));
+      }
+    });
   }
   const box = dialog(title, lead ? h("p", null, lead) : null, form);
   (form.querySelector("input:not([type=radio]), textarea") ?? send).focus();

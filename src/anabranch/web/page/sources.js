@@ -1,7 +1,7 @@
 /** The screen of sources: what answers questions, whether it works, and adding, testing and removing. */
 import { get, path, post, remove, session } from "./api.js";
 import { signIn } from "./app.js";
-import { ago, button, clear, count, dialog, duration, field, h, problem, toast } from "./dom.js";
+import { ago, button, clear, count, dialog, duration, field, h, problem, toast, whileDisabled } from "./dom.js";
 import { callsPlot, latencyPlot } from "./plot.js";
 
 const REFRESH_MS = 10_000;
@@ -152,17 +152,15 @@ class SourceRow {
     this.facts = h("div", { class: "source-facts" });
     this.plots = h("div", { class: "plots" });
     this.result = h("div", { role: "status" });
-    const test = async (event) => {
-      const control = event.currentTarget;
-      control.disabled = true;
-      clear(this.result, h("p", { class: "hint" }, "Testing…"));
-      try {
-        clear(this.result, testResult(await post(`/v1/sources/${path(one.name)}/test`, {})));
-      } catch (error) {
-        clear(this.result, problem(error));
-      }
-      control.disabled = false;
-    };
+    const test = (event) =>
+      whileDisabled(event.currentTarget, async () => {
+        clear(this.result, h("p", { class: "hint" }, "Testing…"));
+        try {
+          clear(this.result, testResult(await post(`/v1/sources/${path(one.name)}/test`, {})));
+        } catch (error) {
+          clear(this.result, problem(error));
+        }
+      });
     const testable = screen.found.can_change && one.health !== "disabled" && (one.configured === "file" || one.configured === "page");
     const href = one.kind === "collection" && one.configured === "collection" ? `#/library/${path(one.name)}` : null;
     this.element = h(
@@ -297,15 +295,9 @@ function addDialog(added) {
     const values = Object.entries(controls).map(([id, { value }]) => [id, value.trim()]).filter(([, value]) => value);
     return { name: name.value.trim(), kind, ...Object.fromEntries(values.map(([id, value]) => [id, id === "arguments" || id === "headers" ? json(id, value) : value])) };
   };
-  const run = async (control_, work) => {
+  const run = async (pressed, work) => {
     if (!form.reportValidity()) return;
-    control_.disabled = true;
-    try {
-      await work();
-    } catch (error) {
-      clear(result, problem(error));
-    }
-    control_.disabled = false;
+    await whileDisabled(pressed, () => work().catch((error) => clear(result, problem(error))));
     send.scrollIntoView({ block: "nearest" });
   };
   const test = button("Test", () =>
