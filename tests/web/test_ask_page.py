@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -522,7 +522,7 @@ async def test_a_kept_answer_from_a_remote_source_shows_its_evidence(browser: Br
         await expect(page.page.get_by_role("button", name="Try again")).to_have_count(0)
 
 
-def _sentence(text: str, answer: str, *quotes: tuple[int, int]) -> dict[str, object]:
+def _sentence(text: str, answer: str, *quotes: tuple[int, int]) -> dict[str, Any]:
     start = answer.index(text)
     place = {"citation_index": 1, "source": "mountain", "document_id": "m", "chunk_id": "c", "page": None}
     cited = [{**place, "start_char": one, "end_char": end, "quoted_text": "x", "support": 1.0} for one, end in quotes]
@@ -536,7 +536,7 @@ async def test_one_mark_for_two_quotes_is_shown_once_with_both_and_marks_stay_at
     table = "| part | years |\n|---|---|\n| frame | 12 | [1]\n\n```\nframe 12\n```\n\n[1]"
     row = _sentence("| frame | 12 | [1]", table, (0, 5), (10, 15))
     mark = {"answer_start": table.index("[1]"), "answer_end": table.index("[1]") + 3}
-    cited = [{**one, **mark} for one in row["citations"]]  # type: ignore[attr-defined]
+    cited = [{**one, **mark} for one in row["citations"]]
     last = {**cited[0], "answer_start": table.rindex("[1]"), "answer_end": len(table)}
     passage = {"citation_index": 1, "source": "mountain", "collection": "", "title": "Parts", "section_title": "Parts"}
     events = [

@@ -502,6 +502,15 @@ async def test_earlier_answers_are_read_by_their_id_and_tool_calls_are_skipped(
             await bob.responses.create(model="all", input=items)
 
 
+async def test_only_a_key_that_was_sent_is_called_incorrect(tmp_path: Path, models_dir: Path) -> None:
+    async with library(tmp_path, models_dir, rate_limit=0, auth="api_key") as opened:
+        opened.secrets["nobody"] = "ab_wrong"
+        without, wrong = [await opened.call("GET", "/v1/models", who=who) for who in (None, "nobody")]
+    assert [one.status for one in (without, wrong)] == [401, 401]
+    assert without.body["error"]["message"].startswith("This needs an API key")
+    assert wrong.body["error"]["message"].startswith("Incorrect API key provided. ")
+
+
 async def test_an_address_that_does_not_exist_is_openais_error(shelf: Library) -> None:
     for path, said in {
         "/v1/completions": "Questions go to /v1/chat/completions",

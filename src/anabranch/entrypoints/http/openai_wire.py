@@ -92,8 +92,8 @@ def _said(error: AnabranchError, scope: Scope) -> str:
         if path.startswith(BARE):
             return f"{error.message} OpenAI's API is under /v1: let the base URL end with it."
         return f"{error.message} Questions go to /v1/chat/completions or /v1/responses."
-    if isinstance(error, Unauthorized):
-        # Some clients know the error by the beginning of OpenAI's message.
+    if isinstance(error, Unauthorized) and any(name == b"authorization" for name, _ in scope["headers"]):
+        # Some clients, as litellm, know a wrong key by the beginning of OpenAI's message.
         return f"Incorrect API key provided. {error.message}"
     return error.message
 
