@@ -254,6 +254,17 @@ async def test_max_running_and_max_waiting(space: Space, running: str, waiting: 
         assert (await started.post("/api/v1/chat", {**body, "model": ref(space, "scribe")}))[0] == 200
 
 
+@pytest.mark.parametrize(("running", "waiting", "refused"), [("1", "0", 1), ("2", "0", 0), ("1", "1", 0)])
+async def test_caller_running_and_caller_waiting(space: Space, running: str, waiting: str, refused: int) -> None:
+    """A caller on this machine has four times as much as others."""
+    space.model("slow", reply="At last.", delay_s=0.5)
+    body = {"prompt": "Why?", "model": ref(space, "slow"), "data_sources": []}
+    async with served(CALLER_RUNNING=running, CALLER_WAITING=waiting) as started:
+        replies = await asyncio.gather(*(started.post("/api/v1/chat", body) for _ in range(5)))
+        assert sorted(status for status, _, _ in replies) == [200] * (5 - refused) + [429] * refused
+        assert all(headers["Retry-After"] == "1" for status, _, headers in replies if status == 429)
+
+
 # --- what is chosen, and whether it is enough
 
 

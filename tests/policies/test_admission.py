@@ -7,12 +7,14 @@ import pytest
 from anabranch.domain.errors import Overloaded
 from anabranch.domain.signals import Load, Rejected
 from anabranch.policies.admission import AdmissionGate
+from anabranch.policies.shares import Limit
 from anabranch.testing import Recorder
 
 
 def gate(running: int, waiting: int) -> tuple[AdmissionGate, Recorder]:
     telemetry = Recorder()
-    return AdmissionGate(running, waiting, telemetry), telemetry
+    limit = Limit(name="questions", description="questions at once", total=running, queued=waiting)
+    return AdmissionGate(limit, telemetry), telemetry
 
 
 async def begun(task: "asyncio.Task[None]") -> bool:

@@ -103,8 +103,9 @@ class Simulation:
         )
         settings = Settings(heartbeat_interval=drawn.heartbeat_s)
         house = cast("Anabranch", House(settings, self.planner))
-        surface = PlannerSurface(house, Access(house), ShutdownEvent(), ShutdownEvent())
-        self.app = RequestLoop(house, surface.operations(), configured_log(settings))
+        access = Access(house)
+        surface = PlannerSurface(house, access, ShutdownEvent(), ShutdownEvent())
+        self.app = RequestLoop(house, surface.operations(), configured_log(settings), access.claimant)
 
     async def _notify(self, url: str, body: bytes) -> None:
         self.figures["notices"] += 1

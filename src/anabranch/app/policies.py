@@ -10,8 +10,10 @@ from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy, SharedBreakers
 from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
+from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
 from anabranch.policies.resilience import Resilience
+from anabranch.policies.shares import Pace, Share
 from anabranch.redis.client import Redis
 
 # A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
@@ -40,7 +42,10 @@ class Policies:
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
         self._tending: asyncio.Task[None] | None = None
-        self.gate = AdmissionGate(settings.max_running, settings.max_waiting, telemetry)
+        limits = limits_of(settings)
+        self._pace = Pace()
+        self.gate = AdmissionGate(limits.pop("questions"), telemetry, self._pace)
+        self.shares = {"questions": self.gate.share, **{name: Share(limit) for name, limit in limits.items()}}
 
     def start(self) -> None:
         """Start the background tasks."""
@@ -54,6 +59,7 @@ class Policies:
             self.resilience.upstreams.drop_unused()
 
     async def close(self) -> None:
+        self._pace.close()
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.wait([self._tending])

@@ -16,7 +16,8 @@ from anabranch.domain.model import Allowance, Context, Endpoint, Question
 from anabranch.domain.signals import Rejected
 from anabranch.network import redaction
 from anabranch.pipeline.run import Run
-from anabranch.policies.admission import AdmissionSlot
+from anabranch.policies.admission import admitted
+from anabranch.policies.shares import Held
 
 CLOSING = "The server is shutting down; ask again in a moment."
 
@@ -127,7 +128,7 @@ class Runs:
         if self._recordings is not None:
             await self._recordings.settled()
 
-    def _slot(self, context: Context) -> AdmissionSlot:
+    def _slot(self, context: Context) -> Held:
         if self.draining:
             raise ShuttingDown(CLOSING)
         return self._policies.gate.enter(context.surface)
@@ -138,7 +139,7 @@ class Runs:
         context: Context,
         answerer: Answerer | None,
         entry: LogEntry | None,
-        slot: AdmissionSlot,
+        slot: Held,
         key: str | None = None,
         telemetry: Telemetry | None = None,
     ) -> Run:
@@ -157,7 +158,7 @@ class Runs:
                 self._revocations.discard(key, run.stop)
 
         logged = self._query_log.logged(answerer or self._answerer, question, entry)
-        run = Run(slot.admitted(logged), question, context, telemetry or self._telemetry, ended=ended)
+        run = Run(admitted(logged, slot), question, context, telemetry or self._telemetry, ended=ended)
         if key is not None:
             self._revocations.add(key, run.stop)
         self._running.add(run)

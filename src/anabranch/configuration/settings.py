@@ -155,6 +155,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: Count = 64 * 1024 * 1024
     max_running: Count = 8_192
     max_waiting: Number = 0
+    caller_running: Count = 2_048
+    caller_waiting: Number = 1_024
     model_retries: Few = 2
     retry_budget: Share = 0.2
     breaker_window: Seconds = 30.0

@@ -8,6 +8,8 @@ AnabranchError
 ├── NotFound                it does not exist, or not for this caller
 ├── Conflict                something of that name exists already
 ├── RateLimited             the caller has asked too often; `details` say when it may ask again
+│   └── LimitReached        the caller holds all that it may of something; `details` say of what
+├── QuotaReached            the caller stores all that it may of something; `details` say of what
 ├── Overloaded              more questions are running and waiting than the bounds allow
 ├── ShuttingDown            no new question is accepted, or a running one was ended by the shutdown
 ├── Cancelled               all listeners have disconnected
@@ -109,6 +111,14 @@ class Conflict(AnabranchError):
 
 class RateLimited(AnabranchError):
     code = "rate_limited"
+
+
+class LimitReached(RateLimited):
+    pass
+
+
+class QuotaReached(AnabranchError):
+    code = "quota_reached"
 
 
 class Overloaded(AnabranchError):

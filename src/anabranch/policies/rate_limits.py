@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -180,19 +181,22 @@ class RateLimitExceeded(RateLimited):
 
 
 def bucket_of(context: Context) -> str | None:
-    """The rate limit's key: the user, or else the address; of IPv6 the /64 block, all of which one client can have."""
+    """The rate limit's key: the user, or else the block of the address."""
     surface = f"rl:{context.surface}"
     user = context.user_id
     if user is not None:
         long = len(user) > LONGEST_USER
         return f"{surface}:{hashlib.blake2b(user.encode(errors='replace')).hexdigest() if long else user}"
-    if context.address is None:
-        return None
+    return None if context.address is None else f"{surface}_address:{address_block(context.address)}"
+
+
+@lru_cache(maxsize=1024)
+def address_block(address: str) -> str:
+    """The address; of IPv6 its /64 block, all of which one client can have."""
     try:
-        address = ip_address(context.address)
+        parsed = ip_address(address)
     except ValueError:
-        return f"{surface}_address:{context.address}"
-    if isinstance(address, IPv6Address):
-        block = ip_network((address, ADDRESS_BLOCK), strict=False)
-        return f"{surface}_address:{block.network_address}/{ADDRESS_BLOCK}"
-    return f"{surface}_address:{address}"
+        return address
+    if isinstance(parsed, IPv6Address):
+        return f"{ip_network((parsed, ADDRESS_BLOCK), strict=False).network_address}/{ADDRESS_BLOCK}"
+    return str(parsed)

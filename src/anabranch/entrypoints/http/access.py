@@ -12,8 +12,10 @@ from starlette.types import Scope
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, Forbidden, Unauthorized
 from anabranch.domain.model import Context
+from anabranch.domain.shares import LOCAL, Claimant
 from anabranch.entrypoints.http.operations import Call, header
 from anabranch.knowledge.model import Caller, Identified
+from anabranch.policies.rate_limits import address_block
 
 Address = IPv4Address | IPv6Address
 
@@ -172,6 +174,14 @@ class Access:
             if not self._is_proxy(address):
                 break
         return found
+
+    def claimant(self, scope: Scope, caller: Caller) -> Claimant:
+        """The caller as the limits on shared resources know it."""
+        if caller.user is not None:
+            return Claimant(name=f"user:{caller.user}", operator=caller.operator)
+        if self._is_local(scope):
+            return LOCAL
+        return Claimant(name=f"address:{address_block(self.address(scope) or '')}", known=caller.operator)
 
     def is_https(self, scope: Scope) -> bool:
         """Whether the request came over HTTPS, to this server or to a trusted proxy before it."""

@@ -95,7 +95,7 @@ class Service:
             access = Access(anabranch)
             mcp = McpSurface(anabranch, access, self._log)
             self.operations = self._table(anabranch, access, metrics, history, mcp)
-            loop = RequestLoop(anabranch, self.operations, self._log)
+            loop = RequestLoop(anabranch, self.operations, self._log, access.claimant)
             origins = self._settings.cors_origins
             self._open = _shared(loop, origins, ["GET", "POST"])
             named = [origin for origin in origins if origin != "*"]

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from anabranch.app.anabranch import Anabranch
 from anabranch.domain.errors import AnabranchError, InternalError, InvalidQuestion, NotFound
 from anabranch.domain.model import Allowance
+from anabranch.domain.shares import Claimant, claimant
 from anabranch.entrypoints.http.decode_errors import field_of
 from anabranch.entrypoints.http.errors import (
     KNOWLEDGE,
@@ -235,11 +236,18 @@ class Router:
 class RequestLoop:
     """Answers every request: one correlation id, one operation, one response or error."""
 
-    def __init__(self, anabranch: Anabranch, operations: Iterable[Operation[Any]], log: Log) -> None:
+    def __init__(
+        self,
+        anabranch: Anabranch,
+        operations: Iterable[Operation[Any]],
+        log: Log,
+        claimant_of: Callable[[Scope, Caller], Claimant],
+    ) -> None:
         self._anabranch = anabranch
         self._max_request_bytes = anabranch.settings.max_request_bytes
         self._router = Router(operations)
         self._log = log
+        self._claimant_of = claimant_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -264,6 +272,7 @@ class RequestLoop:
             await self._anabranch.runs.check(operation.surface)
         if operation.identify is not None:
             call.caller = await operation.identify(call.scope)
+            claimant.set(self._claimant_of(call.scope, call.caller))
         if operation.request_type is not None and not operation.handler_reads:
             await call.read()
         answer = await operation.handler(call)
