@@ -103,19 +103,29 @@ async def test_evidence_passages_is_how_many_are_judged(models_dir: Path, given:
     assert judged == [True] * given + [False] * (9 - given)
 
 
+@pytest.mark.parametrize("given", [1, 2])
+async def test_computing_threads_is_how_many_threads_compute(models_dir: Path, given: int) -> None:
+    before = set(threading.enumerate())
+    async with model_server() as server:
+        settings = loaded(COMPUTING_THREADS=str(given), MODELS_DIR=str(models_dir), **embedding(server))
+        async with ready(settings, text("The sign at the river was painted by Ada.")) as (anabranch, _):
+            await asyncio.gather(*(anabranch.ask(f"Who painted sign {n}?", sources=["notes"]) for n in range(6)))
+            assert len(_computing_threads(before)) == given
+
+
 async def test_the_threads_of_the_evidence_model_end_when_the_anabranch_is_closed(models_dir: Path) -> None:
     before = set(threading.enumerate())
     async with model_server() as server:
         settings = loaded(MODELS_DIR=str(models_dir), **embedding(server))
         async with ready(settings, text("The sign at the river was painted by Ada.")) as (anabranch, _):
             assert (await anabranch.ask("Who painted the sign?", sources=["notes"])).passages[0].evidence
-            assert _evidence_threads(before)
-        assert not _evidence_threads(before)
+            assert _computing_threads(before)
+        assert not _computing_threads(before)
 
 
-def _evidence_threads(before: Set[threading.Thread]) -> list[str]:
+def _computing_threads(before: Set[threading.Thread]) -> list[str]:
     """Those that did not run before; other tests keep a model."""
-    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("evidence")]
+    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("computations")]
 
 
 @pytest.mark.parametrize("embeddings", [{}, EMBEDDINGS], ids=["local embeddings", "remote embeddings"])

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from anabranch.domain.errors import Overloaded
+from anabranch.domain.shares import Limit
 from anabranch.domain.signals import Load, Rejected
 from anabranch.policies.admission import AdmissionGate
-from anabranch.policies.shares import Limit
 from anabranch.testing import Recorder
 
 

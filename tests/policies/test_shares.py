@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.domain.errors import LimitReached, Overloaded
-from anabranch.domain.shares import LOCAL, Claimant
-from anabranch.policies.shares import Held, Limit, Pace, Share
+from anabranch.domain.shares import LOCAL, Claimant, Limit
+from anabranch.policies.shares import Held, Pace, Share
 
 ALICE, BOB, CAROL = (Claimant(name=name) for name in ("alice", "bob", "carol"))
 STRANGER, OTHER = (Claimant(name=name, known=False) for name in ("10.0.0.1", "10.0.0.2"))

@@ -13,7 +13,7 @@ import msgspec
 
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Embedder, Outbound
+from anabranch.domain.contracts import Embedder, Outbound, RunInThread
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
@@ -31,7 +31,7 @@ INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 class KnowledgeOpener:
     """Calling it returns the one Knowledge of this process. With `indexing` it also runs an indexer, unless another
-    process has the data folder's lock."""
+    process has the data folder's lock. Searches and local models run with `run`."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class KnowledgeOpener:
         indexing: bool,
         cached: Callable[[Embedder], Embedder] = lambda embedder: embedder,
         resilience: Resilience | None = None,
+        run: RunInThread = asyncio.to_thread,
         died: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
@@ -48,6 +49,7 @@ class KnowledgeOpener:
         self._outbound = outbound
         self._cached = cached
         self._resilience = resilience
+        self._run = run
         self._indexing = indexing
         self._died = died
         self._opening = asyncio.Lock()
@@ -74,7 +76,7 @@ class KnowledgeOpener:
     @cached_property
     def embedder(self) -> Embedder:
         """The embedder of the settings, without a cache. It loads its model with the first text."""
-        return embedder_for(self._settings, self._outbound, resilience=self._resilience)
+        return embedder_for(self._settings, self._outbound, resilience=self._resilience, run=self._run)
 
     async def existing(self) -> "Knowledge | None":
         """The Knowledge, if the data folder has records: asking creates none."""
@@ -105,7 +107,8 @@ class KnowledgeOpener:
         embedder = self._cached(self.embedder)
         try:
             await database.read(lambda db: documents.check_embedder(db, embedder.name))
-            reranker = await asyncio.to_thread(reranker_for, self._settings, self._outbound, self._resilience)
+            chosen = (self._settings, self._outbound, self._resilience, self._run)
+            reranker = await asyncio.to_thread(reranker_for, *chosen)
         except BaseException:
             database.close()
             raise
@@ -113,7 +116,7 @@ class KnowledgeOpener:
             first_line = msgspec.json.encode(self._settings) + b"\n"
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
         reader = IndexReader(Generations(folder / "index"))
-        searcher = Searcher(database, reader, embedder, reranker)
+        searcher = Searcher(database, reader, embedder, reranker, self._run)
         knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
         if self._indexing and self._settings.embedding_url is None:
             self._warming = asyncio.create_task(_warm(knowledge, self.embedder))

@@ -10,6 +10,7 @@ from anabranch.policies.admission import AdmissionGate
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy, SharedBreakers
 from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
+from anabranch.policies.fair_threads import FairThreads
 from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
 from anabranch.policies.resilience import Resilience
@@ -45,7 +46,12 @@ class Policies:
         limits = limits_of(settings)
         self._pace = Pace()
         self.gate = AdmissionGate(limits.pop("questions"), telemetry, self._pace)
-        self.shares = {"questions": self.gate.share, **{name: Share(limit) for name, limit in limits.items()}}
+        self.computing = FairThreads(limits.pop("computations"))
+        self.shares = {
+            "questions": self.gate.share,
+            "computations": self.computing.share,
+            **{name: Share(limit) for name, limit in limits.items()},
+        }
 
     def start(self) -> None:
         """Start the background tasks."""
@@ -69,6 +75,7 @@ class Policies:
             await self._far.settled()
         if self.redis is not None:
             await self.redis.close()
+        await asyncio.to_thread(self.computing.close)
 
     def cached(self, inner: Answerer, knowledge: KnowledgeOpener) -> Answerer:
         """The Answerer with a cache, if the settings have one."""

@@ -139,17 +139,17 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         leaving.push_async_callback(policies.close)
         knowledge = _knowledge(settings, outbound, policies, role)
         leaving.push_async_callback(knowledge.close)
-        resilience = policies.resilience
+        resilience, run = policies.resilience, policies.computing.run
         configured = _configured(settings, outbound, policies, clock, telemetry, role)
         servers, catalog = await leaving.enter_async_context(configured)
-        evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry))
+        evidence = await leaving.enter_async_context(evidence_for(settings, clock, telemetry, run))
         judge = judge_for(settings, evidence) if evidence is not None else None
         observer = partial(Observer, clock=clock, telemetry=telemetry)
         asked = (knowledge.existing, resilience, servers.source, observer)
         endpoints = partial(EndpointDirectory, settings, outbound, *asked)
         directory = endpoints(judge)
-        external = verifier_for(settings, outbound, clock, telemetry, resilience)
-        claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external))
+        external = verifier_for(settings, outbound, clock, telemetry, resilience, run)
+        claims = await leaving.enter_async_context(claims_for(settings, clock, telemetry, external, run))
         pipeline = build_pipeline(settings, directory, clock, telemetry, evidence, judge, claims, measured=True)
         names = EndpointResolver(settings, knowledge, HubClient(settings.syfthub_url, outbound), catalog, servers)
         questions = Questions(settings, names, clock, role.surface)
@@ -239,6 +239,7 @@ def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role:
         indexing=role.indexing,
         cached=policies.embedder,
         resilience=policies.resilience,
+        run=policies.computing.run,
         died=role.indexer_died,
     )
 

@@ -157,6 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: Number = 0
     caller_running: Count = 2_048
     caller_waiting: Number = 1_024
+    computing_threads: Number = 0
     model_retries: Few = 2
     retry_budget: Share = 0.2
     breaker_window: Seconds = 30.0

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import AnswerEvent, SubagentStatus
@@ -23,6 +23,14 @@ from anabranch.domain.model import (
 )
 from anabranch.domain.signals import Signal
 from anabranch.domain.steps import Breadcrumb, Directive, Expected, Fragment
+
+T = TypeVar("T")
+
+
+class RunInThread(Protocol):
+    """Runs `work` in a thread, as `asyncio.to_thread` does."""
+
+    async def __call__(self, work: Callable[..., T], /, *args: Any) -> T: ...
 
 
 class SystemClock:

@@ -1,5 +1,6 @@
-"""Who holds a part of what callers share."""
+"""Limits on what callers share, and who holds a part of it."""
 
+import math
 from collections.abc import Mapping
 from contextvars import ContextVar
 
@@ -28,3 +29,26 @@ LOCAL = Claimant(name="local", operator=True)
 
 # The caller of the request that runs now; tasks that a request starts inherit it.
 claimant: ContextVar[Claimant] = ContextVar("claimant", default=LOCAL)
+
+
+class Limit(Value):
+    """What one caller may hold at once (`each`, times its weight), and what all may hold together (`total`). `waiting`
+    requests of one caller may wait until it holds less, and `queued` requests of all until all hold less. Of the total,
+    `reserved` is for callers that are known. A caller with more than `ready` gets more only while the process keeps up.
+    `setting` changes `each`, `total_setting` the total."""
+
+    name: str
+    description: str
+    unit: str = ""
+    each: float = math.inf
+    total: float = math.inf
+    waiting: float = 0
+    queued: float = 0
+    reserved: float = 0
+    ready: float = math.inf
+    setting: str = ""
+    total_setting: str = ""
+
+    def of(self, caller: Claimant) -> float:
+        """What this caller may hold: as its key says, else its share."""
+        return caller.limits.get(self.name, self.each * caller.weight)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.domain.contracts import Embedder, Reranker
+from anabranch.domain.contracts import Embedder, Reranker, RunInThread
 from anabranch.domain.errors import RerankFailed
 from anabranch.domain.explanation import ExplainedPassage, Notes
 from anabranch.domain.model import Duplicate, Embedding, Passage, Place, Query, RelevanceCurve, Scores
@@ -125,7 +125,15 @@ class SearchHits(NamedTuple):
 
 
 class Searcher:
-    def __init__(self, database: Database, reader: IndexReader, embedder: Embedder, reranker: Reranker | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        reader: IndexReader,
+        embedder: Embedder,
+        reranker: Reranker | None,
+        run: RunInThread = asyncio.to_thread,
+    ) -> None:
+        self._run = run
         self._database = database
         self._reader = reader
         self._embedder = embedder
@@ -136,7 +144,7 @@ class Searcher:
         `source` each is named for its collection."""
         texts = [query.text, *query.variants, *([query.hypothetical] if query.hypothetical else [])]
         embedded = await self._embedder.embed(texts)
-        found = await asyncio.to_thread(
+        found = await self._run(
             self._database.reading, lambda db: self._candidates(db, query, caller, embedded, source)
         )
         if query.rerank and self._reranker is not None and found.passages:

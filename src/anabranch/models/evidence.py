@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from tokenizers import Encoding
 
-from anabranch.domain.contracts import Clock
+from anabranch.domain.contracts import Clock, RunInThread
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.evidence import AnswerSpan, Reading, Verdict
 from anabranch.models import minilm
@@ -67,7 +67,9 @@ class OnnxReader:
     """A model of pages. An input is a run of its own: a batch is not faster on a CPU, needs padding, and would delay
     the first results."""
 
-    def __init__(self, models: Path, file: Path, sha256: str, threads: int, clock: Clock | None) -> None:
+    def __init__(
+        self, models: Path, file: Path, sha256: str, threads: int, clock: Clock | None, run: RunInThread | None
+    ) -> None:
         """Load `file`, and the word table of the embedding model in the folder `models`; raises EvidenceMissing or
         ModelMissing."""
         model = _verified(file, sha256)
@@ -76,7 +78,7 @@ class OnnxReader:
         self._words = WordTable(embedder.model)
         self._session = minilm.session(str(model))
         self._inputs = {each.name for each in self._session.get_inputs()}
-        self._readers = ReaderThreads(threads, file.stem, clock)
+        self._readers = ReaderThreads(threads, file.stem, clock, run)
         self.close = self._readers.close
 
     def _run(self, laid: InputIds) -> tuple[Floats, Floats]:
@@ -100,8 +102,9 @@ class OnnxEvidence(OnnxReader):
         file: Path = FILE,
         sha256: str = SHA256,
         clock: Clock | None = None,
+        run: RunInThread | None = None,
     ) -> None:
-        super().__init__(models, file, sha256, threads, clock)
+        super().__init__(models, file, sha256, threads, clock, run)
 
     async def read(
         self, question: str, inputs: Sequence[Pages], *, until: float | None = None
@@ -152,8 +155,9 @@ class OnnxClaims(OnnxReader):
         file: Path = CLAIMS_FILE,
         sha256: str = CLAIMS_SHA256,
         clock: Clock | None = None,
+        run: RunInThread | None = None,
     ) -> None:
-        super().__init__(models, file, sha256, threads, clock)
+        super().__init__(models, file, sha256, threads, clock, run)
 
     async def check(
         self, claim: str, inputs: Sequence[Pages], *, until: float | None = None

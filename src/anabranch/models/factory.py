@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from anabranch.configuration.extras import require
 from anabranch.configuration.settings import Settings
-from anabranch.domain.contracts import Clock, Embedder, Outbound, Reranker, Telemetry
+from anabranch.domain.contracts import Clock, Embedder, Outbound, Reranker, RunInThread, Telemetry
 from anabranch.domain.errors import ConfigurationError, UpstreamError
 from anabranch.domain.evidence import ClaimChecker, Evidence, EvidencePage, Reading, Verdict
 from anabranch.domain.model import Calibration, Embedding, Endpoint
@@ -45,24 +45,35 @@ MAX_NOTED = 20
 
 
 def embedder_for(
-    settings: Settings, outbound: Outbound, *, threads: int = 1, resilience: Resilience | None = None
+    settings: Settings,
+    outbound: Outbound,
+    *,
+    threads: int = 1,
+    resilience: Resilience | None = None,
+    run: RunInThread = asyncio.to_thread,
 ) -> Embedder:
+    """The configured embedder; a local one runs its model with `run`."""
     if settings.embedding_url is not None and settings.embedding_model is not None:
         slug, base, key = settings.embedding_model, settings.embedding_url, settings.embedding_api_key
         endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
         server = _server("embeddings", api_url(base, "/embeddings"), endpoint, settings, outbound, resilience)
         return OpenAIEmbeddings(server, slug, calibration_for(settings), settings.embedding_window)
-    return LocalEmbedder(Path(settings.models_dir).expanduser(), threads, calibration_for(settings))
+    return LocalEmbedder(Path(settings.models_dir).expanduser(), threads, calibration_for(settings), run)
 
 
-def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience | None = None) -> Reranker | None:
+def reranker_for(
+    settings: Settings,
+    outbound: Outbound,
+    resilience: Resilience | None = None,
+    run: RunInThread = asyncio.to_thread,
+) -> Reranker | None:
     """The configured cross-encoder; None means the built-in late interaction."""
     if settings.reranker_path is None and settings.reranker_url is None:
         return None
     from anabranch.models.rerankers import OnnxCrossEncoder, RerankEndpoint, rerank_url  # noqa: PLC0415
 
     if settings.reranker_path is not None:
-        return OnnxCrossEncoder(Path(settings.reranker_path).expanduser())
+        return OnnxCrossEncoder(Path(settings.reranker_path).expanduser(), run=run)
     assert settings.reranker_url is not None
     slug, base, key = settings.reranker_model or "reranker", settings.reranker_url, settings.reranker_api_key
     endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
@@ -72,14 +83,16 @@ def reranker_for(settings: Settings, outbound: Outbound, resilience: Resilience 
 
 
 @asynccontextmanager
-async def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -> AsyncIterator[Evidence | None]:
+async def evidence_for(
+    settings: Settings, clock: Clock, telemetry: Telemetry, run: RunInThread | None = None
+) -> AsyncIterator[Evidence | None]:
     """The evidence model with its cache, unless it is off. With `auto` it is used where an answer is quoted, and for
     compact prompts; nothing is loaded before."""
     if settings.evidence == "off":
         yield None
         return
     folder, required = Path(settings.models_dir), settings.evidence == "on"
-    local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required)
+    local = LocalEvidence(folder, settings.embedding_threads, telemetry, required=required, run=run)
     try:
         yield CachedEvidence(local, clock, telemetry)
     finally:
@@ -88,7 +101,11 @@ async def evidence_for(settings: Settings, clock: Clock, telemetry: Telemetry) -
 
 @asynccontextmanager
 async def claims_for(
-    settings: Settings, clock: Clock, telemetry: Telemetry, external: "ExternalClaims | None" = None
+    settings: Settings,
+    clock: Clock,
+    telemetry: Telemetry,
+    external: "ExternalClaims | None" = None,
+    run: RunInThread | None = None,
 ) -> AsyncIterator[ClaimChecker]:
     """The external model, else the claim model of this package, with its cache; nothing is loaded before it is used. If
     verification is off, nothing is checked."""
@@ -96,7 +113,7 @@ async def claims_for(
         yield NoClaims()
         return
     folder, required = Path(settings.models_dir), settings.verify == "on"
-    checker = external or LocalClaims(folder, settings.embedding_threads, telemetry, required=required)
+    checker = external or LocalClaims(folder, settings.embedding_threads, telemetry, required=required, run=run)
     try:
         yield CachedClaims(checker, clock, telemetry)
     finally:
@@ -109,6 +126,7 @@ def verifier_for(
     clock: Clock,
     telemetry: Telemetry,
     resilience: Resilience | None = None,
+    run: RunInThread | None = None,
 ) -> "ExternalClaims | None":
     """The configured model that checks claims; None means the claim model of this package. ConfigurationError if it is
     not in its folder."""
@@ -119,7 +137,7 @@ def verifier_for(
     if settings.verifier_path is not None:
         path = Path(settings.verifier_path).expanduser()
         read_folder(path)
-        return ExternalClaims(partial(OnnxNli, path, threads=settings.embedding_threads), telemetry)
+        return ExternalClaims(partial(OnnxNli, path, threads=settings.embedding_threads, run=run), telemetry)
     assert settings.verifier_url is not None
     slug, base, key = settings.verifier_model or "verifier", settings.verifier_url, settings.verifier_api_key
     endpoint = Endpoint(slug=slug, url=base, kind="openai", operator=True, token=key)
@@ -172,8 +190,11 @@ class LocalEmbedder:
     dimensions = 384
     window = 254
 
-    def __init__(self, folder: Path, threads: int, calibration: Calibration = MINILM) -> None:
+    def __init__(
+        self, folder: Path, threads: int, calibration: Calibration = MINILM, run: RunInThread = asyncio.to_thread
+    ) -> None:
         self.calibration = calibration
+        self._run = run
         self._folder = folder
         self._threads = threads
         self._loading = threading.Lock()
@@ -192,7 +213,7 @@ class LocalEmbedder:
 
         with self._loading:
             if self._model is None:
-                self._model = MiniLM(self._folder, self._threads)
+                self._model = MiniLM(self._folder, self._threads, self._run)
             return self._model
 
 
@@ -239,8 +260,10 @@ class LocalReader(Generic[Model]):
 class LocalEvidence:
     """The evidence model of this package."""
 
-    def __init__(self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool) -> None:
-        load = partial(_evidence_model, folder.expanduser(), threads)
+    def __init__(
+        self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool, run: RunInThread | None = None
+    ) -> None:
+        load = partial(_evidence_model, folder.expanduser(), threads, run)
         self._model = LocalReader(load, telemetry, required=required)
         self.loaded, self.close = self._model.loaded, self._model.close
 
@@ -267,8 +290,10 @@ class NoClaims:
 class LocalClaims:
     """The claim model of this package."""
 
-    def __init__(self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool) -> None:
-        load = partial(_claim_model, folder.expanduser(), threads)
+    def __init__(
+        self, folder: Path, threads: int, telemetry: Telemetry, *, required: bool, run: RunInThread | None = None
+    ) -> None:
+        load = partial(_claim_model, folder.expanduser(), threads, run)
         self._model = LocalReader(load, telemetry, required=required)
         self.loaded, self.close = self._model.loaded, self._model.close
 
@@ -298,15 +323,15 @@ class ExternalClaims:
         return [None] * len(inputs)
 
 
-def _evidence_model(folder: Path, threads: int) -> "OnnxEvidence":
+def _evidence_model(folder: Path, threads: int, run: RunInThread | None) -> "OnnxEvidence":
     require("local-models", "The evidence model (or set AGGREGATOR_EVIDENCE=off)")
     from anabranch.models.evidence import OnnxEvidence  # noqa: PLC0415
 
-    return OnnxEvidence(folder, threads=threads)
+    return OnnxEvidence(folder, threads=threads, run=run)
 
 
-def _claim_model(folder: Path, threads: int) -> "OnnxClaims":
+def _claim_model(folder: Path, threads: int, run: RunInThread | None) -> "OnnxClaims":
     require("local-models", "The claim model (or set AGGREGATOR_VERIFY=off)")
     from anabranch.models.evidence import OnnxClaims  # noqa: PLC0415
 
-    return OnnxClaims(folder, threads=threads)
+    return OnnxClaims(folder, threads=threads, run=run)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from tokenizers import Encoding, Tokenizer
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding, Value
 from anabranch.models.calibration import MINILM
@@ -175,14 +176,15 @@ class MiniLM:
     window = 254
     calibration = MINILM
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
-        """Load from the folder of `install`; raises ModelMissing."""
+    def __init__(self, folder: Path, threads: int = 1, run: RunInThread = asyncio.to_thread) -> None:
+        """Load from the folder of `install`; raises ModelMissing. `run` runs a batch in a thread."""
         files = read(folder)
         self._vocabulary = vocabulary(files.tokenizer)
         self._mean = np.array(files.manifest.mean, np.float32)
         # One batch per thread: several threads on one batch would synchronize in every layer.
         self._session = session(str(files.model))
         self._threads = threads
+        self._run = run
 
     def tokens(self, text: str) -> Sequence[tuple[int, int]]:
         return self._vocabulary.offsets(text)
@@ -195,13 +197,13 @@ class MiniLM:
         return found
 
     async def _embed(self, texts: Sequence[str]) -> list[Embedding]:
-        ids = await asyncio.to_thread(lambda: [self._vocabulary.ids(text, self.window) for text in texts])
+        ids = await self._run(lambda: [self._vocabulary.ids(text, self.window) for text in texts])
         found: dict[int, Embedding] = {}
         waiting = batches([len(each) for each in ids])
 
         async def work() -> None:
             for batch in waiting:
-                embedded = await asyncio.to_thread(self._embed_batch, [ids[number] for number in batch])
+                embedded = await self._run(self._embed_batch, [ids[number] for number in batch])
                 found.update(zip(batch, embedded, strict=True))
 
         await asyncio.gather(*(work() for _ in range(self._threads)))

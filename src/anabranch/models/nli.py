@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from anabranch.domain.contracts import Clock, SystemClock
+from anabranch.domain.contracts import Clock, RunInThread, SystemClock
 from anabranch.domain.errors import ConfigurationError, FailureKind, UpstreamError, UpstreamTimedOut
 from anabranch.domain.evidence import Verdict
 from anabranch.domain.model import Value
@@ -89,7 +89,9 @@ def read_folder(path: Path) -> NliFolder:
 class OnnxNli:
     """A ClaimChecker on this machine: `path` is a folder with model.onnx, tokenizer.json and config.json."""
 
-    def __init__(self, path: Path, *, threads: int = 1, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: Path, *, threads: int = 1, clock: Clock | None = None, run: RunInThread | None = None
+    ) -> None:
         folder = read_folder(path)
         from anabranch.models.cross_encoder import CrossEncoder  # noqa: PLC0415  it loads ONNX Runtime
 
@@ -97,7 +99,7 @@ class OnnxNli:
         self._labels = folder.labels
         self._model = CrossEncoder(path, WHAT, max_tokens=folder.max_tokens)
         self._verdict("A claim.", "A text.")
-        self._readers = ReaderThreads(threads, WHAT, clock)
+        self._readers = ReaderThreads(threads, WHAT, clock, run)
         self.close = self._readers.close
 
     async def check(

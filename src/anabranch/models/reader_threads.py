@@ -1,12 +1,12 @@
-"""Threads that judge the inputs of many calls, in their order and within limits."""
+"""Threads that judge the inputs of many calls, within limits."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from anabranch.domain.contracts import Clock, SystemClock
+from anabranch.domain.contracts import Clock, RunInThread, SystemClock
 from anabranch.domain.evidence import EvidencePage
+from anabranch.policies.fair_threads import FairThreads
 
 # The limits of a call: inputs beyond them are not read, and of a long input only the beginning is.
 MAX_INPUTS = 64
@@ -18,31 +18,34 @@ Pages = tuple[EvidencePage, ...]
 
 
 class ReaderThreads:
-    """A thread pool of one model, first come, first served. A call waits with at most as many inputs as there are
-    threads, so a call with many inputs does not delay others by more than one each."""
+    """A call has at most `threads` inputs read at once, by `run`: without one, in as many threads of its own."""
 
-    def __init__(self, threads: int, name: str, clock: Clock | None = None) -> None:
+    def __init__(self, threads: int, name: str, clock: Clock | None = None, run: RunInThread | None = None) -> None:
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, name)
+        self._own = None
+        if run is None:
+            self._own = FairThreads.of(threads, name)
+            run = self._own.run
+        self._run = run
         self._clock = clock or SystemClock()
 
     async def close(self) -> None:
         """End the threads, after the inputs that they are reading."""
-        await asyncio.to_thread(self._pool.shutdown)
+        if self._own is not None:
+            await asyncio.to_thread(self._own.close)
 
     async def each(
         self, judge: Callable[[Pages], T], inputs: Sequence[Pages], until: float | None
     ) -> Sequence[T | None]:
         found: list[T | None] = [None] * len(inputs)
         waiting = enumerate(within_limits(inputs))
-        loop = asyncio.get_running_loop()
 
         def judged(pages: Pages) -> T | None:
             return judge(pages) if until is None or self._clock.monotonic() < until else None
 
         async def work() -> None:
             for number, pages in waiting:
-                found[number] = await loop.run_in_executor(self._pool, judged, pages)
+                found[number] = await self._run(judged, pages)
 
         await asyncio.gather(*(work() for _ in range(min(self._threads, len(inputs)))))
         return found

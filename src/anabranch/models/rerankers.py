@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
+from anabranch.domain.contracts import RunInThread
 from anabranch.domain.errors import RerankFailed, UpstreamError
 from anabranch.domain.model import Passage, Value
 from anabranch.models.cross_encoder import CrossEncoder
@@ -27,14 +28,15 @@ class OnnxCrossEncoder:
     """A Reranker on this machine: `path` is an .onnx file, or a folder with one, and the tokenizer.json is beside it.
     A model with two logits has the second for "relevant"."""
 
-    def __init__(self, path: Path, threads: int = 1) -> None:
+    def __init__(self, path: Path, threads: int = 1, run: RunInThread = asyncio.to_thread) -> None:
+        self._run = run
         self._model = CrossEncoder(path, "reranker", threads=threads)
 
     async def score(self, query: str, passages: Sequence[Passage]) -> Sequence[float]:
-        pairs = await asyncio.to_thread(lambda: [self._model.encode(query, each.text) for each in passages])
+        pairs = await self._run(lambda: [self._model.encode(query, each.text) for each in passages])
         scores: dict[int, float] = {}
         for batch in batches([len(pair.ids) for pair in pairs]):
-            found = await asyncio.to_thread(self._scores, [pairs[number] for number in batch])
+            found = await self._run(self._scores, [pairs[number] for number in batch])
             scores.update(zip(batch, found, strict=True))
         return [scores[number] for number in range(len(pairs))]
 

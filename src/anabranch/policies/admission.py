@@ -6,9 +6,9 @@ import random
 from anabranch.domain.contracts import Answerer, Emit, Telemetry
 from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.model import Answer, Context, Question
-from anabranch.domain.shares import Claimant
+from anabranch.domain.shares import Claimant, Limit
 from anabranch.domain.signals import Load, Rejected
-from anabranch.policies.shares import RETRY_AFTER_S, Held, Limit, Pace, Share
+from anabranch.policies.shares import RETRY_AFTER_S, Held, Pace, Share
 
 # A rejection costs little, but clients that retry at once can make it the main load. So a rejection is delayed, longer
 # the more are pending, within a bound and with jitter.

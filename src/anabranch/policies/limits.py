@@ -1,7 +1,10 @@
 """The limits of the settings, each by its name."""
 
+import math
+import os
+
 from anabranch.configuration.settings import PREFIX, Settings
-from anabranch.policies.shares import Limit
+from anabranch.domain.shares import Limit
 
 # Of a limit on all callers, this share is only for those that are known: a public chat API must not fill the server.
 RESERVED = 0.25
@@ -27,5 +30,12 @@ def _of_questions(settings: Settings) -> tuple[Limit, ...]:
             ready=READY,
             setting=f"{PREFIX}CALLER_RUNNING",
             total_setting=f"{PREFIX}MAX_RUNNING",
+        ),
+        Limit(
+            name="computations",
+            description="searches, embeddings and readings of evidence at once",
+            total=settings.computing_threads or os.cpu_count() or 1,
+            queued=math.inf,
+            total_setting=f"{PREFIX}COMPUTING_THREADS",
         ),
     )

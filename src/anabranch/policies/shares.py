@@ -1,7 +1,6 @@
 """Limits on what each caller may hold of a shared resource, and a fair queue for it."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,32 +9,9 @@ from typing import NoReturn
 
 from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.model import Value
-from anabranch.domain.shares import Claimant, claimant
+from anabranch.domain.shares import Claimant, Limit, claimant
 
 RETRY_AFTER_S = 1
-
-
-class Limit(Value):
-    """What one caller may hold at once (`each`, times its weight), and what all may hold together (`total`). `waiting`
-    requests of one caller may wait until it holds less, and `queued` requests of all until all hold less. Of the total,
-    `reserved` is for callers that are known. A caller with more than `ready` gets more only while the process keeps up.
-    `setting` changes `each`, `total_setting` the total."""
-
-    name: str
-    description: str
-    unit: str = ""
-    each: float = math.inf
-    total: float = math.inf
-    waiting: float = 0
-    queued: float = 0
-    reserved: float = 0
-    ready: float = math.inf
-    setting: str = ""
-    total_setting: str = ""
-
-    def of(self, caller: Claimant) -> float:
-        """What this caller may hold: as its key says, else its share."""
-        return caller.limits.get(self.name, self.each * caller.weight)
 
 
 class Usage(Value):

@@ -1,13 +1,11 @@
 """The SQLite database of the records, and identifiers that sort by time."""
 
-import asyncio
 import os
 import sqlite3
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +14,7 @@ import msgspec
 
 from anabranch.domain.errors import AnabranchError, ConfigurationError
 from anabranch.knowledge.records.schema import MIGRATIONS
+from anabranch.policies.fair_threads import FairThreads
 
 
 def made_at(identifier: str) -> float:
@@ -68,8 +67,8 @@ class Database:
         self._lock = threading.Condition()
         self._uses = 0
         self._closed = False
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="records-writer")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="records-reader")
+        self._writer = FairThreads.of(1, "records-writer")
+        self._readers = FairThreads.of(READERS, "records-reader")
 
     @classmethod
     def open(cls, folder: Path) -> "Database":
@@ -88,7 +87,7 @@ class Database:
         return database
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self.reading, work)
+        return await self._readers.run(self.reading, work)
 
     def reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Read in the calling thread, in one snapshot; in a new one if `work` raises StaleSnapshot."""
@@ -104,7 +103,7 @@ class Database:
         raise StoreFailed("The index is being replaced too often to search it; ask again.")
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, self.writing, work)
+        return await self._writer.run(self.writing, work)
 
     def writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Write in the calling thread: all or nothing, and on disk when this returns."""
@@ -126,8 +125,8 @@ class Database:
             copy.execute("PRAGMA journal_mode = DELETE")
 
     def close(self) -> None:
-        self._writer.shutdown()
-        self._readers.shutdown()
+        self._writer.close()
+        self._readers.close()
         with self._lock:
             self._closed = True
             # A thread whose caller was cancelled may still read: SQLite crashes if its connection is closed.
