@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,7 +25,7 @@ class Counting(MemoryLog):
     """Counts how often the lease alone was renewed, and is out of reach as often as it is told to."""
 
     def __init__(self, **bounds: int) -> None:
-        usual = {"max_events": 1_000, "max_bytes": 2**20, "memory_bytes": 2**24}
+        usual: Any = {"max_events": 1_000, "max_bytes": 2**20, "memory_bytes": 2**24}
         self.time = ManualClock()
         limits = LogLimits(ttl_s=1_000, lease_s=LEASE_S, **{**usual, **bounds})
         super().__init__(clock=self.time, worker="here", limits=limits)

@@ -109,6 +109,11 @@ DEFAULTS: dict[str, object] = {
     "caller_running": 2_048,
     "caller_waiting": 1_024,
     "computing_threads": 0,
+    "caller_uploads": 16,
+    "caller_upload_bytes": 134_217_728,
+    "max_upload_bytes": 536_870_912,
+    "caller_response_bytes": 67_108_864,
+    "max_response_bytes": 268_435_456,
     "model_retries": 2,
     "retry_budget": 0.2,
     "breaker_window": 30.0,
@@ -120,11 +125,13 @@ DEFAULTS: dict[str, object] = {
     "stream_events": 20_000,
     "stream_bytes": 16_777_216,
     "stream_memory": 268_435_456,
+    "caller_stream_memory": 67_108_864,
     "stream_client_bytes": 1_048_576,
     "planner_streaming": True,
     "planner_timeout": 180.0,
     "planner_retries": 2,
     "planner_steps": 10_000,
+    "caller_steps": 2_500,
     "planner_subagents": ("documentation", "row_selection", "action", "voice", "safety", "other"),
     "analytics_file": None,
     "analytics_otlp": False,
@@ -142,6 +149,7 @@ DEFAULTS: dict[str, object] = {
     "aggregation": Aggregation(),
 }
 
+LIMITS = "configuration/test_limit_settings.py::"
 POLICIES = "configuration/test_policy_settings.py::"
 RESILIENCE = "configuration/test_resilience_settings.py::"
 STREAMS = "configuration/test_stream_settings.py::"
@@ -231,6 +239,11 @@ EFFECTS = {
     "caller_running": f"{POLICIES}test_caller_running_and_caller_waiting",
     "caller_waiting": f"{POLICIES}test_caller_running_and_caller_waiting",
     "computing_threads": "configuration/test_evidence_settings.py::test_computing_threads_is_how_many_threads_compute",
+    "caller_uploads": f"{LIMITS}test_caller_uploads_is_how_many_arrive_at_once",
+    "caller_upload_bytes": f"{LIMITS}test_caller_upload_bytes_and_max_upload_bytes_limit_what_is_held",
+    "max_upload_bytes": f"{LIMITS}test_caller_upload_bytes_and_max_upload_bytes_limit_what_is_held",
+    "caller_response_bytes": f"{LIMITS}test_caller_response_bytes_and_max_response_bytes_limit_what_is_sent",
+    "max_response_bytes": f"{LIMITS}test_caller_response_bytes_and_max_response_bytes_limit_what_is_sent",
     "mmr_lambda": f"{POLICIES}test_mmr_lambda_is_for_every_surface",
     "guard_threshold": f"{POLICIES}test_guard_threshold_is_for_every_surface",
     "model_retries": f"{RESILIENCE}test_model_retries_is_how_often_a_model_is_retried",
@@ -245,11 +258,13 @@ EFFECTS = {
     "stream_events": f"{STREAMS}test_stream_events_is_how_many_a_stream_holds",
     "stream_bytes": f"{STREAMS}test_stream_bytes_is_how_large_a_stream_may_be",
     "stream_memory": f"{STREAMS}test_stream_memory_limits_all_streams_together",
+    "caller_stream_memory": f"{LIMITS}test_caller_stream_memory_limits_the_streams_of_one_caller",
     "stream_client_bytes": f"{STREAMS}test_stream_client_bytes_is_how_far_a_reader_may_fall_behind",
     "planner_streaming": f"{STREAMS}test_planner_streaming_off_answers_once_at_the_end",
     "planner_timeout": f"{STREAMS}test_planner_timeout_is_for_subagents_without_a_deadline",
     "planner_retries": f"{STREAMS}test_planner_retries_is_how_often_a_subagent_is_retried",
     "planner_steps": f"{STREAMS}test_planner_steps_is_how_many_run_at_once",
+    "caller_steps": f"{LIMITS}test_caller_steps_is_how_many_one_caller_runs_at_once",
     "planner_subagents": f"{STREAMS}test_planner_subagents_are_the_enabled_ones",
     "analytics_file": f"{STREAMS}test_analytics_file_gets_a_line_for_each_event",
     "analytics_otlp": f"{STREAMS}test_analytics_otlp_sends_events_to_the_collector",
@@ -309,6 +324,7 @@ ANY_TEXT = {
 }
 NO_SHARE = ["garbage", "-0.1", "1.1", "nan", "inf", "[1]", "null"]
 NO_REMEMBERING = ["garbage", "-1", "nan", "inf", "1e400", "99999999", "[1]", "null"]
+NO_BYTES = ["garbage", "-1", "0", "nan", "inf", "1e400", "1.5", "9999999999999999", "0x10", "[1]", "null"]
 NO_NUMBER = ["garbage", "-1", "nan", "inf", "1e400", "1.5", "9999999999", "0x10", "[1]", "null"]
 WRONG = {
     "debug": NO_FLAG,
@@ -384,6 +400,11 @@ WRONG = {
     "caller_running": NO_COUNT,
     "caller_waiting": NO_NUMBER,
     "computing_threads": NO_NUMBER,
+    "caller_uploads": NO_COUNT,
+    "caller_upload_bytes": NO_BYTES,
+    "max_upload_bytes": NO_BYTES,
+    "caller_response_bytes": NO_BYTES,
+    "max_response_bytes": NO_BYTES,
     "model_retries": [*NO_NUMBER, "11"],
     "retry_budget": NO_SHARE,
     "breaker_window": NO_SECONDS,
@@ -398,11 +419,13 @@ WRONG = {
     "stream_events": NO_COUNT,
     "stream_bytes": NO_COUNT,
     "stream_memory": NO_COUNT,
+    "caller_stream_memory": NO_BYTES,
     "stream_client_bytes": NO_COUNT,
     "planner_streaming": NO_FLAG,
     "planner_timeout": NO_SECONDS,
     "planner_retries": [*NO_NUMBER, "11"],
     "planner_steps": NO_COUNT,
+    "caller_steps": NO_COUNT,
     "planner_subagents": ["garbage", "[", '["docs"]', "[1]"],
     "analytics_otlp": NO_FLAG,
     "metrics_public": NO_FLAG,

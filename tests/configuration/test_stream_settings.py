@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,9 @@ from anabranch.testing.http_server import HttpServer
 from conftest import Server
 from support.environment import LOCAL, loaded, served
 from support.otlp_collector import Collector
+from support.step_requests import STEPS, begin, post, push, until
 
 pytestmark = pytest.mark.usefixtures("isolated_home")
-
-STEPS = "/planner/sessions/s/steps"
-Said = tuple[int, dict[str, Any]]
-
-
-async def post(server: Server, path: str, body: object) -> Said:
-    async with server.session.post(server.url + path, json=body) as response:
-        return response.status, await response.json()
-
-
-async def begin(server: Server, step: str, *expected: dict[str, Any], **more: Any) -> Said:
-    subagents = list(expected) or [{"key": "notes"}]
-    return await post(server, STEPS, {"plan_step_id": step, "expected_subagents": subagents, **more})
-
-
-async def push(server: Server, step: str, status: str = "success", key: str = "notes", **more: Any) -> Said:
-    return await post(server, f"{STEPS}/{step}/subagents/{key}/events", {"status": status, **more})
 
 
 async def events(server: Server, step: str) -> list[dict[str, Any]]:
@@ -50,12 +34,6 @@ async def ended(server: Server, step: str) -> list[dict[str, Any]]:
     async with server.session.get(f"{server.url}{STEPS}/{step}/stream") as response:
         await response.read()
     return await events(server, step)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not await holds():  # noqa: ASYNC110  a server is asked from outside
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ import tracemalloc
 import pytest
 from test_log_contract import memory_log
 
-from anabranch.domain.errors import NotFound, StreamFull
+from anabranch.domain.errors import NotFound, StreamFull, StreamsFull
 from anabranch.domain.eventlog import LogLimits
+from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.eventlog.cursors import ENTRY_BYTES
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.streams import STREAM_BYTES
@@ -125,6 +126,31 @@ async def test_the_oldest_ended_streams_are_evicted_when_memory_is_short() -> No
         await log.read("0", 0, 1)
     assert (await log.read("1", 0, 1)).ended
     assert log.streams.bytes_held <= 4 * each
+
+
+async def test_a_caller_over_its_limit_loses_its_own_ended_streams_and_nobody_elses() -> None:
+    each = STREAM_BYTES + 10_000
+    limit = Limit(name="stream_bytes", description="kept streams", unit="bytes", each=3 * each, setting="THE_SETTING")
+    log = memory_log(ManualClock(), LogLimits(memory_bytes=100 * each, of_caller=limit))
+    ada, bob = Claimant(name="user:ada"), Claimant(name="user:bob")
+    claimant.set(bob)
+    await ended(log, "bob's", events=10, size=900)
+    claimant.set(ada)
+    for number in range(5):
+        await ended(log, str(number), events=10, size=900)
+    assert (await log.read("bob's", 0, 1)).ended
+    assert (await log.read("4", 0, 1)).ended
+    with pytest.raises(NotFound):
+        await log.read("0", 0, 1)
+    assert 2 * each < log.streams.held_by(ada) <= 3 * each
+    token = await log.open("live", identity="")
+    with pytest.raises(StreamsFull, match="THE_SETTING"):
+        await log.append("live", token, [entry("a", body=bytes(4 * each))])
+    claimant.set(bob)
+    other = await log.open("bob's live one", identity="")
+    assert await log.append("bob's live one", other, [entry("a", body=bytes(each))])
+    with pytest.raises(StreamsFull):
+        await log.append("live", token, [entry("a", body=bytes(4 * each))])
 
 
 async def test_live_streams_are_never_evicted_and_appends_without_room_are_refused() -> None:

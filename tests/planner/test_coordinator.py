@@ -627,8 +627,9 @@ async def test_a_step_continues_if_the_request_that_started_it_is_cancelled(
 
 
 async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
-    bench = Workbench(max_steps=1)
-    token = await bench.begin(expects("docs"))
+    bench = Workbench(steps=1)
+    with bench.coordinator.reserve(STREAM):
+        token = await bench.begin(expects("docs"))
     with pytest.raises(Overloaded), bench.coordinator.reserve("another"):
         pass
     directive = bench.coordinator._steps[STREAM].directive
@@ -638,6 +639,8 @@ async def test_step_limit_and_a_second_begin_of_the_same_step() -> None:
     await bench.push("docs", "success")
     await bench.ended()
     assert not bench.coordinator.holds(STREAM)
+    with bench.coordinator.reserve("another"):
+        pass
 
 
 async def test_drain_waits_and_then_ends_open_steps_as_worker_lost() -> None:

@@ -10,11 +10,13 @@ import msgspec
 from anabranch.domain.contracts import Subagent, Watch
 from anabranch.domain.eventlog import Entry, LogLimits, Page
 from anabranch.domain.model import Context
+from anabranch.domain.shares import Limit
 from anabranch.domain.steps import Command, Directive, Expected, Push, Receipt
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
 from anabranch.planner.services import PlannerServices, PlannerTime, StepLimits, TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
+from anabranch.policies.shares import Share
 from anabranch.testing import Crumbs, FakeSubagent, FakeSubagents, ManualAlarms, ManualClock, Recorder
 
 STREAM = "step:1:s:p"
@@ -73,7 +75,12 @@ class FakeTurns:
 
 class Workbench:
     def __init__(
-        self, subagents: Mapping[str, Subagent] | None = None, *, max_bytes: int = 10_000_000, **more: Any
+        self,
+        subagents: Mapping[str, Subagent] | None = None,
+        *,
+        max_bytes: int = 10_000_000,
+        steps: int = 100,
+        **more: Any,
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.alarms = ManualAlarms(self.clock)
@@ -88,7 +95,7 @@ class Workbench:
         self.traces = TelemetryContextStore(self.cache, 1800)
         times: dict[str, Any] = {name: more.pop(name) for name in ("clock", "later", "wall") if name in more}
         usual: dict[str, Any] = {"clock": self.clock, "later": self.alarms.later, "wall": lambda: 1_700_000_000.5}
-        limits: dict[str, Any] = {"timeout_s": 30.0, "retries": 2, "max_steps": 100, "lease_s": 15.0, **more}
+        limits: dict[str, Any] = {"timeout_s": 30.0, "retries": 2, "lease_s": 15.0, **more}
         services = PlannerServices(
             log=self.log,
             subagents=FakeSubagents({"docs": FakeSubagent(), "rows": FakeSubagent(), **(subagents or {})}),
@@ -98,6 +105,7 @@ class Workbench:
             traces=self.traces,
             notify=self.notify,
             limits=StepLimits(**limits),
+            steps=Share(Limit(name="steps", description="planner steps in progress", total=steps)),
             time=PlannerTime(**{**usual, **times}),
         )
         self.coordinator = Coordinator(services)

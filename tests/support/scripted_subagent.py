@@ -129,7 +129,7 @@ async def resuming(server: Server, stream: str, after: int | str | None = None, 
 class Log(MemoryLog):
     """One whose leases run out when a test says so."""
 
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, **bounds: Any) -> None:
         self.time = ManualClock()
         super().__init__(clock=self.time, worker="here", limits=LogLimits(ttl_s=1_000, lease_s=LEASE_S, **bounds))
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from anabranch.app.caller_limits import CallerLimits
 from anabranch.app.event_streams import Timing
 from anabranch.app.planner import Planner
 from anabranch.app.revocations import Revocations
@@ -114,6 +115,7 @@ class House:
         self.revocations = Revocations(_no_keys)
         self.refusals: Counter[str] = Counter()
         self.runs = self
+        self.limits = CallerLimits({}, {}, lambda _: 0)
         self.timing = Timing()
 
     def rejected(self, surface: str, code: str) -> None:

@@ -11,6 +11,7 @@ from anabranch.app.anabranch import Anabranch
 from anabranch.app.planner import Planner, StreamStores
 from anabranch.configuration.settings import Settings
 from anabranch.domain.eventlog import LogLimits
+from anabranch.domain.shares import Limit
 from anabranch.domain.steps import stream_of
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.operations import RequestLoop
@@ -20,6 +21,7 @@ from anabranch.eventlog.memory import MemoryLog
 from anabranch.planner.coordinator import Coordinator
 from anabranch.planner.services import MemorySessions, PlannerServices, PlannerTime, StepLimits, TelemetryContextStore
 from anabranch.policies.cache import MemoryCache
+from anabranch.policies.shares import Share
 from anabranch.telemetry.log import configured_log
 from anabranch.testing import Crumbs, Recorder
 from support.manual_time import TimelessLoop, run
@@ -90,7 +92,8 @@ class Simulation:
             crumbs=Crumbs(),
             traces=TelemetryContextStore(MemoryCache(100_000, loop), 1_800.0),
             notify=self._notify,
-            limits=StepLimits(timeout_s=30.0, retries=2, max_steps=10, lease_s=LEASE_S),
+            limits=StepLimits(timeout_s=30.0, retries=2, lease_s=LEASE_S),
+            steps=Share(Limit(name="steps", description="planner steps in progress", total=10)),
             time=PlannerTime(clock=loop, wall=lambda: 1_700_000_000 + loop.time()),
         )
         self.coordinator = Coordinator(services)

@@ -32,6 +32,7 @@ class Anabranch:
         self.questions = parts.questions
         self.query_log = parts.query_log
         self.runs = parts.runs
+        self.limits = parts.limits
         self.revocations = parts.revocations
         self.timing = parts.timing
         self.catalog = parts.catalog

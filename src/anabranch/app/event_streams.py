@@ -22,6 +22,7 @@ from anabranch.domain.errors import AnabranchError, UpstreamError, UpstreamTimed
 from anabranch.domain.eventlog import LogLimits
 from anabranch.domain.events import TERMINAL
 from anabranch.domain.model import Answer, Context, Endpoint, Question, Value
+from anabranch.domain.shares import Claimant
 from anabranch.eventlog.memory import MemoryLog
 from anabranch.eventlog.reader import StreamReaders
 from anabranch.eventlog.redis.store import RedisLogTiming
@@ -41,8 +42,7 @@ from anabranch.subagents.documentation import DocumentationSubagent
 from anabranch.subagents.kinds import SubagentRegistry
 from anabranch.telemetry.breadcrumbs import BreadcrumbFanout, BreadcrumbFile
 
-if TYPE_CHECKING:  # most have no Redis and no collector
-    from anabranch.redis.client import Redis
+if TYPE_CHECKING:  # most have no collector
     from anabranch.telemetry.otlp import OtlpBreadcrumbs
 
 
@@ -51,6 +51,7 @@ class EventStreams(Value):
 
     planner: Planner | None = None
     recordings: ResumableAnswers | None = None
+    bytes_held_by: Callable[[Claimant], int] = lambda _: 0
 
     async def drain(self, grace_s: float) -> None:
         """Wait for steps in progress for `grace_s`, then end them."""
@@ -103,7 +104,7 @@ async def event_streams(
     roster = SubagentRegistry(
         documentation=subagent, outbound=outbound, clock=clock, enabled=settings.planner_subagents
     )
-    stores, breadcrumbs = _stores(settings, policies.redis, clock, timing), _breadcrumbs(settings, telemetry)
+    stores, breadcrumbs = _stores(settings, policies, clock, timing), _breadcrumbs(settings, telemetry)
     async with stores as (kept, tend), breadcrumbs as crumbs:
         services = _services(settings, policies, outbound, kept, roster, crumbs, telemetry, clock, timing)
         readers = StreamReaders(telemetry)
@@ -126,7 +127,7 @@ async def event_streams(
             readers=readers,
         )
         async with _tended(tend, planner, timing.tend_every_s):
-            yield EventStreams(planner=planner, recordings=recordings)
+            yield EventStreams(planner=planner, recordings=recordings, bytes_held_by=kept.bytes_held_by)
 
 
 def _services(
@@ -151,10 +152,10 @@ def _services(
         limits=StepLimits(
             timeout_s=settings.planner_timeout,
             retries=settings.planner_retries,
-            max_steps=settings.planner_steps,
             lease_s=settings.stream_lease,
             ttl_s=settings.stream_ttl,
         ),
+        steps=policies.shares["steps"],
         time=PlannerTime(clock=clock),
         timing=timing.planner,
     )
@@ -177,15 +178,16 @@ class RunAnswerer:
 
 @asynccontextmanager
 async def _stores(
-    settings: Settings, redis: "Redis | None", clock: Clock, timing: Timing
+    settings: Settings, policies: Policies, clock: Clock, timing: Timing
 ) -> AsyncIterator[tuple[StreamStores, Callable[[], None]]]:
-    worker = secrets.token_hex(8)
+    redis, worker = policies.redis, secrets.token_hex(8)
     limits = LogLimits(
         ttl_s=settings.stream_ttl,
         lease_s=settings.stream_lease,
         max_events=settings.stream_events,
         max_bytes=settings.stream_bytes,
         memory_bytes=settings.stream_memory,
+        of_caller=policies.limits["stream_bytes"],
     )
     if redis is None or settings.redis_url is None:
         log = MemoryLog(clock=clock, worker=worker, limits=limits)
@@ -195,7 +197,7 @@ async def _stores(
             log.tend()
             sessions.tend()
 
-        yield StreamStores(worker, log, sessions), tend
+        yield StreamStores(worker, log, sessions, None, log.streams.held_by), tend
         return
     from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
     from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
@@ -204,7 +206,7 @@ async def _stores(
     shared = RedisLog(redis, rpc, worker=worker, clock=clock, limits=limits, timing=timing.log)
     shared.start()
     try:
-        yield StreamStores(worker, shared, RedisSessions(redis), rpc), shared.tend
+        yield StreamStores(worker, shared, RedisSessions(redis), rpc, shared.streams.held_by), shared.tend
     finally:
         await shared.close()
         await rpc.close()

@@ -23,6 +23,7 @@ from anabranch.domain.errors import (
 from anabranch.domain.eventlog import Entry, Page
 from anabranch.domain.events import PlanStepCompleted
 from anabranch.domain.model import Context, Value
+from anabranch.domain.shares import Claimant
 from anabranch.domain.steps import Command, Directive, Progress, Receipt, Trace, stream_of
 from anabranch.eventlog.reader import StreamReader, StreamReaders
 from anabranch.planner.coordinator import Coordinator
@@ -59,12 +60,14 @@ class ForwardedReply(Value):
 
 
 class StreamStores(NamedTuple):
-    """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any."""
+    """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any; `bytes_held_by`
+    says what a caller's streams use here."""
 
     worker: str
     log: EventLog
     sessions: Sessions
     rpc: "WorkerRpc | None" = None
+    bytes_held_by: Callable[[Claimant], int] = lambda _: 0
 
 
 class Planner:
@@ -80,7 +83,7 @@ class Planner:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.streaming = streaming
-        self._worker, self._log, self._sessions, self._rpc = stores
+        self._worker, self._log, self._sessions, self._rpc, _ = stores
         self._coordinator = coordinator
         self._ttl_s = ttl_s
         self._claim_s = 2 * ttl_s

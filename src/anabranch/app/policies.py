@@ -43,14 +43,14 @@ class Policies:
         self.resilience = Resilience(Policy.of(settings), clock, telemetry)
         self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
         self._tending: asyncio.Task[None] | None = None
-        limits = limits_of(settings)
+        limits = self.limits = limits_of(settings)
         self._pace = Pace()
-        self.gate = AdmissionGate(limits.pop("questions"), telemetry, self._pace)
-        self.computing = FairThreads(limits.pop("computations"))
+        self.gate = AdmissionGate(limits["questions"], telemetry, self._pace)
+        self.computing = FairThreads(limits["computations"])
         self.shares = {
             "questions": self.gate.share,
             "computations": self.computing.share,
-            **{name: Share(limit) for name, limit in limits.items()},
+            **{name: Share(limits[name]) for name in ("uploads", "upload_bytes", "response_bytes", "steps")},
         }
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.app.aggregator import Aggregator
+from anabranch.app.caller_limits import CallerLimits
 from anabranch.app.endpoint_catalog import EndpointCatalog
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
@@ -120,6 +121,7 @@ class Parts(NamedTuple):
     hub_tokens: "Callable[[], HubTokens]"
     revocations: Revocations
     streams: EventStreams
+    limits: CallerLimits
     servers: McpServers
     catalog: EndpointCatalog
     listing: SourceListing
@@ -176,6 +178,7 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
             hub_tokens=cache(partial(_hub_tokens, settings, outbound, clock)),
             revocations=revocations,
             streams=streams,
+            limits=CallerLimits(policies.limits, policies.shares, streams.bytes_held_by),
             servers=servers,
             catalog=catalog,
             listing=SourceListing(catalog, servers, knowledge, resilience.upstreams, questions.model),

@@ -32,6 +32,7 @@ HUGE = 10**30
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="a number of seconds above 0, at most 86,400")]
 Delay = Annotated[float, Meta(ge=0, le=3_600, description="a number of seconds from 0 to 3,600")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1,000,000,000")]
+Bytes = Annotated[int, Meta(ge=1, le=2**50, description="a whole number from 1 to 1,125,899,906,842,624")]
 Flag = Annotated[bool, Meta(description="true or false")]
 FLAGS = {"on": True, "yes": True, "off": False, "no": False}
 # Not quoted in YAML, on and off are true and false.

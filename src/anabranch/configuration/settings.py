@@ -15,6 +15,7 @@ from anabranch.configuration import config_file, mcp_servers
 from anabranch.configuration.config_file import (
     Address,
     Allowlist,
+    Bytes,
     CacheTtl,
     CompactTokens,
     Count,
@@ -158,6 +159,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     caller_running: Count = 2_048
     caller_waiting: Number = 1_024
     computing_threads: Number = 0
+    caller_uploads: Count = 16
+    caller_upload_bytes: Bytes = 128 * 1024 * 1024
+    max_upload_bytes: Bytes = 512 * 1024 * 1024
+    caller_response_bytes: Bytes = 64 * 1024 * 1024
+    max_response_bytes: Bytes = 256 * 1024 * 1024
+    caller_steps: Count = 2_500
+    caller_stream_memory: Bytes = 64 * 1024 * 1024
     model_retries: Few = 2
     retry_budget: Share = 0.2
     breaker_window: Seconds = 30.0

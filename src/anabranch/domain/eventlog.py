@@ -7,6 +7,7 @@ gets a page with `reset` and starts from the beginning of the stream.
 """
 
 from anabranch.domain.model import Value
+from anabranch.domain.shares import Limit
 
 EPOCH = 2**32
 # The largest integer that JSON numbers hold exactly everywhere. No cursor is larger.
@@ -17,13 +18,15 @@ LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\x
 
 class LogLimits(Value):
     """Bounds of a log: how long an ended stream is kept (`ttl_s`), how long an owner may be silent (`lease_s`), the
-    size of one stream (`max_events`, `max_bytes`) and of all streams in this process (`memory_bytes`)."""
+    size of one stream (`max_events`, `max_bytes`), of all streams in this process (`memory_bytes`), and of one
+    caller's (`of_caller`)."""
 
     ttl_s: float = 1_800.0
     lease_s: float = 10.0
     max_events: int = 20_000
     max_bytes: int = 16 * 2**20
     memory_bytes: int = 256 * 2**20
+    of_caller: Limit = Limit(name="stream_bytes", description="kept streams", unit="bytes")
 
 
 class Entry(Value, gc=False):

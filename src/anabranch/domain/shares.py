@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Protocol
 
 from anabranch.domain.model import Value
 
@@ -29,6 +30,20 @@ LOCAL = Claimant(name="local", operator=True)
 
 # The caller of the request that runs now; tasks that a request starts inherit it.
 claimant: ContextVar[Claimant] = ContextVar("claimant", default=LOCAL)
+
+
+class Holding(Protocol):
+    """Units of a resource that a request holds, or waits for, until `leave`."""
+
+    def leave(self) -> None: ...
+
+
+class Resource(Protocol):
+    """What callers share, each within its limit."""
+
+    def enter(self, units: float = 1.0, caller: Claimant | None = None) -> Holding:
+        """Hold units, or wait for them; LimitReached if the caller has its share, Overloaded if all is in use."""
+        ...
 
 
 class Limit(Value):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from anabranch.domain.contracts import Clock
 from anabranch.domain.errors import Conflict, LeaseLost, NotFound
 from anabranch.domain.eventlog import Entry, LogLimits, Page, SequencedEntry
+from anabranch.domain.shares import Claimant, claimant
 from anabranch.eventlog.cursors import StreamEntries, weight
 from anabranch.eventlog.streams import EXISTS, NOT_FOUND, NOT_OWNED, Stream, StreamOwner, Streams, Watchers
 
@@ -28,7 +29,7 @@ class MemoryLog:
         if self._known(stream) is not None:
             raise Conflict(EXISTS)
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
-        self._make_room(owner.size)
+        self._make_room(owner.size, claimant.get())
         tape = StreamEntries(max_events=self._limits.max_events, max_bytes=self._limits.max_bytes)
         self.streams.add(Stream(owner, tape, self._clock.monotonic() + self._limits.lease_s))
         self._watchers.notify(stream)
@@ -40,7 +41,7 @@ class MemoryLog:
             raise LeaseLost(NOT_OWNED)
         planned = found.tape.plan(entries)
         recorded = [each for each in planned if each is not None]
-        self._make_room(sum(weight(each) for each in recorded if not each.final))
+        self._make_room(sum(weight(each) for each in recorded if not each.final), found.caller)
         self.streams.renew(found, self._clock.monotonic() + self._limits.lease_s)
         if recorded:
             self._write(found, recorded)
@@ -79,13 +80,13 @@ class MemoryLog:
             self._spare[stream.owner.stream] = stream
         self._watchers.notify(stream.owner.stream)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int, caller: Claimant) -> None:
         """Superseded partials go first, then whole streams that have ended."""
-        while self._spare and self.streams.missing(size) > 0:
+        while self._spare and self.streams.missing(size, caller) > 0:
             _, stream = self._spare.popitem()
             stream.tape.squeeze()
             self.streams.resized(stream)
-        self._forgotten(self.streams.make_room(size))
+        self._forgotten(self.streams.make_room(size, caller))
 
     def _forgotten(self, streams: Sequence[Stream]) -> None:
         for stream in streams:

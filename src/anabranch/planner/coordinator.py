@@ -6,9 +6,10 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from anabranch.domain.errors import AnabranchError, Conflict, NotFound, Overloaded, ShuttingDown
+from anabranch.domain.errors import AnabranchError, Conflict, NotFound, ShuttingDown
 from anabranch.domain.events import PlanStepCompleted
 from anabranch.domain.model import Context
+from anabranch.domain.shares import Holding
 from anabranch.domain.signals import EventIgnored
 from anabranch.domain.steps import Breadcrumb, Command, Directive, Progress, Receipt
 from anabranch.planner.encoder import ignored_after_end, stamp
@@ -67,7 +68,7 @@ class Coordinator:
         self._services = services
         self._shadows = Shadows(services)
         self._steps: dict[str, StepRunner] = {}
-        self._reserved: set[str] = set()
+        self._held: dict[str, Holding] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,23 +77,22 @@ class Coordinator:
     @contextmanager
     def reserve(self, stream: str) -> Iterator[None]:
         """Reserve a step before its stream is opened: a step that is refused must leave no stream behind, which would
-        look like a step in progress. Overloaded if the limit of steps is reached."""
+        look like a step in progress. LimitReached or Overloaded if there are too many."""
         self._require_open()
-        limit = self._services.limits.max_steps
-        if len(self._steps) + len(self._reserved) >= limit:
-            raise Overloaded(f"Step limit reached ({limit:,}).")
-        self._reserved.add(stream)
+        held = self._services.steps.enter()
         try:
             yield
         finally:
-            self._reserved.discard(stream)
+            if stream in self._steps and stream not in self._held:
+                self._held[stream] = held
+            else:
+                held.leave()
 
     async def begin(self, stream: str, token: str, directive: Directive, context: Context) -> None:
         """Returns when the start event is written."""
         self._require_open()
         if stream in self._steps:
             raise Conflict("The step is in progress already.")
-        self._reserved.discard(stream)
         opened = OpenedStep(stream=stream, token=token, directive=directive, context=context)
         runner = StepRunner(opened, self._services, on_end=self._step_ended, on_task=self._track)
         self._steps[stream] = runner
@@ -153,6 +153,8 @@ class Coordinator:
 
     def _step_ended(self, runner: StepRunner) -> None:
         self._steps.pop(runner.stream, None)
+        if (held := self._held.pop(runner.stream, None)) is not None:
+            held.leave()
         if not self._steps:
             self._idle.set()
         directive, end = runner.directive, runner.step.end

@@ -15,6 +15,7 @@ import msgspec
 from anabranch.domain.contracts import Breadcrumbs, Cache, Clock, EventLog, Subagents, Telemetry, Turns
 from anabranch.domain.errors import AnabranchError, StreamUnavailable
 from anabranch.domain.model import Context, Value
+from anabranch.domain.shares import Resource
 from anabranch.domain.steps import Trace
 from anabranch.eventlog.redis.log import UNREACHABLE
 from anabranch.redis.client import Redis, RedisGone, script
@@ -156,17 +157,17 @@ class PlannerTiming(Value):
 
 class StepLimits(Value):
     """`timeout_s`: time of a subagent without a deadline of its own. `retries`: of a subagent that is called here.
-    `max_steps`: steps in progress in this worker. `lease_s` and `ttl_s`: as in the event log."""
+    `lease_s` and `ttl_s`: as in the event log."""
 
     timeout_s: float
     retries: int
-    max_steps: int
     lease_s: float
     ttl_s: float = 1800.0
 
 
 class PlannerServices(Value):
-    """`notify` sends a callback to an orchestrator's URL; it raises an AnabranchError if that fails."""
+    """`steps` is what callers share of the steps in progress in this worker. `notify` sends a callback to an
+    orchestrator's URL; it raises an AnabranchError if that fails."""
 
     log: EventLog
     subagents: Subagents
@@ -176,5 +177,6 @@ class PlannerServices(Value):
     traces: TelemetryContextStore
     notify: Callable[[str, bytes], Awaitable[None]]
     limits: StepLimits
+    steps: Resource
     time: PlannerTime
     timing: PlannerTiming = PlannerTiming()

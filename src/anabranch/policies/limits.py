@@ -10,14 +10,17 @@ from anabranch.domain.shares import Limit
 RESERVED = 0.25
 # Questions of one caller that start at once; more only while the process keeps up.
 READY = 32
+# Requests of one caller that wait for its earlier ones to hold fewer bytes.
+WAITING = 64
 
 
 def limits_of(settings: Settings) -> dict[str, Limit]:
-    """The limits on what requests hold while they run."""
-    return {limit.name: limit for limit in _of_questions(settings)}
+    """What callers may hold while their requests run, and of kept streams."""
+    limits = (*_of_requests(settings), *_of_streams(settings))
+    return {limit.name: limit for limit in limits}
 
 
-def _of_questions(settings: Settings) -> tuple[Limit, ...]:
+def _of_requests(settings: Settings) -> tuple[Limit, ...]:
     return (
         Limit(
             name="questions",
@@ -37,5 +40,56 @@ def _of_questions(settings: Settings) -> tuple[Limit, ...]:
             total=settings.computing_threads or os.cpu_count() or 1,
             queued=math.inf,
             total_setting=f"{PREFIX}COMPUTING_THREADS",
+        ),
+        Limit(
+            name="uploads",
+            description="uploads at once",
+            each=settings.caller_uploads,
+            waiting=WAITING,
+            setting=f"{PREFIX}CALLER_UPLOADS",
+        ),
+        Limit(
+            name="upload_bytes",
+            description="uploads at once",
+            unit="bytes",
+            each=settings.caller_upload_bytes,
+            total=settings.max_upload_bytes,
+            waiting=WAITING,
+            queued=math.inf,
+            reserved=settings.max_upload_bytes * RESERVED,
+            setting=f"{PREFIX}CALLER_UPLOAD_BYTES",
+            total_setting=f"{PREFIX}MAX_UPLOAD_BYTES",
+        ),
+        Limit(
+            name="response_bytes",
+            description="documents that are sent at once",
+            unit="bytes",
+            each=settings.caller_response_bytes,
+            total=settings.max_response_bytes,
+            waiting=WAITING,
+            queued=math.inf,
+            reserved=settings.max_response_bytes * RESERVED,
+            setting=f"{PREFIX}CALLER_RESPONSE_BYTES",
+            total_setting=f"{PREFIX}MAX_RESPONSE_BYTES",
+        ),
+        Limit(
+            name="steps",
+            description="planner steps in progress",
+            each=settings.caller_steps,
+            total=settings.planner_steps,
+            setting=f"{PREFIX}CALLER_STEPS",
+            total_setting=f"{PREFIX}PLANNER_STEPS",
+        ),
+    )
+
+
+def _of_streams(settings: Settings) -> tuple[Limit, ...]:
+    return (
+        Limit(
+            name="stream_bytes",
+            description="kept streams",
+            unit="bytes",
+            each=settings.caller_stream_memory,
+            setting=f"{PREFIX}CALLER_STREAM_MEMORY",
         ),
     )

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.domain.errors import UpstreamError
+from anabranch.configuration.settings import Settings
+from anabranch.domain.errors import LimitReached, UpstreamError
+from anabranch.domain.shares import Claimant, Limit, claimant
 from anabranch.entrypoints.http.errors import ClientGone, RequestTimedOut, RequestTooLarge
-from anabranch.entrypoints.http.operations import PIECE_BYTES, read_body, send_body
+from anabranch.entrypoints.http.operations import PIECE_BYTES, Call, send_body
 from anabranch.network import sse
+from anabranch.policies.shares import Share
+from anabranch.telemetry.log import configured_log
 
 LINES = st.sampled_from(
     ["data: a", "data:b", "data", ": comment", "event: x", "id: 1", "data:  two spaces", "naïve", ""]
@@ -70,14 +74,70 @@ def part(body: bytes, more: bool) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
+class Uploads:
+    """What callers share of uploads, and calls of one caller."""
+
+    def __init__(self, each: float = 4, each_bytes: float = 1_000) -> None:
+        self.shares = {
+            "uploads": Share(Limit(name="uploads", description="uploads at once", each=each)),
+            "upload_bytes": Share(Limit(name="upload_bytes", description="uploads at once", each=each_bytes)),
+        }
+
+    def call(self, *messages: dict[str, Any], declared: int | None = None) -> Call[Any]:
+        headers = [] if declared is None else [(b"content-length", str(declared).encode())]
+        claimant.set(Claimant(name="user:ada"))
+        log = configured_log(Settings())
+        return Call({"headers": headers}, receiving(*messages), none, 10, log, shares=self.shares)
+
+    @property
+    def held(self) -> list[float]:
+        return [share.held for share in self.shares.values()]
+
+
+async def none(_message: Any) -> None:
+    return
+
+
 async def test_reading_a_body() -> None:
-    assert await read_body(receiving(part(b"ab", True), part(b"c", False)), 10) == b"abc"
+    uploads = Uploads()
+    assert await uploads.call(part(b"ab", True), part(b"c", False)).whole(10) == b"abc"
     with pytest.raises(ClientGone):
-        await read_body(receiving(part(b"ab", True), {"type": "http.disconnect"}), 10)
+        await uploads.call(part(b"ab", True), {"type": "http.disconnect"}).whole(10)
     with pytest.raises(RequestTooLarge, match="5 bytes"):
-        await read_body(receiving(part(b"abc", True), part(b"def", True)), 5)
+        await uploads.call(part(b"abc", True), part(b"def", True)).whole(5)
+    with pytest.raises(RequestTooLarge, match="5 bytes"):
+        await uploads.call(declared=6).whole(5)
     with pytest.raises(RequestTimedOut):
-        await read_body(receiving(part(b"a", True)), 10, within_s=0.01)
+        await uploads.call(part(b"a", True)).whole(10, within_s=0.01)
+
+
+async def test_a_large_body_counts_while_it_arrives_and_its_bytes_until_the_call_ends() -> None:
+    size = 2 * PIECE_BYTES
+    uploads = Uploads(each_bytes=size)
+    for declared in (None, size):
+        call = uploads.call(*[part(bytes(PIECE_BYTES), True)] * 2, part(b"", False), declared=declared)
+        parts = call.parts(10 * PIECE_BYTES)
+        assert len(await anext(parts)) == PIECE_BYTES
+        assert uploads.held == [1, declared or PIECE_BYTES]
+        assert len(b"".join([piece async for piece in parts])) == PIECE_BYTES
+        assert uploads.held == [0, size]
+        call.leave()
+        assert uploads.held == [0, 0]
+
+
+async def test_a_body_beyond_the_callers_share_is_refused() -> None:
+    uploads = Uploads(each_bytes=10)
+    first = uploads.call(part(b"1234567", True), part(b"8", False))
+    await first.whole(100)
+    with pytest.raises(LimitReached, match="limit of 10 uploads at once"):
+        await uploads.call(part(b"123", True), part(b"4", False)).whole(100)
+    first.leave()
+    assert await uploads.call(part(b"123", True), part(b"4", False)).whole(100) == b"1234"
+
+
+async def test_a_small_body_in_one_piece_is_no_upload() -> None:
+    uploads = Uploads(each=0)
+    assert await uploads.call(part(b"abc", False), declared=3).whole(100) == b"abc"
 
 
 @given(st.integers(0, 5 * PIECE_BYTES), st.booleans())

@@ -26,6 +26,7 @@ from anabranch.entrypoints.http.endpoints import EndpointSurface
 from anabranch.entrypoints.http.errors import EXPOSED
 from anabranch.entrypoints.http.keys import KeysSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
+from anabranch.entrypoints.http.limits import LimitsSurface
 from anabranch.entrypoints.http.mcp import McpSurface
 from anabranch.entrypoints.http.openai import OpenAISurface
 from anabranch.entrypoints.http.openai_answers import lost_completion, lost_response
@@ -131,6 +132,7 @@ class Service:
             ("knowledge", QueryLogSurface(anabranch, access, self._closing).operations()),
             ("knowledge", SourcesSurface(anabranch, access, history).operations()),
             ("knowledge", KeysSurface(anabranch, access).operations()),
+            ("knowledge", LimitsSurface(anabranch, access).operations()),
             ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),

@@ -21,6 +21,7 @@ from anabranch.domain.errors import (
     HubFailed,
     InvalidQuestion,
     LeaseLost,
+    LimitReached,
     NotFound,
     Overloaded,
     RateLimited,
@@ -261,8 +262,19 @@ def refusal_headers(error: AnabranchError, status: int) -> list[tuple[bytes, byt
     if status in (429, 503):
         usual = STREAM_RETRY_AFTER_S if isinstance(error, StreamUnavailable) else RETRY_AFTER_S
         headers.append((b"retry-after", str(error.details.get("retry_after_s", usual)).encode()))
-        headers.extend(rate_headers(error.allowance if isinstance(error, RateLimitExceeded) else None))
+        headers.extend(rate_headers(_allowance(error)))
     return headers
+
+
+def _allowance(error: AnabranchError) -> Allowance | None:
+    match error:
+        case RateLimitExceeded():
+            return error.allowance
+        case LimitReached():
+            return Allowance(
+                limit=int(error.details["allowed"]), remaining=0, reset_s=float(error.details["retry_after_s"])
+            )
+    return None
 
 
 def rate_headers(allowance: Allowance | None) -> Headers:

@@ -20,7 +20,7 @@ from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import described
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
-from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply, body_parts, read_body
+from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply
 from anabranch.knowledge.model import Caller, Chunking, DocumentStatus, NewDocument, Permissions, StoredDocument
 from anabranch.knowledge.records.documents import Cursors
 from anabranch.network.addresses import parse
@@ -285,7 +285,10 @@ class KnowledgeSurface:
         start = _number(call.query, "start", 0, least=0, most=MAX_OFFSET)
         end = _number(call.query, "end", MAX_OFFSET, least=0, most=MAX_OFFSET)
         knowledge = await self.anabranch.knowledge()
-        found = await knowledge.document(call.caller, call.params["document"], content=True)
+        found = await knowledge.document(call.caller, call.params["document"])
+        if found.size > LARGE_BYTES:
+            await call.hold("response_bytes", found.size)
+        found = await knowledge.document(call.caller, found.id, content=True)
         content = found.content or ""
         begin, stop = min(start, len(content)), max(min(start, len(content)), min(end, len(content)))
         view = msgspec.structs.replace(
@@ -361,9 +364,9 @@ async def read_upload(call: Call[Any], settings: Settings) -> Upload:
     limit = int(settings.max_document_bytes * BASE64_RATIO) + MARGIN_BYTES
     headers = Headers(scope=call.scope)
     if headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        upload = await _from_form(headers, body_parts(call.receive, limit))
+        upload = await _from_form(headers, call.parts(limit))
     else:
-        body = await read_body(call.receive, limit, UPLOAD_S)
+        body = await call.whole(limit, UPLOAD_S)
         if not body:
             raise InvalidQuestion("The body is empty; send JSON.")
         upload = await asyncio.to_thread(_from_json, body) if len(body) > LARGE_BYTES else _from_json(body)

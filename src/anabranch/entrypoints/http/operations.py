@@ -37,6 +37,7 @@ from anabranch.entrypoints.http.errors import (
 )
 from anabranch.knowledge.model import Caller
 from anabranch.pipeline.run import Run
+from anabranch.policies.shares import Held, Share
 from anabranch.telemetry.log import Log, correlation_id
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ RESPONSE_STARTS = ("http.response.start", "websocket.accept")
 BODY_S = 30.0
 PIECE_BYTES = 64 * 1024
 PIECE_S = 30.0
+MAX_DIGITS = 18
 JSON = (b"content-type", b"application/json")
 # Of responses that depend on who asks: a cache in front must not give them to others.
 PRIVATE: Headers = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -90,11 +92,13 @@ class Call(Generic[T]):
     operation: "Operation[T] | None" = None
     params: Mapping[str, str] = field(default_factory=dict)
     caller: Caller = field(default_factory=Caller)
+    shares: Mapping[str, Share] = field(default_factory=dict)
     body: bytes = b""
     request: T = field(init=False)
     headers: Headers = ()
     counted: bool = False
     responding: bool = False
+    _held: list[Held] = field(default_factory=list)
 
     @property
     def surface(self) -> str:
@@ -119,11 +123,62 @@ class Call(Generic[T]):
     async def read(self) -> None:
         """Reads and decodes the body."""
         assert self.operation is not None, "a call is read for its operation"
-        self.body = await read_body(self.receive, self.max_request_bytes)
+        self.body = await self.whole(self.max_request_bytes)
         if not self.body:
             raise InvalidQuestion("The body is empty; send JSON.")
         if self.operation.request_type is not bytes:
             self.request = self.operation.decode(self.body)
+
+    async def whole(self, max_bytes: int, within_s: float = BODY_S) -> bytes:
+        """The whole body, or the error that says why it could not be read."""
+        try:
+            async with asyncio.timeout(within_s):
+                parts = [part async for part in self.parts(max_bytes)]
+        except TimeoutError:
+            raise RequestTimedOut("The request took too long to arrive.") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def parts(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, at most `max_bytes` of it. A large one counts as an upload while it arrives, and its
+        bytes count until the call ends."""
+        declared, size, more = self._declared_bytes(), 0, True
+        if declared > max_bytes:
+            raise _too_large(max_bytes)
+        if declared <= PIECE_BYTES:
+            uploading = counted = None
+        else:
+            uploading, counted = await self.hold("uploads"), await self.hold("upload_bytes", declared)
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            if more and counted is None:  # one that does not say how large it is
+                uploading, counted = await self.hold("uploads"), await self.hold("upload_bytes", len(part))
+            elif counted is not None and size > counted.units:
+                counted.grow(size - counted.units)
+            yield part
+        if uploading is not None:
+            uploading.leave()
+
+    async def hold(self, name: str, units: float = 1.0) -> Held:
+        """Hold units of what callers share, once it is this caller's turn, until the call ends."""
+        held = self.shares[name].enter(units)
+        self._held.append(held)
+        await held.turn()
+        return held
+
+    def leave(self) -> None:
+        """Give back what the call holds."""
+        for held in self._held:
+            held.leave()
+
+    def _declared_bytes(self) -> int:
+        declared = header(self.scope, b"content-length") or ""
+        return int(declared) if declared.isdecimal() and len(declared) < MAX_DIGITS else 0
 
     def attach(self, run: Run, allowance: Allowance | None) -> Run:
         """From here on the Run counts its own failure, and the response carries the caller's rate limit."""
@@ -243,6 +298,7 @@ class RequestLoop:
         log: Log,
         claimant_of: Callable[[Scope, Caller], Claimant],
     ) -> None:
+        self._shares = anabranch.limits.shares
         self._anabranch = anabranch
         self._max_request_bytes = anabranch.settings.max_request_bytes
         self._router = Router(operations)
@@ -266,6 +322,8 @@ class RequestLoop:
                 raise
             status, body = dialect.render(refusal, scope)
             await send_response(call.send, status, body, [JSON, *PRIVATE, *refusal_headers(refusal, status)])
+        finally:
+            call.leave()
 
     async def _answer(self, call: Call[Any], operation: Operation[Any]) -> None:
         if operation.admission:
@@ -273,6 +331,7 @@ class RequestLoop:
         if operation.identify is not None:
             call.caller = await operation.identify(call.scope)
             claimant.set(self._claimant_of(call.scope, call.caller))
+        call.shares = self._shares
         if operation.request_type is not None and not operation.handler_reads:
             await call.read()
         answer = await operation.handler(call)
@@ -339,32 +398,12 @@ def _refusing_as_http(send: Send, scope: Scope) -> Send:
     return answer
 
 
-async def read_body(receive: Receive, max_bytes: int, within_s: float = BODY_S) -> bytes:
-    """The whole body, or the error that says why it could not be read."""
-    try:
-        async with asyncio.timeout(within_s):
-            parts = [part async for part in body_parts(receive, max_bytes)]
-    except TimeoutError:
-        raise RequestTimedOut("The request took too long to arrive.") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def body_parts(receive: Receive, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body as it arrives, at most `max_bytes` of it."""
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part, more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        if size > max_bytes:
-            raise RequestTooLarge(
-                f"The request is larger than {max_bytes:,} bytes (AGGREGATOR_MAX_REQUEST_BYTES; for documents "
-                "AGGREGATOR_MAX_DOCUMENT_BYTES).",
-                limit=max_bytes,
-            )
-        yield part
+def _too_large(max_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The request is larger than {max_bytes:,} bytes (AGGREGATOR_MAX_REQUEST_BYTES; for documents "
+        "AGGREGATOR_MAX_DOCUMENT_BYTES).",
+        limit=max_bytes,
+    )
 
 
 async def while_connected(call: Call[Any], work: Coroutine[Any, Any, T]) -> T:

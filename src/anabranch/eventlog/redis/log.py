@@ -11,6 +11,7 @@ import msgspec
 from anabranch.domain.contracts import Clock, Watch
 from anabranch.domain.errors import AnabranchError, Conflict, LeaseLost, NotFound, StreamFull, StreamUnavailable
 from anabranch.domain.eventlog import EPOCH, Entry, LogLimits, Page, epoch
+from anabranch.domain.shares import claimant
 from anabranch.eventlog.cursors import StreamEntries
 from anabranch.eventlog.redis.store import RedisLogTiming, RedisStreamStore, Verdict, channel
 from anabranch.eventlog.redis.writer import OwnedStream, StreamWriter
@@ -277,7 +278,7 @@ class RedisLog:
         if self._own(stream) is not None:
             raise Conflict(EXISTS)
         owner = StreamOwner(stream=stream, token=secrets.token_hex(16), identity=identity, about=about)
-        self._writer.dropped(self.streams.make_room(owner.size))
+        self._writer.dropped(self.streams.make_room(owner.size, claimant.get()))
         if not self._store.redis.reachable or self._replicas.stable_s() < self._restore_s:
             raise StreamUnavailable(UNREACHABLE)
         await self._wait_for_restores()

@@ -190,7 +190,7 @@ class StreamWriter:
             raise LeaseLost(NOT_OWNED)
         planned = stream.tape.plan(entries)
         recorded = [each for each in planned if each is not None]
-        self.dropped(self._streams.make_room(sum(weight(each) for each in recorded if not each.final)))
+        self.dropped(self._streams.make_room(sum(weight(each) for each in recorded if not each.final), stream.caller))
         now = self._clock.monotonic()
         expired = stream.abandoned(now)
         verdict = await self._append_shared(stream, recorded) if stream.shared else None

@@ -1,0 +1,90 @@
+"""The settings that limit what one caller may hold. Callers on this machine, as here, may hold four times as much."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from conftest import Server
+from support.environment import served
+from support.step_requests import begin, push, until
+
+pytestmark = pytest.mark.usefixtures("isolated_home")
+
+WEIGHT = 4
+LARGE = 300_000
+
+
+async def limit(server: Server, name: str) -> dict[str, Any]:
+    async with server.session.get(f"{server.url}/v1/limits") as response:
+        assert response.status == 200
+        found = {one["name"]: one for one in (await response.json())["limits"]}
+    return dict(found[name])
+
+
+@asynccontextmanager
+async def unfinished(server: Server, size: int = LARGE) -> AsyncIterator[None]:
+    """An upload of which the last byte does not come."""
+    host, port = server.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        f"POST /v1/ingest HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    )
+    writer.write(head.encode() + bytes(size - 1))
+    try:
+        yield
+    finally:
+        writer.close()
+
+
+async def waits(server: Server, name: str, waiting: int) -> bool:
+    return bool((await limit(server, name))["waiting"] == waiting)
+
+
+async def test_caller_uploads_is_how_many_arrive_at_once() -> None:
+    async with served(CALLER_UPLOADS="1") as server:
+        async with AsyncExitStack() as uploads:
+            for _ in range(WEIGHT + 1):
+                await uploads.enter_async_context(unfinished(server))
+            await until(lambda: waits(server, "uploads", 1))
+            found = await limit(server, "uploads")
+            assert (found["allowed"], found["used"]) == (WEIGHT, WEIGHT)
+            assert found["setting"] == "AGGREGATOR_CALLER_UPLOADS"
+        await until(lambda: waits(server, "uploads", 0))
+
+
+@pytest.mark.parametrize("setting", ["CALLER_UPLOAD_BYTES", "MAX_UPLOAD_BYTES"])
+async def test_caller_upload_bytes_and_max_upload_bytes_limit_what_is_held(setting: str) -> None:
+    most = 2 * LARGE // WEIGHT if setting.startswith("CALLER") else 2 * LARGE
+    async with served(**{setting: str(most)}) as server, AsyncExitStack() as uploads:
+        for _ in range(3):
+            await uploads.enter_async_context(unfinished(server))
+        await until(lambda: waits(server, "upload_bytes", 1))
+        found = await limit(server, "upload_bytes")
+        assert (found["unit"], found["allowed"], found["used"]) == ("bytes", 2 * LARGE, 2 * LARGE)
+
+
+@pytest.mark.parametrize(("setting", "weight"), [("CALLER_RESPONSE_BYTES", WEIGHT), ("MAX_RESPONSE_BYTES", 1)])
+async def test_caller_response_bytes_and_max_response_bytes_limit_what_is_sent(setting: str, weight: int) -> None:
+    async with served(**{setting: "1000000"}) as server:
+        assert (await limit(server, "response_bytes"))["allowed"] == weight * 1_000_000
+
+
+async def test_caller_steps_is_how_many_one_caller_runs_at_once() -> None:
+    async with served(CALLER_STEPS="1") as server:
+        statuses = [(await begin(server, f"step {number}"))[0] for number in range(WEIGHT + 1)]
+        assert statuses == [201] * WEIGHT + [429]
+        assert (await limit(server, "steps"))["used"] == WEIGHT
+        await push(server, "step 0")
+        assert (await begin(server, "another"))[0] == 201
+
+
+async def test_caller_stream_memory_limits_the_streams_of_one_caller() -> None:
+    async with served(CALLER_STREAM_MEMORY="20000") as server:
+        assert (await begin(server, "step"))[0] == 201
+        status, said = await push(server, "step", payload={"text": "x" * 100_000})
+        assert (status, said["error"]) == (503, "streams_full")
+        assert "AGGREGATOR_CALLER_STREAM_MEMORY" in said["message"]
+        assert 0 < (await limit(server, "stream_bytes"))["used"] < WEIGHT * 20_000
