@@ -14,6 +14,7 @@ from anabranch.policies.fair_threads import FairThreads
 from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
 from anabranch.policies.resilience import Resilience
+from anabranch.policies.shared_shares import SharedShares
 from anabranch.policies.shares import Pace, Share
 from anabranch.redis.client import Redis
 
@@ -52,12 +53,15 @@ class Policies:
             "computations": self.computing.share,
             **{name: Share(limits[name]) for name in ("uploads", "upload_bytes", "response_bytes", "steps")},
         }
+        self._shared_shares = SharedShares(self.redis, self.shares) if self.redis else None
 
     def start(self) -> None:
         """Start the background tasks."""
         self._tending = asyncio.create_task(self._tend())
         if self._breakers is not None:
             self._breakers.start()
+        if self._shared_shares is not None:
+            self._shared_shares.start()
 
     async def _tend(self) -> None:
         while True:
@@ -71,6 +75,8 @@ class Policies:
             await asyncio.wait([self._tending])
         if self._breakers is not None:
             await self._breakers.close()
+        if self._shared_shares is not None:
+            await self._shared_shares.close()
         if self._far is not None:
             await self._far.settled()
         if self.redis is not None:
