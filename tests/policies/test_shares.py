@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.shares import LOCAL, Claimant, Limit
-from anabranch.policies.shares import Held, Pace, Share
+from anabranch.policies.shares import Held, LoopPace, Share
 
 ALICE, BOB, CAROL = (Claimant(name=name) for name in ("alice", "bob", "carol"))
 STRANGER, OTHER = (Claimant(name=name, known=False) for name in ("10.0.0.1", "10.0.0.2"))
@@ -102,7 +102,7 @@ async def test_what_is_held_in_other_processes_counts() -> None:
 
 
 async def test_a_caller_with_many_gets_more_only_while_the_loop_keeps_up() -> None:
-    pace = Pace(tick_s=0.001, per_tick=2, late_s=1e9)
+    pace = LoopPace(tick_s=0.001, per_tick=2, late_s=1e9)
     things = Share(Limit(name="things", description="things", each=100, waiting=100, ready=3), pace=pace)
     held = [things.enter(caller=ALICE) for _ in range(8)]
     assert sum(one.granted for one in held) == 5  # three at once, two in this tick
@@ -114,7 +114,7 @@ async def test_a_caller_with_many_gets_more_only_while_the_loop_keeps_up() -> No
 
 
 async def test_while_the_loop_is_late_a_caller_gets_no_more_than_its_first() -> None:
-    pace = Pace(tick_s=0.001, per_tick=2, late_s=-1.0)
+    pace = LoopPace(tick_s=0.001, per_tick=2, late_s=-1.0)
     things = Share(Limit(name="things", description="things", each=100, waiting=100, ready=3), pace=pace)
     held = [things.enter(caller=ALICE) for _ in range(8)]
     for _ in range(5):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from anabranch.domain.model import Value
 from anabranch.domain.shares import Claimant, Limit
-from anabranch.policies.shares import Share, Usage
+from anabranch.policies.shares import Share, ShareUsage
 
 
 class LimitUsage(Value):
@@ -13,7 +13,7 @@ class LimitUsage(Value):
 
     limit: Limit
     allowed: float | None
-    used: Usage
+    used: ShareUsage
 
 
 class CallerLimits:
@@ -31,5 +31,5 @@ class CallerLimits:
 
     def _usage(self, limit: Limit, caller: Claimant) -> LimitUsage:
         share, allowed = self.shares.get(limit.name), limit.of(caller)
-        used = share.usage(caller) if share is not None else Usage(held=self._stream_bytes(caller), waiting=0)
+        used = share.usage(caller) if share is not None else ShareUsage(held=self._stream_bytes(caller), waiting=0)
         return LimitUsage(limit=limit, allowed=None if math.isinf(allowed) else min(allowed, limit.total), used=used)

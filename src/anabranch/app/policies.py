@@ -15,7 +15,7 @@ from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
 from anabranch.policies.resilience import Resilience
 from anabranch.policies.shared_shares import SharedShares
-from anabranch.policies.shares import Pace, Share
+from anabranch.policies.shares import LoopPace, Share
 from anabranch.redis.client import Redis
 
 # A request waits for Redis up to three times: the full time-out for the limiter, a share of it for each of two caches.
@@ -45,7 +45,7 @@ class Policies:
         self._breakers = SharedBreakers(self.redis, self.resilience.upstreams, clock) if self.redis else None
         self._tending: asyncio.Task[None] | None = None
         limits = self.limits = limits_of(settings)
-        self._pace = Pace()
+        self._pace = LoopPace()
         self.gate = AdmissionGate(limits["questions"], telemetry, self._pace)
         self.computing = FairThreads(limits["computations"])
         self.shares = {

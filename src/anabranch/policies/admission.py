@@ -8,7 +8,7 @@ from anabranch.domain.errors import LimitReached, Overloaded
 from anabranch.domain.model import Answer, Context, Question
 from anabranch.domain.shares import Claimant, Limit
 from anabranch.domain.signals import Load, Rejected
-from anabranch.policies.shares import RETRY_AFTER_S, Held, Pace, Share
+from anabranch.policies.shares import RETRY_AFTER_S, Held, LoopPace, Share
 
 # A rejection costs little, but clients that retry at once can make it the main load. So a rejection is delayed, longer
 # the more are pending, within a bound and with jitter.
@@ -20,7 +20,7 @@ FULL = "The server is at its limit of concurrent questions (AGGREGATOR_MAX_RUNNI
 class AdmissionGate:
     """The share of running questions, with what is reported of it."""
 
-    def __init__(self, limit: Limit, telemetry: Telemetry, pace: Pace | None = None) -> None:
+    def __init__(self, limit: Limit, telemetry: Telemetry, pace: LoopPace | None = None) -> None:
         self.share = Share(limit, self._report_load, pace)
         self._telemetry = telemetry
         self._delayed = 0

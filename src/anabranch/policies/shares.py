@@ -14,7 +14,7 @@ from anabranch.domain.shares import Claimant, Limit, claimant
 RETRY_AFTER_S = 1
 
 
-class Usage(Value):
+class ShareUsage(Value):
     """What one caller holds of a resource, and how many of its requests wait for more."""
 
     held: float
@@ -84,7 +84,9 @@ class Share:
     """One resource and who holds it. Requests that wait are served in fair order: callers take turns, however many
     requests one of them has (start-time fair queuing, with weights)."""
 
-    def __init__(self, limit: Limit, changed: Callable[[], None] = lambda: None, pace: "Pace | None" = None) -> None:
+    def __init__(
+        self, limit: Limit, changed: Callable[[], None] = lambda: None, pace: "LoopPace | None" = None
+    ) -> None:
         self.limit = limit
         self.held = 0.0
         # All that wait, and those of them that wait for others' units.
@@ -129,11 +131,11 @@ class Share:
         finally:
             held.leave()
 
-    def usage(self, caller: Claimant) -> Usage:
+    def usage(self, caller: Claimant) -> ShareUsage:
         account = self._accounts.get(caller.name)
         held = account.held if account is not None else 0.0
         elsewhere = self._elsewhere.get(caller.name, 0.0)
-        return Usage(held=held + elsewhere, waiting=account.waiting if account is not None else 0)
+        return ShareUsage(held=held + elsewhere, waiting=account.waiting if account is not None else 0)
 
     def holders(self) -> dict[str, float]:
         """What each caller holds in this process."""
@@ -330,7 +332,7 @@ LATE_S = 0.02
 IDLE_TICKS = 100
 
 
-class Pace:
+class LoopPace:
     """Whether the event loop keeps up with what it has: while its callbacks run late, nothing is given out. It looks
     only while somebody asks."""
 
