@@ -47,10 +47,12 @@ if TYPE_CHECKING:  # most have no Redis and no collector
 
 
 class EventStreams(Value):
-    """What outlives a request. Both are None where no worker could find another's streams."""
+    """What outlives a request. Both are None where no worker could find another's streams. `forget_ended` drops the
+    streams in this process that ended at least so many seconds ago, and returns how many."""
 
     planner: Planner | None = None
     recordings: ResumableAnswers | None = None
+    forget_ended: Callable[[float], int] = lambda _: 0
 
     async def drain(self, grace_s: float) -> None:
         """Wait for steps in progress for `grace_s`, then end them."""
@@ -64,8 +66,8 @@ class EventStreams(Value):
 
 
 class Timing(Value):
-    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys
-    and for sources that another worker has added. `retry_ms` is when a disconnected client reconnects: a range, as
+    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys,
+    for sources that another worker has added, and for what was erased. `retry_ms` is when a disconnected client reconnects: a range, as
     clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
@@ -74,6 +76,7 @@ class Timing(Value):
     tend_every_s: float = 5.0
     keys_every_s: float = EVERY_S
     sources_every_s: float = 2.0
+    erasures_every_s: float = 2.0
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 
@@ -126,7 +129,7 @@ async def event_streams(
             readers=readers,
         )
         async with _tended(tend, planner, timing.tend_every_s):
-            yield EventStreams(planner=planner, recordings=recordings)
+            yield EventStreams(planner=planner, recordings=recordings, forget_ended=kept.forget_ended)
 
 
 def _services(
