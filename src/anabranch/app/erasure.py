@@ -49,8 +49,8 @@ class ErasureStore(NamedTuple):
 
 
 def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") -> "Eraser":
-    """The eraser of a data folder, whose lock the caller holds. To erase from one more store, add it here; a table of the
-    records is one more entry of `erasures.STORES`."""
+    """The eraser of a data folder, whose lock the caller holds. To erase from one more store, add it here; a table of
+    the records is one more entry of `erasures.STORES`."""
     folder = folder_of(settings)
     stores = [
         *(ErasureStore(name, partial(_erase_rows, database, erase)) for name, erase in erasures.STORES),
@@ -59,7 +59,7 @@ def eraser_for(settings: Settings, database: Database, writer: "IndexWriter") ->
     ]
     if settings.recordings_dir is not None:
         recordings = Path(settings.recordings_dir).expanduser()
-        stores.append(ErasureStore("recordings", partial(asyncio.to_thread, _erase_recordings, recordings)))
+        stores.append(ErasureStore("recordings", lambda now: asyncio.to_thread(_erase_recordings, recordings, now)))
     if settings.redis_url is not None:
         stores.append(ErasureStore("Redis", partial(_erase_redis, settings)))
     # The last: it overwrites what the others have deleted from the records.
@@ -76,17 +76,17 @@ class Eraser:
 
     async def erase_due(self, step: Step = lambda _: None) -> None:
         """Run a pass if one is due; `step` is called with the name of each store."""
-        now = time.time()
-        found = await self._database.read(lambda db: erasures.due(db, now))
+        at = time.time()
+        found = await self._database.read(lambda db: erasures.due(db, at))
         if not found:
             return
-        now = ErasurePass(found, await self._database.write(partial(_whole, found)), now)
+        now = ErasurePass(found, await self._database.write(partial(_whole, found)), at)
         problems = [problem for store in self._stores if (problem := await self._erase(store, now, step))]
         if problems:
             reason, retry_at = " ".join(problems), time.time() + RETRY_S
             await self._database.write(lambda db: erasures.failed(db, found, reason, retry_at))
         else:
-            await self._database.write(lambda db: erasures.passed(db, found, now.at))
+            await self._database.write(lambda db: erasures.passed(db, found, at))
 
     async def _erase(self, store: ErasureStore, now: ErasurePass, step: Step) -> str | None:
         """Erase from a store; returns why that has failed, so that the others are erased nevertheless."""
@@ -156,8 +156,8 @@ async def _erase_free_bytes(database: Database, now: ErasurePass) -> int:
 async def erasing_memory(
     knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], every_s: float
 ) -> AsyncIterator[None]:
-    """After each pass, erase from the memory of this process. The passes are in the records, so it does not matter which
-    process ran them."""
+    """After each pass, erase from the memory of this process. The passes are in the records, so it does not matter
+    which process ran them."""
     task = asyncio.create_task(_erase_memory(knowledge, stores, every_s))
     try:
         yield

@@ -67,8 +67,8 @@ class EventStreams(Value):
 
 class Timing(Value):
     """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys,
-    for sources that another worker has added, and for what was erased. `retry_ms` is when a disconnected client reconnects: a range, as
-    clients lost together must not return together."""
+    for sources that another worker has added, and for what was erased. `retry_ms` is when a disconnected client
+    reconnects: a range, as clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
@@ -198,7 +198,7 @@ async def _stores(
             log.tend()
             sessions.tend()
 
-        yield StreamStores(worker, log, sessions), tend
+        yield StreamStores(worker, log, sessions, forget_ended=log.forget_ended), tend
         return
     from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
     from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
@@ -207,7 +207,7 @@ async def _stores(
     shared = RedisLog(redis, rpc, worker=worker, clock=clock, limits=limits, timing=timing.log)
     shared.start()
     try:
-        yield StreamStores(worker, shared, RedisSessions(redis), rpc), shared.tend
+        yield StreamStores(worker, shared, RedisSessions(redis), rpc, shared.forget_ended), shared.tend
     finally:
         await shared.close()
         await rpc.close()

@@ -120,8 +120,13 @@ class KnowledgeOpener:
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
         reader = IndexReader(Generations(folder / "index"))
         searcher = Searcher(database, reader, embedder, reranker, self._run)
-        times = times_of(self._settings)
-        knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder, erasure_times=times)
+        knowledge = Knowledge(
+            database=database,
+            reader=reader,
+            searcher=searcher,
+            embedder=embedder,
+            erasure_times=times_of(self._settings),
+        )
         if self._indexing and self._settings.embedding_url is None:
             self._warming = asyncio.create_task(_warm(knowledge, self.embedder))
         return knowledge

@@ -25,8 +25,8 @@ COUNT = 1_000
 
 
 async def erase(redis: Redis, erased: Erased, stream_ttl_s: float, ended_for_s: float) -> int:
-    """Delete the cached answers and embeddings, the streams that ended at least that long ago, and the sessions and rate
-    limits of users; returns how many keys that were. RedisGone if Redis cannot be reached."""
+    """Delete the cached answers and embeddings, the streams that ended at least that long ago, and the sessions and
+    rate limits of users; returns how many keys that were. RedisGone if Redis cannot be reached."""
     removed = 0
     for pattern in (ANSWERS, EMBEDDING_KEYS):
         async for key in _keys(redis, pattern):

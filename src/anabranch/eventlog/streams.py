@@ -88,10 +88,6 @@ class Stream:
             after, limit, identity=owner.identity, about=owner.about, keeper=keeper, abandoned=self.due <= now
         )
 
-    def drop_ended(self, before: float) -> list[S]:
-        """Drop the streams that ended before a time; returns them."""
-        return [stream for stream in list(self._ended.values()) if stream.due <= before and self.drop(stream)]
-
     def abandoned(self, now: float) -> bool:
         return not self.tape.ended and self.due <= now
 
@@ -189,6 +185,10 @@ class Streams(Generic[S]):
             for stream in takewhile(lambda stream: self.expired(stream, now), streams.values())
         ]
         return [stream for stream in gone if self.drop(stream)]
+
+    def drop_ended(self, before: float) -> list[S]:
+        """Drop the streams that ended before a time; returns them."""
+        return [stream for stream in list(self._ended.values()) if stream.due <= before and self.drop(stream)]
 
     def abandoned(self, now: float) -> list[S]:
         """Streams whose lease has expired."""

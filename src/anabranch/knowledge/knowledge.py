@@ -34,7 +34,7 @@ from anabranch.knowledge.records import collections, documents, erasures, jobs, 
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
-from anabranch.knowledge.records.erasures import Erasure, ErasureTimes
+from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
@@ -309,16 +309,14 @@ class Knowledge:
         return await self._database.write(write)
 
     async def erase(self, *, document: str | None = None, user: str | None = None) -> Erasure:
-        """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from everything
-        else as soon as possible. For the operator."""
+        """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from
+        everything else as soon as possible. For the operator."""
         if (document is None) == (user is None):
             raise InvalidQuestion("Name a document or a user, one of the two.")
         if user is not None and not user.strip():
             raise InvalidQuestion("The name of the user is empty.")
-        if user is not None:
-            erased, what = Erased(users=(user,)), "user"
-        else:
-            erased, what = await self._document_erased(document or ""), "document"
+        what: ErasureSubject = "document" if user is None else "user"
+        erased = Erased(users=(user,)) if user is not None else await self._document_erased(document or "")
         return await self._database.write(lambda db: erasures.request(db, what, erased, self._erasure_times, now=True))
 
     async def _document_erased(self, name: str) -> Erased:

@@ -178,7 +178,7 @@ class RedisStreamStore:
 
 
 async def forget_ended(redis: Redis, key: bytes, ttl_s: float, ended_for_s: float) -> int:
-    """Delete the stream of this key if it ended at least that long ago, or its worker is gone; returns whether it did."""
+    """Delete the stream of this key if it ended at least that long ago, or its worker is gone; returns how many."""
     ttl_ms, ended_ms = max(1, round(ttl_s * 1000)), max(0, round(ended_for_s * 1000))
     entries = key.removesuffix(b":stream") + b":entries"
     lua = script(__package__, "lua/forget_ended.lua")

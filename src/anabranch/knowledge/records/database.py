@@ -127,8 +127,8 @@ class Database:
             copy.execute("PRAGMA journal_mode = DELETE")
 
     def compact(self) -> int:
-        """Rewrite the whole file, so that no page holds anything of a deleted row, and empty the write-ahead log; returns
-        by how many bytes the two became smaller. Readers continue, writers wait."""
+        """Rewrite the whole file, so that no page holds anything of a deleted row, and empty the write-ahead log;
+        returns by how many bytes the two became smaller. Readers continue, writers wait."""
         before = self._bytes()
         try:
             with self._connection() as connection:

@@ -15,8 +15,11 @@ from anabranch.knowledge.records import collections, documents, jobs, keys, quer
 from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
 
 ErasureSubject = Literal["document", "collection", "user"]
-# The stores in the records, each with the function that erases from it. The names of the audit log, which are in a table
-# of their own, are one more.
+# `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
+# `failed`: a store could not be erased; it is tried again.
+ErasureState = Literal["due", "settling", "failed", "complete"]
+# The stores in the records, each with the function that erases from it. The names of the audit log, which are in a
+# table of their own, are one more.
 STORES: tuple[tuple[str, Callable[[sqlite3.Connection, Erased], int]], ...] = (
     ("documents", documents.erase),
     ("collections", collections.erase),
@@ -81,6 +84,19 @@ class Erasure(Value):
     completed_at: float | None
     error: str | None
     erased: tuple[tuple[str, int], ...]
+
+    @property
+    def complete_by(self) -> float:
+        """When its last pass is due."""
+        return max(self.due_at, self.settled_at)
+
+    @property
+    def state(self) -> ErasureState:
+        if self.completed_at is not None:
+            return "complete"
+        if self.error is not None:
+            return "failed"
+        return "settling" if self.number else "due"
 
 
 def request(

@@ -61,7 +61,9 @@ def revoke(db: sqlite3.Connection, identifier: str) -> bool:
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
     """Delete the keys of users, which revokes them; returns how many there were."""
-    return db.execute("DELETE FROM keys WHERE user IN (SELECT value FROM json_each(?))", (as_json(erased.users),)).rowcount
+    return db.execute(
+        "DELETE FROM keys WHERE user IN (SELECT value FROM json_each(?))", (as_json(erased.users),)
+    ).rowcount
 
 
 def _hash(secret: str) -> str:

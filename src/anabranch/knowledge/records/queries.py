@@ -537,10 +537,9 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, coun
 
 def erase(db: sqlite3.Connection, erased: Erased) -> int:
     """Delete the questions of users with their counts, and blank those for which a document was found, with the later
-    ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how many
-    entries that were."""
+    ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how
+    many entries that were."""
     deleted = sum(forget(db, -1, user, counts=True) for user in erased.users)
-    names = "documents (id) AS (SELECT value FROM json_each(:documents))"
     entries = """WITH given (id) AS (SELECT value FROM json_each(:documents)),
     found (query) AS (
         SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
