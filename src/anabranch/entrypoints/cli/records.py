@@ -22,7 +22,7 @@ from anabranch.entrypoints.cli.terminal import (
     size,
 )
 from anabranch.knowledge.records import backup as copies
-from anabranch.knowledge.records import documents, erasures
+from anabranch.knowledge.records import documents
 from anabranch.knowledge.records import keys as api_keys
 from anabranch.knowledge.records.database import NAME
 from anabranch.models.factory import LocalEmbedder
@@ -116,7 +116,6 @@ def backup(file: Path, force: bool, as_json: bool, settings: Settings) -> None:
     if file.resolve() == (folder_of(settings) / NAME).resolve():
         raise ConfigurationError(f"{file} is the file of the records themselves.")
     with records(settings) as database:
-        database.writing(lambda db: erasures.note_backup(db, file))
         copies.back_up(database, file)
     _print_copy("Backed up", file, as_json=as_json)
 
