@@ -167,22 +167,22 @@ async def erasing_memory(
 
 
 async def _erase_memory(knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], every_s: float) -> None:
-    seen: int | None = None
+    # What was erased before this process began is not in its memory.
+    began, seen = time.time(), 0
     while True:
         with suppress(AnabranchError):  # records that cannot be read now are read again
             if knowledge.is_open:  # otherwise nothing of it is in memory
-                seen = await _erased_since(knowledge, stores, seen)
+                seen = await _erased_since(knowledge, stores, seen, began)
         await asyncio.sleep(every_s)
 
 
-async def _erased_since(knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], seen: int | None) -> int:
+async def _erased_since(knowledge: KnowledgeOpener, stores: Sequence[ErasureStore], seen: int, began: float) -> int:
     opened = await knowledge()
     last = await opened.last_pass()
-    if seen is None or last <= seen:
-        return last
-    found = await opened.passed_since(seen)
-    await opened.adopt_index()  # the segments of the one before are files until nobody has them open
-    now = ErasurePass(found, Erased(), time.time())
-    for store in stores:
-        await opened.count_erased(found, store.name, await store.erase(now))
+    found = await opened.passed_since(seen, began) if last > seen else []
+    if found:
+        await opened.adopt_index()  # replaced segments stay on disk as long as somebody has them open
+        now = ErasurePass(found, Erased(), time.time())
+        for store in stores:
+            await opened.count_erased(found, store.name, await store.erase(now))
     return last

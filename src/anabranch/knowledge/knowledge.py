@@ -345,9 +345,9 @@ class Knowledge:
         """The number of the latest pass of erasures; 0 before the first."""
         return await self._database.read(erasures.last_pass)
 
-    async def passed_since(self, number: int) -> list[Erasure]:
-        """The erasures that were part of a later pass."""
-        return await self._database.read(lambda db: erasures.passed_since(db, number))
+    async def passed_since(self, number: int, settled_after: float) -> list[Erasure]:
+        """The erasures that were part of a later pass, and had questions that ended after a time."""
+        return await self._database.read(lambda db: erasures.passed_since(db, number, settled_after))
 
     async def count_erased(self, found: Sequence[Erasure], store: str, removed: int) -> None:
         await self._database.write(lambda db: erasures.count(db, found, store, removed))

@@ -136,9 +136,10 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
     deleted, erasure = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
     print_result(
         {"id": stored.id, "name": stored.name, "documents": deleted, "erased_by": moment(erasure.complete_by)},
-        f"Deleted {flat(stored.name)} and {counted(deleted, 'document')}. {_erased_by(erasure)}",
+        f"Deleted {flat(stored.name)} and {counted(deleted, 'document')}.",
         as_json=as_json,
     )
+    _note_erasure(erasure)
 
 
 def _collection_view(one: CollectionCounts) -> dict[str, Any]:
@@ -277,8 +278,8 @@ def show_document(document: str, content: bool, as_json: bool, settings: Setting
     print_fields(view, fields, as_json=as_json)
 
 
-def _erased_by(erasure: Erasure) -> str:
-    return f"Its text is erased from logs, caches and the index by {moment(erasure.complete_by)}, while a server runs."
+def _note_erasure(erasure: Erasure) -> None:
+    notes().print(f"Its text is erased everywhere by {moment(erasure.complete_by)}, while a server runs.")
 
 
 @documents.command("delete")
@@ -304,11 +305,12 @@ def delete_document(document: str, yes: bool, as_json: bool, settings: Settings)
             "chunks": deleted.chunk_count,
             "erased_by": moment(erasure.complete_by),
         },
-        f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}. {_erased_by(erasure)}"
+        f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}."
         if deleted.searchable
-        else f"Deleted {flat(name)}, which was {deleted.status}. {_erased_by(erasure)}",
+        else f"Deleted {flat(name)}, which was {deleted.status}.",
         as_json=as_json,
     )
+    _note_erasure(erasure)
 
 
 @documents.command("retry")

@@ -190,9 +190,9 @@ def last_pass(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT coalesce(max(pass), 0) FROM erasures").fetchone()[0])
 
 
-def passed_since(db: sqlite3.Connection, number: int) -> list[Erasure]:
-    """The erasures that were part of a later pass."""
-    return _found(db, "pass > ?", number)
+def passed_since(db: sqlite3.Connection, number: int, settled_after: float) -> list[Erasure]:
+    """The erasures that were part of a later pass, and had questions that ended after a time."""
+    return _found(db, "pass > ? AND settled_at >= ?", number, settled_after)
 
 
 def whole(db: sqlite3.Connection, one: Erasure) -> Erased:
