@@ -75,6 +75,7 @@ DEFAULTS: dict[str, object] = {
     "verify": "auto",
     "min_faithfulness": None,
     "query_log_days": 30,
+    "erase_after": 86_400.0,
     "recordings_dir": None,
     "recordings_keep": 100,
     "embedding_url": None,
@@ -205,6 +206,7 @@ EFFECTS = {
     "min_faithfulness": "configuration/test_verify_settings.py::"
     "test_an_answer_below_the_minimum_is_withheld_and_a_streamed_one_is_flagged",
     "query_log_days": "configuration/test_knowledge_settings.py::test_query_log_days",
+    "erase_after": "entrypoints/http/test_erasure.py::test_deleting_says_when_the_text_is_erased_and_then_it_is",
     "recordings_dir": f"{RECORDINGS}test_the_runs_of_a_server_are_recorded_and_replay",
     "recordings_keep": f"{RECORDINGS}test_the_oldest_recordings_are_deleted",
     "embedding_url": "configuration/test_knowledge_settings.py::test_embedding_url_model_and_api_key_are_used",
@@ -367,6 +369,7 @@ WRONG = {
     "verify": ["garbage", "-1", "0", "nan", "ON", "[auto]", "null"],
     "min_faithfulness": NO_SHARE,
     "recordings_keep": NO_COUNT,
+    "erase_after": ["garbage", "-1", "nan", "inf", "1e400", "2592001", "[1]", "null"],
     "query_log_days": ["garbage", "-1", "nan", "inf", "1e400", "1.5", "36501", "[1]", "null"],
     "embedding_url": NO_URL,
     "embedding_window": NO_COUNT,

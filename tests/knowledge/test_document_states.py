@@ -142,7 +142,7 @@ async def test_of_two_versions_that_fail_only_the_newer_is_kept(shop: Moody) -> 
 
 async def test_a_deleted_document_is_not_retried_and_not_processed(shop: Moody) -> None:
     await shop.put("Herons are broken.")
-    deleted = await shop.room.delete_document(OPERATOR, "Herons")
+    deleted, _ = await shop.room.delete_document(OPERATOR, "Herons")
     assert (deleted.status, deleted.chunk_count, shop.uploads()) == ("failed", 0, 0)
     with pytest.raises(NotFound):
         await shop.room.document(OPERATOR, deleted.id)

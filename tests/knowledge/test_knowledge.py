@@ -113,7 +113,7 @@ async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
     shop.writer.fold()
     found = await shop.find("fish")
     assert found[0].document_id is not None
-    assert (await shop.room.delete_document(OPERATOR, found[0].document_id)).chunk_count == 1
+    assert (await shop.room.delete_document(OPERATOR, found[0].document_id))[0].chunk_count == 1
     left = await shop.titles("fish")
     assert left == [found[1].title]
     with pytest.raises(NotFound):
@@ -126,7 +126,7 @@ async def test_a_deleted_document_is_not_found_any_more(shop: Workshop) -> None:
 async def test_deleting_a_collection_deletes_everything_in_it(shop: Workshop) -> None:
     await shop.put("Herons eat fish.")
     await shop.room.ingest(OPERATOR, "notes", [text("Otters wait in the queue.")])
-    assert await shop.room.delete_collection(OPERATOR, "notes") == 1
+    assert (await shop.room.delete_collection(OPERATOR, "notes"))[0] == 1
     assert await shop.find("fish") == []
     assert shop.database.reading(jobs.waiting) == 0
     with pytest.raises(NotFound):

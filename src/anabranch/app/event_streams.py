@@ -47,11 +47,13 @@ if TYPE_CHECKING:  # most have no collector
 
 
 class EventStreams(Value):
-    """What outlives a request. Both are None where no worker could find another's streams."""
+    """What outlives a request. Both are None where no worker could find another's streams. `forget_ended` drops the
+    streams in this process that ended at least so many seconds ago, and returns how many."""
 
     planner: Planner | None = None
     recordings: ResumableAnswers | None = None
     bytes_held_by: Callable[[Claimant], int] = lambda _: 0
+    forget_ended: Callable[[float], int] = lambda _: 0
 
     async def drain(self, grace_s: float) -> None:
         """Wait for steps in progress for `grace_s`, then end them."""
@@ -65,9 +67,9 @@ class EventStreams(Value):
 
 
 class Timing(Value):
-    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys
-    and for sources that another worker has added. `retry_ms` is when a disconnected client reconnects: a range, as
-    clients lost together must not return together."""
+    """Intervals that no setting changes: of the planner, the log in Redis, callbacks, and the checks for revoked keys,
+    for sources that another worker has added, and for what was erased. `retry_ms` is when a disconnected client
+    reconnects: a range, as clients lost together must not return together."""
 
     planner: PlannerTiming = PlannerTiming()
     log: RedisLogTiming = RedisLogTiming()
@@ -75,6 +77,7 @@ class Timing(Value):
     tend_every_s: float = 5.0
     keys_every_s: float = EVERY_S
     sources_every_s: float = 2.0
+    erasures_every_s: float = 2.0
     retry_ms: tuple[int, int] = (1_000, 3_000)
 
 
@@ -127,7 +130,12 @@ async def event_streams(
             readers=readers,
         )
         async with _tended(tend, planner, timing.tend_every_s):
-            yield EventStreams(planner=planner, recordings=recordings, bytes_held_by=kept.bytes_held_by)
+            yield EventStreams(
+                planner=planner,
+                recordings=recordings,
+                bytes_held_by=kept.bytes_held_by,
+                forget_ended=kept.forget_ended,
+            )
 
 
 def _services(
@@ -197,7 +205,7 @@ async def _stores(
             log.tend()
             sessions.tend()
 
-        yield StreamStores(worker, log, sessions, None, log.streams.held_by), tend
+        yield StreamStores(worker, log, sessions, None, log.streams.held_by, log.forget_ended), tend
         return
     from anabranch.eventlog.redis.log import RedisLog  # noqa: PLC0415
     from anabranch.redis.rpc import WorkerRpc  # noqa: PLC0415
@@ -206,7 +214,8 @@ async def _stores(
     shared = RedisLog(redis, rpc, worker=worker, clock=clock, limits=limits, timing=timing.log)
     shared.start()
     try:
-        yield StreamStores(worker, shared, RedisSessions(redis), rpc, shared.streams.held_by), shared.tend
+        stores = StreamStores(worker, shared, RedisSessions(redis), rpc, shared.streams.held_by, shared.forget_ended)
+        yield stores, shared.tend
     finally:
         await shared.close()
         await rpc.close()

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from anabranch.app.erasure import eraser_for
 from anabranch.app.knowledge_opener import folder_of
 from anabranch.app.startup import outbound_for
 from anabranch.configuration.settings import Settings
@@ -49,7 +50,8 @@ async def indexer(settings: Settings) -> AsyncIterator[Indexer]:
             database.reading(lambda db: documents.check_embedder(db, embedder.name))
             ingestion = Ingestion(database, embedder, sandbox.parse, partial(fetch_document, outbound))
             writer = IndexWriter(database, Generations(folder / "index"), embedder.name)
-            yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days)
+            erase = eraser_for(settings, database, writer).erase_due
+            yield Indexer(database, ingestion, writer, retention_days=settings.query_log_days, erase=erase)
     finally:
         await sandbox.close()
         database.close()

@@ -19,6 +19,7 @@ from anabranch.domain.model import Context, Query, Question
 from anabranch.knowledge.model import EVERYTHING, Caller
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import NAME, Database
+from anabranch.knowledge.records.erasures import ErasureTimes
 from anabranch.knowledge.supervisor import supervised
 from anabranch.models.factory import LocalEmbedder, embedder_for, reranker_for
 from anabranch.policies.resilience import Resilience
@@ -26,6 +27,8 @@ from anabranch.policies.resilience import Resilience
 if TYPE_CHECKING:
     from anabranch.knowledge.knowledge import Knowledge
 
+# A question ends within its time limit; then its answer is written.
+WRITING_S = 10.0
 INDEXER = (sys.executable, "-m", "anabranch.app.indexer")
 
 
@@ -117,7 +120,13 @@ class KnowledgeOpener:
             await self._stack.enter_async_context(supervised(folder, INDEXER, first_line, self._died))
         reader = IndexReader(Generations(folder / "index"))
         searcher = Searcher(database, reader, embedder, reranker, self._run)
-        knowledge = Knowledge(database=database, reader=reader, searcher=searcher, embedder=embedder)
+        knowledge = Knowledge(
+            database=database,
+            reader=reader,
+            searcher=searcher,
+            embedder=embedder,
+            erasure_times=times_of(self._settings),
+        )
         if self._indexing and self._settings.embedding_url is None:
             self._warming = asyncio.create_task(_warm(knowledge, self.embedder))
         return knowledge
@@ -145,6 +154,11 @@ def check(settings: Settings) -> None:
         require("local-models", f"{folder} holds collections, and their embedding model")
     with closing(Database.open(folder)) as database:
         database.reading(lambda db: documents.check_embedder(db, settings.embedding_model or LocalEmbedder.name))
+
+
+def times_of(settings: Settings) -> ErasureTimes:
+    longest = max(settings.total_timeout, settings.planner_timeout)
+    return ErasureTimes(after_s=settings.erase_after, settle_s=longest + WRITING_S)
 
 
 def has_records(folder: Path) -> bool:

@@ -60,14 +60,16 @@ class ForwardedReply(Value):
 
 
 class StreamStores(NamedTuple):
-    """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any; `bytes_held_by`
-    says what a caller's streams use here."""
+    """The event log and the sessions of this worker. `rpc` reaches the other workers, if there are any. `bytes_held_by`
+    says what a caller's streams use here; `forget_ended` drops what this process has of streams that ended at least so
+    many seconds ago."""
 
     worker: str
     log: EventLog
     sessions: Sessions
     rpc: "WorkerRpc | None" = None
     bytes_held_by: Callable[[Claimant], int] = lambda _: 0
+    forget_ended: Callable[[float], int] = lambda _: 0
 
 
 class Planner:
@@ -83,7 +85,7 @@ class Planner:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.streaming = streaming
-        self._worker, self._log, self._sessions, self._rpc, _ = stores
+        self._worker, self._log, self._sessions, self._rpc = stores[:4]
         self._coordinator = coordinator
         self._ttl_s = ttl_s
         self._claim_s = 2 * ttl_s

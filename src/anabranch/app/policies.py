@@ -7,9 +7,10 @@ from anabranch.app.knowledge_opener import KnowledgeOpener
 from anabranch.configuration.settings import Settings
 from anabranch.domain.contracts import Answerer, Cache, Clock, Embedder, Limiter, Telemetry
 from anabranch.policies.admission import AdmissionGate
+from anabranch.policies.answer_cache import KEYS as ANSWERS
 from anabranch.policies.answer_cache import CachedAnswerer
 from anabranch.policies.breaker import Policy, SharedBreakers
-from anabranch.policies.cache import CachedEmbedder, MemoryCache, RedisCache
+from anabranch.policies.cache import EMBEDDING_KEYS, CachedEmbedder, MemoryCache, RedisCache
 from anabranch.policies.fair_threads import FairThreads
 from anabranch.policies.limits import limits_of
 from anabranch.policies.rate_limits import MemoryLimiter, RateLimits, RedisLimiter
@@ -32,7 +33,7 @@ class Policies:
         if settings.redis_url is not None:
             self.redis = Redis(settings.redis_url, timeout_s=settings.redis_timeout, clock=clock, telemetry=telemetry)
         self._far: RedisCache | None = None
-        near = MemoryCache(settings.cache_bytes, clock)
+        self._near = near = MemoryCache(settings.cache_bytes, clock)
         self.cache: Cache = near
         limit, window_s = settings.rate_limit, settings.rate_limit_window
         local = MemoryLimiter(limit, window_s, clock)
@@ -67,6 +68,10 @@ class Policies:
         while True:
             await asyncio.sleep(TEND_EVERY_S)
             self.resilience.upstreams.drop_unused()
+
+    def forget_cached(self) -> int:
+        """Drop the answers and embeddings that this process has cached; returns how many."""
+        return self._near.forget((ANSWERS, EMBEDDING_KEYS))
 
     async def close(self) -> None:
         self._pace.close()

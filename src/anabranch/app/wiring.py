@@ -10,6 +10,7 @@ from anabranch.app.aggregator import Aggregator
 from anabranch.app.caller_limits import CallerLimits
 from anabranch.app.endpoint_catalog import EndpointCatalog
 from anabranch.app.endpoint_resolver import EndpointDirectory, EndpointResolver
+from anabranch.app.erasure import ErasurePass, ErasureStore, erasing_memory
 from anabranch.app.event_streams import EventStreams, Timing, event_streams
 from anabranch.app.knowledge_opener import KnowledgeOpener, folder_of
 from anabranch.app.mcp_servers import McpServers
@@ -166,6 +167,8 @@ async def wired(settings: Settings, telemetry: Telemetry, role: Role) -> AsyncIt
         policies.start()
         kept = _streams(settings, policies, outbound, knowledge, questions, runs, clock, telemetry, role)
         streams = await leaving.enter_async_context(kept)
+        in_memory = _in_memory(policies, streams)
+        await leaving.enter_async_context(erasing_memory(knowledge, in_memory, role.timing.erasures_every_s))
         yield Parts(
             runs=runs,
             recorded=recorded,
@@ -233,6 +236,19 @@ async def _streams(
     )
     async with kept as streams:
         yield streams
+
+
+def _in_memory(policies: Policies, streams: EventStreams) -> tuple[ErasureStore, ...]:
+    """What this process has in memory that has to be erased. Results of the evidence model are numbers, and the index
+    drops what is deleted by itself."""
+
+    async def cached(_: ErasurePass) -> int:
+        return policies.forget_cached()
+
+    async def kept(now: ErasurePass) -> int:
+        return streams.forget_ended(max(0.0, now.at - now.settled_at))
+
+    return ErasureStore("caches in memory", cached), ErasureStore("streams in memory", kept)
 
 
 def _knowledge(settings: Settings, outbound: Outbound, policies: Policies, role: Role) -> KnowledgeOpener:

@@ -128,6 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     verifier_model: Text | None = None
     verifier_api_key: Text | None = None
     query_log_days: Annotated[int, Meta(ge=0, le=36_500, description="a number of days from 0 to 36,500")] = 30
+    erase_after: Annotated[float, Meta(ge=0, le=2_592_000, description="seconds from 0 to 2,592,000")] = 86_400.0
     recordings_dir: Folder | None = None
     recordings_keep: Count = 100
     embedding_url: Address | None = None

@@ -61,6 +61,12 @@ class MemoryLog:
         """Free the memory of expired streams."""
         self._forgotten(self.streams.drop_expired(self._clock.monotonic()))
 
+    def forget_ended(self, ended_for_s: float) -> int:
+        """Drop the streams that ended at least that long ago; returns how many."""
+        gone = self.streams.drop_ended(self._clock.monotonic() - ended_for_s)
+        self._forgotten(gone)
+        return len(gone)
+
     def _known(self, stream: str) -> Stream | None:
         found = self.streams.get(stream)
         if found is not None and self.streams.expired(found, self._clock.monotonic()):

@@ -238,6 +238,10 @@ class Streams(Generic[S]):
         ]
         return [stream for stream in gone if self.drop(stream)]
 
+    def drop_ended(self, before: float) -> list[S]:
+        """Drop the streams that ended before a time; returns them."""
+        return [stream for stream in list(self._ended.values()) if stream.due <= before and self.drop(stream)]
+
     def abandoned(self, now: float) -> list[S]:
         """Streams whose lease has expired."""
         return list(takewhile(lambda stream: stream.due <= now, self._live.values()))

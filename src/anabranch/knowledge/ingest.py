@@ -41,6 +41,7 @@ CLAIM_LIMIT = 16
 INGEST_TASKS = 2
 IDLE_S = 3.0
 DELETE_EXPIRED_S = 3_600.0
+ERASE_POLL_S = 0.5
 
 
 class Fetched(NamedTuple):
@@ -267,13 +268,23 @@ def _complete(db: Connection, claim: Claim, outcome: Outcome, stored: StoredDocu
 
 
 class Indexer:
-    """Two ingestion tasks, so that one parses while the other embeds, and a task that updates the index."""
+    """Two ingestion tasks, so that one parses while the other embeds, a task that updates the index, and one that calls
+    `erase`."""
 
-    def __init__(self, database: Database, ingestion: Ingestion, writer: IndexWriter, *, retention_days: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        ingestion: Ingestion,
+        writer: IndexWriter,
+        *,
+        retention_days: int,
+        erase: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._database = database
         self._ingestion = ingestion
         self._writer = writer
         self._retention_days = retention_days
+        self._erase = erase
         self._busy = 0
         self._held: set[Hold] = set()
         self._claiming = asyncio.Lock()
@@ -287,6 +298,7 @@ class Indexer:
                     tasks.create_task(self._ingest())
                 tasks.create_task(self._update_index())
                 tasks.create_task(self._delete_expired())
+                tasks.create_task(self._erase_deleted())
         except ExceptionGroup as group:
             # An error of ours says more than the group of tasks that it cancelled.
             raise next((error for error in group.exceptions if isinstance(error, AnabranchError)), group) from group
@@ -353,3 +365,9 @@ class Indexer:
             await self._database.write(lambda db: queries.forget(db, self._retention_days))
             await self._database.write(jobs.forget_failed)
             await asyncio.sleep(DELETE_EXPIRED_S)
+
+    async def _erase_deleted(self) -> None:
+        """Erase what was deleted, when it is due."""
+        while self._erase is not None:
+            await self._erase()
+            await asyncio.sleep(ERASE_POLL_S)

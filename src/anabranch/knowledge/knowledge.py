@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from anabranch.knowledge.model import (
     Collection,
     CollectionSettings,
     DocumentStatus,
+    Erased,
     Job,
     NewDocument,
     Permissions,
@@ -28,10 +30,11 @@ from anabranch.knowledge.model import (
     StoredChunk,
     StoredDocument,
 )
-from anabranch.knowledge.records import collections, documents, jobs, keys, queries
+from anabranch.knowledge.records import collections, documents, erasures, jobs, keys, queries
 from anabranch.knowledge.records.collections import PublishedEndpoint
 from anabranch.knowledge.records.database import Connection, Database
 from anabranch.knowledge.records.documents import Cursors
+from anabranch.knowledge.records.erasures import Erasure, ErasureSubject, ErasureTimes
 from anabranch.knowledge.search import Searcher, SearchHits
 
 T = TypeVar("T")
@@ -67,11 +70,20 @@ class CollectionCounts(Value):
 class Knowledge:
     """What is stored on this node. Every method checks what its caller may see and change."""
 
-    def __init__(self, *, database: Database, reader: IndexReader, searcher: Searcher, embedder: Embedder) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        reader: IndexReader,
+        searcher: Searcher,
+        embedder: Embedder,
+        erasure_times: ErasureTimes = ErasureTimes(),  # noqa: B008  frozen
+    ) -> None:
         self._database = database
         self._reader = reader
         self._searcher = searcher
         self._embedder = embedder
+        self._erasure_times = erasure_times
 
     async def search(self, query: Query, caller: Caller, source: str | None = None) -> list[Passage]:
         return (await self.find(query, caller, source)).passages
@@ -152,10 +164,17 @@ class Knowledge:
 
         return await self._with_catalog(read)
 
-    async def delete_collection(self, caller: Caller, name: str) -> int:
+    async def delete_collection(self, caller: Caller, name: str) -> tuple[int, Erasure]:
+        """Delete a collection with its documents; returns how many there were, and how the rest is erased."""
         found = (await self.collection(caller, name)).collection
         _may_change(caller, found.owner, "collection")
-        return await self._database.write(lambda db: collections.delete(db, found.key))
+
+        def write(db: Connection) -> tuple[int, Erasure]:
+            erased = Erased(documents=tuple(documents.ids_in(db, found.key)))
+            count = collections.delete(db, found.key)
+            return count, erasures.request(db, "collection", erased, self._erasure_times)
+
+        return await self._database.write(write)
 
     async def query_count(self, caller: Caller, collection: Collection, days: int) -> int:
         """How many questions a collection answered: all of them for its owner, else only the caller's."""
@@ -277,17 +296,65 @@ class Knowledge:
 
         return await self._database.write(write)
 
-    async def delete_document(self, caller: Caller, name: str) -> StoredDocument:
-        """Delete a document, with what is not stored of it yet; returns it."""
+    async def delete_document(self, caller: Caller, name: str) -> tuple[StoredDocument, Erasure]:
+        """Delete a document, with what is not stored of it yet; returns it, and how the rest of it is erased."""
         identifier = (await self.document(caller, name)).id
 
-        def write(db: Connection) -> StoredDocument:
+        def write(db: Connection) -> tuple[StoredDocument, Erasure]:
             found = _changeable(db, caller, identifier)
             jobs.drop(db, found.id)
             documents.remove(db, found.key)
-            return found
+            return found, erasures.request(db, "document", Erased(documents=(found.id,)), self._erasure_times)
 
         return await self._database.write(write)
+
+    async def erase(self, *, document: str | None = None, user: str | None = None) -> Erasure:
+        """Erase a document, by its id also if it was deleted before, or a user: from the records now, and from
+        everything else as soon as possible. For the operator."""
+        if (document is None) == (user is None):
+            raise InvalidQuestion("Name a document or a user, one of the two.")
+        if user is not None and not user.strip():
+            raise InvalidQuestion("The name of the user is empty.")
+        what: ErasureSubject = "document" if user is None else "user"
+        erased = Erased(users=(user,)) if user is not None else await self._document_erased(document or "")
+        return await self._database.write(lambda db: erasures.request(db, what, erased, self._erasure_times, now=True))
+
+    async def _document_erased(self, name: str) -> Erased:
+        try:
+            return Erased(documents=((await self.document(Caller(operator=True), name)).id,))
+        except NotFound:
+            if not await self._database.read(lambda db: erasures.knows(db, name)):
+                raise
+            return Erased(documents=(name,))
+
+    async def erasure(self, identifier: str) -> Erasure:
+        found = await self._database.read(lambda db: erasures.by_id(db, identifier))
+        if found is None:
+            raise NotFound(f"There is no erasure {identifier!r}.")
+        return found
+
+    async def erasures(self, limit: int) -> list[Erasure]:
+        """The latest erasures, newest first."""
+        return await self._database.read(lambda db: erasures.listed(db, limit))
+
+    async def backups_before(self, moment: float) -> list[Path]:
+        """The backups that were made before a time and are still there."""
+        return await self._database.read(lambda db: erasures.backups_before(db, moment))
+
+    async def last_pass(self) -> int:
+        """The number of the latest pass of erasures; 0 before the first."""
+        return await self._database.read(erasures.last_pass)
+
+    async def passed_since(self, number: int, settled_after: float) -> list[Erasure]:
+        """The erasures that were part of a later pass, and had questions that ended after a time."""
+        return await self._database.read(lambda db: erasures.passed_since(db, number, settled_after))
+
+    async def count_erased(self, found: Sequence[Erasure], store: str, removed: int) -> None:
+        await self._database.write(lambda db: erasures.count(db, found, store, removed))
+
+    async def adopt_index(self) -> None:
+        """Read the current index, and drop the files of the one before."""
+        await self._with_catalog(lambda _db, _catalog: None)
 
     async def waiting(self, collection: Collection | None = None, last: int | None = None) -> int:
         """How many documents wait to be ingested, of one collection or all, up to the job item `last` or all."""

@@ -111,6 +111,13 @@ class Permissions(Value):
             caller.user in self.allowed_users or any(group in self.allowed_groups for group in caller.groups)
         )
 
+    def without(self, user: str) -> "Permissions":
+        return Permissions(
+            visibility=self.visibility,
+            allowed_users=tuple(one for one in self.allowed_users if one != user),
+            allowed_groups=self.allowed_groups,
+        )
+
     def narrowed(self, other: "Permissions") -> "Permissions":
         """Permissions that permit nobody whom one of the two does not permit."""
         if "private" in (self.visibility, other.visibility):
@@ -232,6 +239,13 @@ class JobItem(Value):
     outcome: Outcome | None
     chunk_count: int
     error: str | None
+
+
+class Erased(Value):
+    """What is erased: the text of documents, by their ids, and all that users have stored, asked and been given."""
+
+    documents: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
 
 class Job(Value):

@@ -21,6 +21,8 @@ COMPLETE = ("stop", "end_turn", "eos")
 # A question joins a running answer only if that has at least this share of the question's remaining time.
 MIN_TIME_SHARE = 0.5
 
+KEYS = "rag:qa:*"
+
 encode = msgspec.json.Encoder(order="deterministic").encode
 decode = msgspec.json.Decoder(Answer).decode
 

@@ -8,6 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -59,6 +60,13 @@ class MemoryCache:
             self._bytes += size
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._items)))
+
+    def forget(self, patterns: Sequence[str]) -> int:
+        """Drop the entries whose keys match a pattern; returns how many."""
+        gone = [key for key in self._items if any(fnmatchcase(key, pattern) for pattern in patterns)]
+        for key in gone:
+            self._drop(key)
+        return len(gone)
 
     def _drop(self, key: str) -> None:
         if (found := self._items.pop(key, None)) is not None:
@@ -118,6 +126,7 @@ def _size(key: str, value: bytes) -> int:
 
 
 FLOAT_BYTES = 4
+EMBEDDING_KEYS = "embed:*"
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Embedding).decode

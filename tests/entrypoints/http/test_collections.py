@@ -120,7 +120,8 @@ async def test_a_deleted_collection_takes_its_documents_along(shelf: Library) ->
     (item,) = await shelf.ingest("doomed", text("The doomed expedition carried 40 barrels of pickled walnuts."))
     question = "How many barrels of pickled walnuts did the expedition carry?"
     assert "40 barrels" in (await shelf.ask(question))["answer"]
-    assert await shelf.good("DELETE", "/v1/collections/doomed") == {"deleted": True, "documents_removed": 1}
+    deleted = await shelf.good("DELETE", "/v1/collections/doomed")
+    assert (deleted["deleted"], deleted["documents_removed"]) == (True, 1)
     assert (await shelf.ask(question))["refused"]
     for path in ("/v1/collections/doomed", "/v1/collections/doomed/stats", f"/v1/documents/{item['id']}"):
         reply = await shelf.call("GET", path)

@@ -148,7 +148,8 @@ async def test_a_deleted_document_is_gone_at_once(shelf: Library) -> None:
     key = await document(shelf, "Pangolins carry 1,000 scales of keratin.")
     question = "How many scales of keratin do pangolins carry?"
     assert "1,000" in (await shelf.ask(question))["answer"]
-    assert await shelf.good("DELETE", f"/v1/documents/{key}") == {"deleted": True, "chunks_removed": 1}
+    deleted = await shelf.good("DELETE", f"/v1/documents/{key}")
+    assert (deleted["deleted"], deleted["chunks_removed"]) == (True, 1)
     assert key not in [one["document_id"] for one in (await shelf.ask(question))["sources"]]
     for method in ("GET", "DELETE"):
         assert (await shelf.call(method, f"/v1/documents/{key}")).code == "NOT_FOUND"
@@ -182,7 +183,7 @@ async def test_failed_documents_are_listed_by_status_and_retried(shelf: Library)
     reply = await shelf.call("PATCH", f"/v1/documents/{item['id']}", {"title": "New"})
     assert (reply.status, reply.code) == (409, "CONFLICT")
     deleted = await shelf.good("DELETE", f"/v1/documents/{item['id']}")
-    assert deleted == {"deleted": True, "chunks_removed": 0}
+    assert (deleted["deleted"], deleted["chunks_removed"]) == (True, 0)
     assert (await shelf.call("POST", f"/v1/documents/{item['id']}/retry")).status == 404
     assert (await shelf.call("GET", f"/v1/documents/{item['id']}")).status == 404
 

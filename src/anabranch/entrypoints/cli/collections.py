@@ -44,6 +44,7 @@ from anabranch.entrypoints.cli.terminal import (
 from anabranch.knowledge.knowledge import CollectionCounts, Knowledge
 from anabranch.knowledge.model import Chunking, Collection, DocumentStatus, Permissions, StoredDocument
 from anabranch.knowledge.records import collections as records_of_collections
+from anabranch.knowledge.records.erasures import Erasure
 
 PAGE = 500
 # In a list of documents, so many text columns are truncated on a narrow terminal: title, file and collection.
@@ -132,12 +133,13 @@ def delete_collection(name: str, yes: bool, as_json: bool, settings: Settings) -
     stored = found.collection
     if found.documents and not yes:
         confirm_deletion(f"{flat(stored.name)!r} with {counted(found.documents, 'document')}")
-    deleted = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
+    deleted, erasure = run(settings, lambda knowledge: knowledge.delete_collection(OPERATOR, stored.id))
     print_result(
-        {"id": stored.id, "name": stored.name, "documents": deleted},
+        {"id": stored.id, "name": stored.name, "documents": deleted, "erased_by": moment(erasure.complete_by)},
         f"Deleted {flat(stored.name)} and {counted(deleted, 'document')}.",
         as_json=as_json,
     )
+    _note_erasure(erasure)
 
 
 def _collection_view(one: CollectionCounts) -> dict[str, Any]:
@@ -276,6 +278,10 @@ def show_document(document: str, content: bool, as_json: bool, settings: Setting
     print_fields(view, fields, as_json=as_json)
 
 
+def _note_erasure(erasure: Erasure) -> None:
+    notes().print(f"Its text is erased everywhere by {moment(erasure.complete_by)}, while a server runs.")
+
+
 @documents.command("delete")
 @document_argument
 @yes_option
@@ -290,15 +296,21 @@ def delete_document(document: str, yes: bool, as_json: bool, settings: Settings)
         found = run(settings, lambda knowledge: knowledge.document(OPERATOR, document))
         confirm_deletion(f"{flat(found.title)!r} ({found.id})")
         document = found.id
-    deleted = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, document))
+    deleted, erasure = run(settings, lambda knowledge: knowledge.delete_document(OPERATOR, document))
     name = deleted.id if document == deleted.id else f"{deleted.title} ({deleted.id})"
     print_result(
-        {"id": deleted.id, "title": deleted.title, "chunks": deleted.chunk_count},
+        {
+            "id": deleted.id,
+            "title": deleted.title,
+            "chunks": deleted.chunk_count,
+            "erased_by": moment(erasure.complete_by),
+        },
         f"Deleted {flat(name)} and its {counted(deleted.chunk_count, 'chunk')}."
         if deleted.searchable
         else f"Deleted {flat(name)}, which was {deleted.status}.",
         as_json=as_json,
     )
+    _note_erasure(erasure)
 
 
 @documents.command("retry")

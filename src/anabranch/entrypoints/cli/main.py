@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("records:keys", "Create, list and revoke API keys."),
     "queries": ("queries:queries", "List, show, export and delete the questions of the query log."),
     "feedback": ("queries:feedback", "List the ratings of answers."),
+    "erase": ("erase:command", "Erase a document or a user everywhere; without an option, list the erasures."),
     "index": ("index:group", "Show the state of the search index, or rebuild it."),
     "backup": ("records:backup", "Copy the records into FILE, also while a server runs."),
     "restore": ("records:restore", "Replace the records with FILE, a backup."),

@@ -23,6 +23,7 @@ from anabranch.configuration.settings import Settings, load
 from anabranch.entrypoints.http import chat
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.endpoints import EndpointSurface
+from anabranch.entrypoints.http.erasures import ErasuresSurface
 from anabranch.entrypoints.http.errors import EXPOSED
 from anabranch.entrypoints.http.keys import KeysSurface
 from anabranch.entrypoints.http.knowledge import KnowledgeSurface
@@ -133,6 +134,7 @@ class Service:
             ("knowledge", SourcesSurface(anabranch, access, history).operations()),
             ("knowledge", KeysSurface(anabranch, access).operations()),
             ("knowledge", LimitsSurface(anabranch, access).operations()),
+            ("knowledge", ErasuresSurface(anabranch, access).operations()),
             ("session", SessionSurface(anabranch, access).operations()),
             ("planner", PlannerSurface(anabranch, access, self._closing, self._closed).operations()),
             ("streams", streams.operations()),

@@ -18,6 +18,7 @@ from anabranch.domain.errors import InvalidQuestion, NotFound, UpstreamError
 from anabranch.entrypoints.http import knowledge_wire as wire
 from anabranch.entrypoints.http.access import Access
 from anabranch.entrypoints.http.decode_errors import described
+from anabranch.entrypoints.http.erasures import utc
 from anabranch.entrypoints.http.errors import KNOWLEDGE, RequestTimedOut, RequestTooLarge
 from anabranch.entrypoints.http.openapi import integer, parameter
 from anabranch.entrypoints.http.operations import Call, Handler, Operation, Reply
@@ -240,8 +241,9 @@ class KnowledgeSurface:
         )
 
     async def _delete_collection(self, call: Call[None]) -> wire.CollectionDeleted:
-        removed = await (await self.anabranch.knowledge()).delete_collection(call.caller, call.params["name"])
-        return wire.CollectionDeleted(deleted=True, documents_removed=removed)
+        knowledge = await self.anabranch.knowledge()
+        removed, erasure = await knowledge.delete_collection(call.caller, call.params["name"])
+        return wire.CollectionDeleted(deleted=True, documents_removed=removed, erased_by=utc(erasure.complete_by))
 
     async def _ingest(self, call: Call[None]) -> wire.IngestAccepted:
         upload = await read_upload(call, self.anabranch.settings)
@@ -328,8 +330,11 @@ class KnowledgeSurface:
         return await self._view(knowledge, call.caller, changed)
 
     async def _delete_document(self, call: Call[None]) -> wire.DocumentDeleted:
-        deleted = await (await self.anabranch.knowledge()).delete_document(call.caller, call.params["document"])
-        return wire.DocumentDeleted(deleted=True, chunks_removed=deleted.chunk_count)
+        knowledge = await self.anabranch.knowledge()
+        deleted, erasure = await knowledge.delete_document(call.caller, call.params["document"])
+        return wire.DocumentDeleted(
+            deleted=True, chunks_removed=deleted.chunk_count, erased_by=utc(erasure.complete_by)
+        )
 
     async def _retry(self, call: Call[None]) -> wire.IngestAccepted:
         job = await (await self.anabranch.knowledge()).retry(call.caller, call.params["document"])

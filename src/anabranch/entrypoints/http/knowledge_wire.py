@@ -205,8 +205,11 @@ class CollectionStats(Value):
 
 
 class CollectionDeleted(Value):
+    """`erased_by`: until then the text of the documents is erased from everything but backups."""
+
     deleted: bool
     documents_removed: int
+    erased_by: datetime
 
 
 class IngestAccepted(Value):
@@ -315,8 +318,11 @@ class ChunkPage(Value):
 
 
 class DocumentDeleted(Value):
+    """`erased_by`: until then the text of the document is erased from everything but backups."""
+
     deleted: bool
     chunks_removed: int
+    erased_by: datetime
 
 
 def permissions(form: PermissionsForm | None) -> Permissions | None:

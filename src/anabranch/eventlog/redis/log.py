@@ -341,6 +341,13 @@ class RedisLog:
         """Free the memory of expired streams. Redis expires them by itself."""
         self._writer.dropped(self.streams.drop_expired(self._clock.monotonic()))
 
+    def forget_ended(self, ended_for_s: float) -> int:
+        """Drop this worker's copies of streams that ended at least that long ago; returns how many. Those in Redis are
+        dropped with `store.forget_ended`."""
+        gone = self.streams.drop_ended(self._clock.monotonic() - ended_for_s)
+        self._writer.dropped(gone)
+        return len(gone)
+
     async def _open(self, owner: StreamOwner) -> str:
         stream = owner.stream
         first_epoch = secrets.choice(REOPENED_EPOCHS) if self._replicas.stable_s() < self._limits.ttl_s else 0

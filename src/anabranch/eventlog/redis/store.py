@@ -177,6 +177,14 @@ class RedisStreamStore:
             raise
 
 
+async def forget_ended(redis: Redis, key: bytes, ttl_s: float, ended_for_s: float) -> int:
+    """Delete the stream of this key if it ended at least that long ago, or its worker is gone; returns how many."""
+    ttl_ms, ended_ms = max(1, round(ttl_s * 1000)), max(0, round(ended_for_s * 1000))
+    entries = key.removesuffix(b":stream") + b":entries"
+    lua = script(__package__, "lua/forget_ended.lua")
+    return 1 if await redis.execute("EVAL", lua, 2, key, entries, ttl_ms, ended_ms) == 1 else 0
+
+
 def _keys(stream: str) -> tuple[str, str]:
     return f"anabranch:{{{stream}}}:stream", f"anabranch:{{{stream}}}:entries"
 

@@ -409,6 +409,7 @@ class IndexReader:
             if keep.any()
         )
         self.manifest = manifest
+        self._views.clear()  # they keep files mapped that have been replaced
 
     def _extend(self, db: Connection) -> None:
         """Add the documents to the delta that are in no segment yet; their chunks have the highest keys."""

@@ -1,6 +1,7 @@
 """The index writer: writes new chunks into segments, merges segments, and replaces the vectors of another embedder.
 Needs the indexer lock."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ class IndexWriter:
         self._generations = generations
         self._embedder = embedder
         self._catalog = Catalog()
+        # The indexer updates the index in one task and erases in another.
+        self._lock = threading.Lock()
 
     def unindexed(self) -> tuple[int, float]:
         """How many chunks are not in the index yet, and the age in seconds of the oldest."""
@@ -45,16 +48,23 @@ class IndexWriter:
 
     def fold(self) -> IndexManifest:
         """Index everything in the records: new chunks into new segments, then merges that are due."""
-        while self._fold_next():
-            pass
-        self._merge(plan)
-        self._rewrite_dead()
-        return self._generations.current()
+        with self._lock:
+            while self._fold_next():
+                pass
+            self._merge(plan)
+            self._rewrite_dead()
+            return self._generations.current()
 
     def compact(self) -> IndexManifest:
         """Merge everything into one segment if the small ones are a large enough share."""
-        self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
-        return self._generations.current()
+        with self._lock:
+            self._merge(lambda sizes: 0 if len(sizes) > 1 and sum(sizes[1:]) > TAIL * sizes[0] else None)
+            return self._generations.current()
+
+    def drop_deleted(self) -> int:
+        """Rewrite every segment that has chunks of deleted documents, and delete its files; returns how many."""
+        with self._lock:
+            return self._rewrite_dead(allowed=0.0)
 
     def rebuild(self) -> IndexManifest:
         """Build the index from the records."""
@@ -95,14 +105,15 @@ class IndexWriter:
         if begin is not None:
             self._replace(manifest, begin, len(parts), parts[begin:])
 
-    def _rewrite_dead(self) -> None:
+    def _rewrite_dead(self, allowed: float = DEAD) -> int:
+        """Rewrite the segments of which more than a share is deleted; returns how many."""
         manifest = self._generations.current()
         for at, name in enumerate(manifest.segments):
             part = Segment.map(self._generations.path(name), manifest.dimensions)
-            if len(part) - int(self._alive(part).sum()) > DEAD * len(part):
+            if len(part) - int(self._alive(part).sum()) > allowed * len(part):
                 self._replace(manifest, at, at + 1, [part])
-                self._rewrite_dead()
-                return
+                return 1 + self._rewrite_dead(allowed)
+        return 0
 
     def _replace(self, manifest: IndexManifest, begin: int, end: int, parts: Sequence[Segment]) -> None:
         """Replace adjacent segments with one that leaves out deleted chunks."""

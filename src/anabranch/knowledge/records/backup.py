@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anabranch.domain.errors import ConfigurationError, Conflict
 from anabranch.knowledge.durable_files import sync_file
+from anabranch.knowledge.records import erasures
 from anabranch.knowledge.records.database import NAME, Database
 from anabranch.knowledge.records.schema import MIGRATIONS
 
@@ -18,6 +19,7 @@ TABLES = {"facts", "collections", "documents", "chunks", "embeddings", "jobs", "
 
 def back_up(database: Database, file: Path) -> None:
     """Copy the records into a file while they are in use; the file appears when it is complete."""
+    database.writing(lambda db: erasures.note_backup(db, file))
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with _private(beside):

@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Collection, CollectionSettings
+from anabranch.knowledge.model import Collection, CollectionSettings, Erased
 from anabranch.knowledge.records import documents
 from anabranch.knowledge.records.database import as_json, new_id
 
@@ -68,6 +68,23 @@ def delete(db: sqlite3.Connection, key: int) -> int:
     db.execute("DELETE FROM collections WHERE key = ?", (key,))
     documents.record_change(db, "collection", 0)
     return len(keys)
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Delete the collections of users with all their documents, and remove the users from the default permissions of
+    others; returns how many collections were deleted."""
+    owned = [one for one in listed(db) if one.owner in erased.users]
+    for one in owned:
+        delete(db, one.key)
+    for one in listed(db):
+        permissions = one.settings.default_permissions
+        for user in erased.users:
+            permissions = permissions.without(user)
+        if permissions != one.settings.default_permissions:
+            settings = msgspec.structs.replace(one.settings, default_permissions=permissions)
+            db.execute("UPDATE collections SET settings = ? WHERE key = ?", (as_json(settings), one.key))
+            documents.record_change(db, "collection", 0)
+    return len(owned)
 
 
 def _collection(row: sqlite3.Row) -> Collection:

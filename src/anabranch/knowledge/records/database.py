@@ -44,6 +44,8 @@ RETRIES = 3
 RETRY_S = 0.1
 READERS = 4
 SNAPSHOTS = 5
+# A checkpoint waits for BUSY_S each time.
+CHECKPOINTS = 3
 
 
 class StoreFailed(AnabranchError):
@@ -124,6 +126,21 @@ class Database:
             connection.backup(copy, pages=1_000)
             copy.execute("PRAGMA journal_mode = DELETE")
 
+    def compact(self) -> int:
+        """Rewrite the whole file, so that no page holds anything of a deleted row, and empty the write-ahead log;
+        returns by how many bytes the two became smaller. Readers continue, writers wait."""
+        before = self._bytes()
+        try:
+            with self._connection() as connection:
+                _vacuum(connection)
+        except sqlite3.OperationalError as error:
+            raise StoreFailed(f"The records cannot be rewritten ({error}).") from error
+        return max(0, before - self._bytes())
+
+    def _bytes(self) -> int:
+        files = (self.path, self.path.with_name(f"{NAME}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def close(self) -> None:
         self._writer.close()
         self._readers.close()
@@ -156,12 +173,24 @@ class Database:
                     self._lock.notify_all()
 
 
+def _vacuum(connection: sqlite3.Connection) -> None:
+    connection.execute("VACUUM")
+    # A reader of an older snapshot holds the log for the time of its query.
+    for _ in range(CHECKPOINTS):
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not busy:
+            return
+        time.sleep(RETRY_S)
+    raise sqlite3.OperationalError("the write-ahead log is in use")
+
+
 def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = OFF")  # documents.remove and collections.delete delete dependent rows
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten in its page
     connection.execute("PRAGMA cache_size = -16000")
     connection.execute("PRAGMA mmap_size = 17179869184")
     return connection

@@ -13,7 +13,7 @@ import msgspec
 
 from anabranch.domain.errors import ConfigurationError
 from anabranch.domain.model import Embedding
-from anabranch.knowledge.model import Caller, DocumentDraft, Permissions, Piece, StoredChunk, StoredDocument
+from anabranch.knowledge.model import Caller, DocumentDraft, Erased, Permissions, Piece, StoredChunk, StoredDocument
 from anabranch.knowledge.records.database import StoreFailed, as_json, new_id
 from anabranch.knowledge.records.schema import MEASURE
 
@@ -168,6 +168,32 @@ def remove(db: sqlite3.Connection, key: int, *, delete_citations: bool = True) -
         db.execute("DELETE FROM citations WHERE document = ?", (row["id"],))
     record_change(db, "remove", key)
     return int(row["chunk_count"])
+
+
+def ids_in(db: sqlite3.Connection, collection: int) -> list[str]:
+    return _column(db, "SELECT id FROM documents WHERE collection = ?", collection)
+
+
+def ids_of(db: sqlite3.Connection, user: str) -> list[str]:
+    """The documents that a user owns, and those in the user's collections."""
+    owned = "owner = ? OR collection IN (SELECT key FROM collections WHERE owner = ?)"
+    return _column(db, f"SELECT id FROM documents WHERE {owned}", user, user)  # noqa: S608  our own names
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Delete documents, and remove users from the permissions of others; returns how many documents that were."""
+    keys = _column(
+        db, "SELECT key FROM documents WHERE id IN (SELECT value FROM json_each(?))", as_json(erased.documents)
+    )
+    for key in keys:
+        remove(db, key)
+    for user in erased.users:
+        allowed = "EXISTS (SELECT 1 FROM json_each(allowed_users) WHERE value = ?)"
+        for stored in _select(db, allowed, user):
+            names = as_json(stored.permissions.without(user).allowed_users)
+            db.execute("UPDATE documents SET allowed_users = ? WHERE key = ?", (names, stored.key))
+            record_change(db, "update", stored.key)
+    return len(keys)
 
 
 def describe(

@@ -20,6 +20,7 @@ from anabranch.knowledge.model import (
     Collection,
     CollectionSettings,
     DocumentStatus,
+    Erased,
     ItemStatus,
     Job,
     JobItem,
@@ -41,6 +42,8 @@ MAX_FAILED = 10_000
 MAX_FAILED_BYTES = 256 * 1024 * 1024
 # The content hash of an upload without bytes: what tells an empty file from one whose bytes are no longer kept.
 EMPTY_HASH = sha256(b"").hexdigest()
+# What is left of an item whose document was erased.
+BLANK = NewDocument(source="text")
 # In a list, open items come after all documents.
 ITEM_KEYS = 1 << 62
 # Of the rows of `open_items`, those that the caller owns. Guests own nothing: no job has an owner of null.
@@ -347,6 +350,8 @@ def finish(db: sqlite3.Connection, item: int, status: ItemStatus, *, keep_upload
     """Record the outcome of an item in the columns of the same names; its job ends with its last item. The upload of a
     failed item is kept for a retry; those of earlier versions are not needed any more."""
     row = db.execute("SELECT job, document_id FROM items WHERE key = ?", (item,)).fetchone()
+    if row is None:  # erased with its owner
+        return
     _drop_uploads(db, "document_id = ? AND status = 'failed' AND key < ?", row["document_id"], item)
     if not keep_upload:
         _drop_uploads(db, "key = ?", item)
@@ -364,6 +369,38 @@ def drop(db: sqlite3.Connection, document_id: str) -> None:
     db.execute(f"UPDATE items SET status = 'cancelled' WHERE {unfinished}", (document_id,))  # noqa: S608
     for row in rows:
         _close(db, row["job"])
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Blank what items say of documents, and delete all jobs of users; returns how many items that were."""
+    values = {"documents": as_json(erased.documents), "users": as_json(erased.users), "blank": as_json(BLANK)}
+    theirs = "job IN (SELECT key FROM jobs WHERE owner IN (SELECT value FROM json_each(:users)))"
+    named = "document_id IN (SELECT value FROM json_each(:documents)) AND arrived != :blank"
+    for document in erased.documents:
+        drop(db, document)
+    blanked = db.execute(
+        f"UPDATE items SET arrived = :blank, content_hash = '', error = NULL WHERE {named} AND NOT {theirs}",  # noqa: S608
+        values,
+    ).rowcount
+    db.execute(f"DELETE FROM uploads WHERE item IN (SELECT key FROM items WHERE {theirs})", values)  # noqa: S608
+    deleted = db.execute(f"DELETE FROM items WHERE {theirs}", values).rowcount  # noqa: S608  our own names
+    db.execute("DELETE FROM jobs WHERE owner IN (SELECT value FROM json_each(:users))", values)
+    return blanked + deleted + sum(_erase_from_permissions(db, user) for user in erased.users)
+
+
+def _erase_from_permissions(db: sqlite3.Connection, user: str) -> int:
+    """Remove a user from the permissions with which documents of others arrived."""
+    rows = db.execute(
+        "SELECT key, arrived FROM items WHERE EXISTS "
+        "(SELECT 1 FROM json_each(arrived, '$.permissions.allowed_users') WHERE value = ?)",
+        (user,),
+    ).fetchall()
+    for row in rows:
+        arrived = msgspec.json.decode(row["arrived"], type=NewDocument)
+        assert arrived.permissions is not None, "the query found them"
+        changed = msgspec.structs.replace(arrived, permissions=arrived.permissions.without(user))
+        db.execute("UPDATE items SET arrived = ? WHERE key = ?", (as_json(changed), row["key"]))
+    return len(rows)
 
 
 def bound_failed(db: sqlite3.Connection, most: int = MAX_FAILED, most_bytes: int = MAX_FAILED_BYTES) -> None:

@@ -8,7 +8,7 @@ from hashlib import sha256
 import msgspec
 
 from anabranch.domain.model import Value
-from anabranch.knowledge.model import Caller
+from anabranch.knowledge.model import Caller, Erased
 from anabranch.knowledge.records.database import as_json
 
 PREFIX = "ab_"
@@ -57,6 +57,13 @@ def valid(db: sqlite3.Connection) -> set[str]:
 def revoke(db: sqlite3.Connection, identifier: str) -> bool:
     query = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
     return db.execute(query, (time.time(), identifier)).rowcount == 1
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Delete the keys of users, which revokes them; returns how many there were."""
+    return db.execute(
+        "DELETE FROM keys WHERE user IN (SELECT value FROM json_each(?))", (as_json(erased.users),)
+    ).rowcount
 
 
 def _hash(secret: str) -> str:

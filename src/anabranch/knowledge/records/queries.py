@@ -10,7 +10,7 @@ import msgspec
 
 from anabranch.domain.model import Passage, Scores, Value
 from anabranch.domain.sentences import SentenceView
-from anabranch.knowledge.model import Caller, Rating
+from anabranch.knowledge.model import Caller, Erased, Rating
 from anabranch.knowledge.records.database import as_json
 from anabranch.knowledge.records.documents import VISIBLE, permissions_of, visible_to
 
@@ -533,6 +533,37 @@ def forget(db: sqlite3.Connection, days: float, user: str | None = None, *, coun
         db.execute("DELETE FROM query_counts WHERE day * ? < ? AND (? IS NULL OR user = ?)", (DAY_S, limit, user, user))
     db.execute("DELETE FROM query_counts WHERE day <= ?", (_day(time.time()) - COUNTED_DAYS,))
     return len(old)
+
+
+def erase(db: sqlite3.Connection, erased: Erased) -> int:
+    """Delete the questions of users with their counts, and blank those for which a document was found, with the later
+    ones of the same conversation, whose answers may repeat it. What is left of a blank entry is figures. Returns how
+    many entries that were."""
+    deleted = sum(forget(db, -1, user, counts=True) for user in erased.users)
+    entries = """WITH given (id) AS (SELECT value FROM json_each(:documents)),
+    found (query) AS (
+        SELECT query FROM retrievals WHERE document IN (SELECT id FROM given)
+        UNION SELECT query FROM citations WHERE document IN (SELECT id FROM given)
+    ),
+    entries (id) AS (
+        SELECT query FROM found UNION
+        SELECT later.id FROM found JOIN queries AS first ON first.id = found.query JOIN queries AS later
+        ON later.user = first.user AND later.conversation = first.conversation AND later.created_at >= first.created_at
+    )
+    SELECT id FROM queries WHERE id IN (SELECT id FROM entries) AND (
+        original != '' OR EXISTS (SELECT 1 FROM responses WHERE query = queries.id AND (answer != '' OR comment != ''))
+    )"""
+    ids = [row[0] for row in db.execute(entries, {"documents": as_json(erased.documents)})]
+    chosen = "IN (SELECT value FROM json_each(?))"
+    values = (as_json(ids),)
+    db.execute(
+        "UPDATE queries SET original = '', rewritten = NULL, variants = '[]', filters = 'null', shared = 0 "  # noqa: S608
+        f"WHERE id {chosen}",
+        values,
+    )
+    db.execute(f"UPDATE responses SET answer = '', sentences = NULL, comment = NULL WHERE query {chosen}", values)  # noqa: S608
+    db.execute(f"DELETE FROM citations WHERE query {chosen}", values)  # noqa: S608
+    return deleted + len(ids)
 
 
 def _day(moment: float) -> int:

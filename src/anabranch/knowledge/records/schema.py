@@ -289,6 +289,37 @@ LATER_PAGES = """
 ALTER TABLE chunks ADD COLUMN later_pages TEXT;
 """
 
+# What is to be erased, and what was: `documents` are ids, as JSON; `user` is forgotten once the user's rows are gone.
+# `next_at` is when the next pass is due, null when the erasure is complete; `pass` numbers the latest one, over all
+# erasures. `erased` counts what each store has removed. `backups` are the files that were made of these records.
+ERASURES = """
+CREATE TABLE erasures (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    what TEXT NOT NULL,
+    documents TEXT NOT NULL,
+    user TEXT,
+    requested_at REAL NOT NULL,
+    due_at REAL NOT NULL,
+    settled_at REAL NOT NULL,
+    next_at REAL,
+    pass INTEGER NOT NULL DEFAULT 0,
+    completed_at REAL,
+    error TEXT
+);
+CREATE INDEX erasures_open ON erasures (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX erasures_by_pass ON erasures (pass);
+
+CREATE TABLE erased (
+    erasure INTEGER NOT NULL,
+    store TEXT NOT NULL,
+    removed INTEGER NOT NULL,
+    PRIMARY KEY (erasure, store)
+) WITHOUT ROWID;
+
+CREATE TABLE backups (path TEXT PRIMARY KEY, made_at REAL NOT NULL) WITHOUT ROWID;
+"""
+
 MIGRATIONS = (
     FIRST,
     SURFACES,
@@ -298,4 +329,5 @@ MIGRATIONS = (
     SHARING,
     PAGE_STARTS,
     LATER_PAGES,
+    ERASURES,
 )

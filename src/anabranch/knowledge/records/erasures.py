@@ -1,0 +1,275 @@
+"""What is to be erased and what was, the tables that are erased from, and the backups that were made."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from anabranch.domain.model import Value
+from anabranch.knowledge.model import Erased
+from anabranch.knowledge.records import collections, documents, jobs, keys, queries
+from anabranch.knowledge.records.database import NAME, as_json, connect, migrate, new_id
+
+ErasureSubject = Literal["document", "collection", "user"]
+# `due`: no pass has run. `settling`: everything is erased but what questions that ran then may have written since.
+# `failed`: a store could not be erased; it is tried again.
+ErasureState = Literal["due", "settling", "failed", "complete"]
+# The stores in the records, each with the function that erases from it. The names of the audit log, which are in a
+# table of their own, are one more.
+STORES: tuple[tuple[str, Callable[[sqlite3.Connection, Erased], int]], ...] = (
+    ("documents", documents.erase),
+    ("collections", collections.erase),
+    ("ingest jobs", jobs.erase),
+    ("query log", queries.erase),
+    ("API keys", keys.erase),
+)
+# Every table, by whether it can hold what is erased: the text of documents or questions, or the name of a user.
+TABLES = {
+    "collections": True,
+    "documents": True,
+    "contents": True,
+    "attributes": True,
+    "chunks": True,
+    "embeddings": True,
+    "jobs": True,
+    "items": True,
+    "uploads": True,
+    "queries": True,
+    "query_counts": True,
+    "responses": True,
+    "citations": True,
+    "keys": True,
+    "erasures": True,
+    "endpoints": False,  # public addresses; a collection's are deleted with it
+    "query_collections": False,
+    "retrievals": False,
+    "changes": False,
+    "facts": False,
+    "erased": False,
+    "backups": False,
+}
+COPIES = f"{NAME}.before-restore-*"
+
+
+class ErasureTimes(Value):
+    """`after_s`: within which time a deletion is erased everywhere. `settle_s`: how long a question may run that has
+    found a document just before it was deleted; what it writes is erased by a second pass."""
+
+    after_s: float = 86_400.0
+    settle_s: float = 190.0
+
+    def due(self, now: float) -> float:
+        """At most `after_s` later. Deletions of a quarter of that time are erased together: a pass rewrites files."""
+        grid = self.after_s / 4
+        return now if not grid else (now + self.after_s) // grid * grid
+
+
+class Erasure(Value):
+    """One erasure. `subject` is the id of a document or of a collection, or "" for a user. `next_at` is None once it is
+    complete; `erased` counts what each store has removed, in the passes that this erasure was part of."""
+
+    key: int
+    id: str
+    what: ErasureSubject
+    subject: Erased
+    requested_at: float
+    due_at: float
+    settled_at: float
+    next_at: float | None
+    number: int
+    completed_at: float | None
+    error: str | None
+    erased: tuple[tuple[str, int], ...]
+
+    @property
+    def complete_by(self) -> float:
+        """When its last pass is due."""
+        return max(self.due_at, self.settled_at)
+
+    @property
+    def state(self) -> ErasureState:
+        if self.completed_at is not None:
+            return "complete"
+        if self.error is not None:
+            return "failed"
+        return "settling" if self.number else "due"
+
+
+def request(
+    db: sqlite3.Connection, what: ErasureSubject, erased: Erased, times: ErasureTimes, *, now: bool = False
+) -> Erasure:
+    """Record an erasure, which survives a crash. With `now` the rows go in this transaction, and the rest at once."""
+    at = time.time()
+    due_at = at if now else times.due(at)
+    erased = _with_documents(db, erased)
+    identifier = new_id()
+    db.execute(
+        "INSERT INTO erasures (id, what, documents, user, requested_at, due_at, settled_at, next_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            identifier,
+            what,
+            as_json(erased.documents),
+            next(iter(erased.users), None),
+            at,
+            due_at,
+            at + times.settle_s,
+            due_at,
+        ),
+    )
+    made = by_id(db, identifier)
+    assert made is not None, "it was inserted"
+    if now:
+        for name, erase in STORES:
+            count(db, [made], name, erase(db, erased))
+    return made
+
+
+def _with_documents(db: sqlite3.Connection, erased: Erased) -> Erased:
+    """With the documents of the users."""
+    theirs = (identifier for user in erased.users for identifier in documents.ids_of(db, user))
+    return Erased(documents=tuple(dict.fromkeys((*erased.documents, *theirs))), users=erased.users)
+
+
+def erase_copies(folder: Path, erased: Erased) -> tuple[int, list[Path]]:
+    """Erase from the copies of earlier records that a restore has kept in the folder; returns how many there are, and
+    those that are too damaged for it."""
+    done, damaged = 0, []
+    for path in sorted(folder.glob(COPIES)):
+        if path.name.endswith(("-wal", "-shm")):
+            continue
+        try:
+            _erase_copy(path, erased)
+            done += 1
+        except (sqlite3.Error, msgspec.MsgspecError):
+            damaged.append(path)
+    return done, damaged
+
+
+def _erase_copy(path: Path, erased: Erased) -> None:
+    with closing(connect(path)) as copy:
+        migrate(copy)
+        copy.execute("BEGIN IMMEDIATE")
+        there = _with_documents(copy, erased)
+        for _, erase in STORES:
+            erase(copy, there)
+        copy.execute("COMMIT")
+        copy.execute("VACUUM")
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def due(db: sqlite3.Connection, now: float) -> list[Erasure]:
+    """The erasures of which a pass is due."""
+    return _found(db, "next_at <= ? ORDER BY key", now)
+
+
+def by_id(db: sqlite3.Connection, identifier: str) -> Erasure | None:
+    return next(iter(_found(db, "id = ?", identifier)), None)
+
+
+def knows(db: sqlite3.Connection, document: str) -> bool:
+    """Whether anything is left that names a document: an upload, a question for which it was found, an erasure."""
+    named = (
+        "SELECT 1 FROM items WHERE document_id = ?",
+        "SELECT 1 FROM retrievals WHERE document = ?",
+        "SELECT 1 FROM erasures, json_each(documents) WHERE value = ?",
+    )
+    return any(db.execute(f"{query} LIMIT 1", (document,)).fetchone() for query in named)
+
+
+def listed(db: sqlite3.Connection, limit: int) -> list[Erasure]:
+    """The latest erasures, newest first."""
+    return _found(db, "TRUE ORDER BY key DESC LIMIT ?", limit)
+
+
+def last_pass(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT coalesce(max(pass), 0) FROM erasures").fetchone()[0])
+
+
+def passed_since(db: sqlite3.Connection, number: int, settled_after: float) -> list[Erasure]:
+    """The erasures that were part of a later pass, and had questions that ended after a time."""
+    return _found(db, "pass > ? AND settled_at >= ?", number, settled_after)
+
+
+def whole(db: sqlite3.Connection, one: Erasure) -> Erased:
+    """What an erasure erases, with the documents that its user has stored since; they are recorded."""
+    found = _with_documents(db, one.subject)
+    if found != one.subject:
+        db.execute("UPDATE erasures SET documents = ? WHERE key = ?", (as_json(found.documents), one.key))
+    return found
+
+
+def count(db: sqlite3.Connection, erasures: Iterable[Erasure], store: str, removed: int) -> None:
+    db.executemany(
+        "INSERT INTO erased VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET removed = removed + excluded.removed",
+        ((one.key, store, removed) for one in erasures),
+    )
+
+
+def forget_users(db: sqlite3.Connection, erasures: Sequence[Erasure], now: float) -> None:
+    """The last pass needs the name no more."""
+    db.executemany("UPDATE erasures SET user = NULL WHERE key = ?", ((one.key,) for one in _settled(erasures, now)))
+
+
+def passed(db: sqlite3.Connection, erasures: Sequence[Erasure], now: float) -> None:
+    """Record a pass. An erasure is complete with the first one after the questions of its time have ended."""
+    number = last_pass(db) + 1
+    db.executemany(
+        "UPDATE erasures SET pass = ?, next_at = settled_at, error = NULL WHERE key = ?",
+        ((number, one.key) for one in erasures),
+    )
+    db.executemany(
+        "UPDATE erasures SET next_at = NULL, completed_at = ? WHERE key = ?",
+        ((now, one.key) for one in _settled(erasures, now)),
+    )
+
+
+def failed(db: sqlite3.Connection, erasures: Iterable[Erasure], reason: str, retry_at: float) -> None:
+    db.executemany(
+        "UPDATE erasures SET error = ?, next_at = ? WHERE key = ?", ((reason, retry_at, one.key) for one in erasures)
+    )
+
+
+def note_backup(db: sqlite3.Connection, path: Path, made_at: float | None = None) -> None:
+    made_at = time.time() if made_at is None else made_at
+    db.execute("INSERT OR REPLACE INTO backups VALUES (?, ?)", (str(path.resolve()), made_at))
+
+
+def backups_before(db: sqlite3.Connection, moment: float) -> list[Path]:
+    """The backups that were made before a time and are still there."""
+    rows = db.execute("SELECT path FROM backups WHERE made_at <= ? ORDER BY made_at", (moment,))
+    return [path for path in (Path(row["path"]) for row in rows) if path.exists()]
+
+
+def _settled(erasures: Iterable[Erasure], now: float) -> list[Erasure]:
+    return [one for one in erasures if now >= one.settled_at]
+
+
+def _found(db: sqlite3.Connection, where: str, *values: str | float) -> list[Erasure]:
+    rows = db.execute(f"SELECT * FROM erasures WHERE {where}", values).fetchall()  # noqa: S608  our own names
+    return [_erasure(db, row) for row in rows]
+
+
+def _erasure(db: sqlite3.Connection, row: sqlite3.Row) -> Erasure:
+    counts = db.execute("SELECT store, removed FROM erased WHERE erasure = ? ORDER BY store", (row["key"],))
+    return Erasure(
+        key=row["key"],
+        id=row["id"],
+        what=row["what"],
+        subject=Erased(
+            documents=tuple(msgspec.json.decode(row["documents"])),
+            users=() if row["user"] is None else (row["user"],),
+        ),
+        requested_at=row["requested_at"],
+        due_at=row["due_at"],
+        settled_at=row["settled_at"],
+        next_at=row["next_at"],
+        number=row["pass"],
+        completed_at=row["completed_at"],
+        error=row["error"],
+        erased=tuple((one["store"], one["removed"]) for one in counts),
+    )

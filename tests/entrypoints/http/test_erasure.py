@@ -1,0 +1,251 @@
+"""Erasing a document or a user: afterwards nothing of it is in any file or key."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.app.redis_erasure import KEYS
+from anabranch.knowledge.records import backup
+from anabranch.knowledge.records.database import NAME, Database, connect
+from anabranch.knowledge.records.erasures import TABLES
+from support.collection_server import Library, library, text
+from support.data_bytes import files_with, keys_with, values
+from support.valkey_server import Valkey, running_valkey
+
+pytestmark = pytest.mark.xdist_group("erasure")
+
+MARKER = "Quillonbrax"
+SECRET = f"The {MARKER} ferry to Texel leaves every thirty minutes from quay nine."
+OTHER = "The bridge to Marken is closed on Sundays."
+ASKED = f"When does the {MARKER} ferry to Texel leave?"
+PATIENCE_S = 30.0
+RESUMABLE = {"Accept": "text/event-stream", "Prefer": "resumable"}
+MCP = {"Accept": "application/json, text/event-stream"}
+
+
+@asynccontextmanager
+async def opened(home: Path, models_dir: Path, **given: Any) -> AsyncIterator[Library]:
+    async with library(home / "data", models_dir, rate_limit=0, **given) as there:
+        yield there
+
+
+async def filled(there: Library) -> str:
+    """A document with the marker, another one, a failed upload; the id of the first."""
+    await there.collection("ferries", who="alice")
+    (found,) = await there.ingest(
+        "ferries", text(SECRET, title=f"{MARKER} timetable", metadata={"tags": [f"{MARKER}-tag"]}), who="alice"
+    )
+    await there.ingest("ferries", text(OTHER, title="Bridges"), who="alice")
+    return str(found["id"])
+
+
+async def asked_everywhere(there: Library) -> list[str]:
+    """The question on every surface; the ids of the resumable answers."""
+    first = await there.ask(ASKED, who="alice", conversation_id="talk")
+    assert MARKER in first["answer"]
+    await there.ask(ASKED, who="alice", conversation_id="talk", filters={"tags": [f"{MARKER}-tag"]})
+    # A later turn finds nothing, but may repeat what was found before.
+    await there.ask(f"And what of {MARKER}?", who="alice", conversation_id="talk", filters={"tags": ["none"]})
+    feedback = {"query_id": first["query_id"], "rating": "thumbs_up", "comment": f"{MARKER} is right"}
+    await there.good("POST", "/v1/feedback", feedback, who="alice")
+    streams = []
+    for path, body in (
+        ("/v1/query", {"query": ASKED}),
+        ("/rag/stream", {"query": ASKED, "threshold": 0}),
+        ("/v1/responses", {"model": "all", "input": ASKED, "stream": True}),
+        ("/v1/chat/completions", {"model": "all", "messages": [{"role": "user", "content": ASKED}], "stream": True}),
+    ):
+        reply = await there.call("POST", path, body, who="bob", headers=RESUMABLE)
+        assert reply.status == 200, reply
+        assert MARKER in reply.body
+        streams += [reply.headers["Stream-ID"]] if "Stream-ID" in reply.headers else []
+    ask = {"name": "ask", "arguments": {"question": ASKED}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ask}
+    assert MARKER in str((await there.call("POST", "/mcp", call, who="bob", headers=MCP)).body)
+    await there.good("GET", "/v1/queries", who="alice")  # all are recorded now
+    return streams
+
+
+async def erased(there: Library, **what: str) -> Any:
+    """Erase, run the second pass as soon as the first is over, and wait for its end."""
+    reply = await there.call("POST", "/v1/erasures", what, who="root")
+    assert reply.status == 202, reply
+    path = f"/v1/erasures/{reply.body['id']}"
+    await _until(there, path, "settling")
+    await asyncio.to_thread(settle, there.folder)
+    return await _until(there, path, "complete")
+
+
+async def _until(there: Library, path: str, state: str) -> Any:
+    until = time.monotonic() + PATIENCE_S
+    while (found := await there.good("GET", path, who="root"))["state"] != state:
+        assert time.monotonic() < until, found
+        await asyncio.sleep(0.02)
+    return found
+
+
+def settle(folder: Path) -> None:
+    """As if the time had come for the last pass."""
+    with closing(connect(folder / NAME)) as db:
+        now = time.time()
+        db.execute("UPDATE erasures SET settled_at = ?, next_at = ? WHERE next_at IS NOT NULL", (now, now))
+
+
+def removed(erasure: Any) -> dict[str, int]:
+    return {one["store"]: one["removed"] for one in erasure["erased"]}
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Any:
+    (tmp_path / "valkey").mkdir()
+    with running_valkey(tmp_path / "valkey") as server:
+        yield server
+
+
+async def test_an_erased_document_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
+    data = tmp_path / "data"
+    copy = data / f"{NAME}.before-restore-20260101-000000"
+    async with opened(tmp_path, models_dir, redis_url=valkey.url, redis_timeout=5.0) as there:
+        document = await filled(there)
+        streams = await asked_everywhere(there)
+        with closing(connect(data / NAME)) as db, closing(sqlite3.connect(copy)) as earlier:
+            db.backup(earlier)
+        before = await keys_with(MARKER, valkey.url)
+        assert {f"{NAME}-wal", copy.name} <= set(files_with(MARKER, data))
+        assert {key.split(":")[0] for key in before} >= {"rag", "anabranch"}
+        assert streams
+        # Every key says whether it can hold what is erased.
+        assert [key for key in await values(valkey.url) if not any(fnmatchcase(key, one) for one in KEYS)] == []
+
+        erasure = await erased(there, document=document)
+        assert await keys_with(MARKER, valkey.url) == []
+        counts = removed(erasure)
+        assert all(counts[store] > 0 for store in ("documents", "ingest jobs", "query log", "Redis"))
+        assert counts["copies of earlier records"] == 2  # one copy, in two passes
+        assert erasure["documents"] == 1
+        assert (await there.call("GET", f"/v1/documents/{document}", who="alice")).status == 404
+        assert (await there.ask("When is the bridge to Marken closed?", who="alice"))["answer"] != ""
+        entries = (await there.good("GET", "/v1/queries", who="alice"))["queries"]
+        assert {one["query"] for one in entries} == {None, "When is the bridge to Marken closed?"}
+    assert files_with(MARKER, data) == []
+    with closing(sqlite3.connect(copy)) as earlier:
+        assert earlier.execute("SELECT title FROM documents").fetchall() == [("Bridges",)]
+
+
+async def test_an_erased_document_is_in_no_recording_and_no_memory(tmp_path: Path, models_dir: Path) -> None:
+    data, recordings = tmp_path / "data", tmp_path / "recordings"
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        await asked_everywhere(there)
+    async with opened(tmp_path, models_dir, recordings_dir=str(recordings)) as there:
+        await there.ask(ASKED, who="alice")
+        await there.ask("When is the bridge closed?", who="alice", limit=1, filters={"tags": ["none"]})
+        (stream, *_) = await asked_everywhere(there)
+        assert len(files_with(MARKER, recordings)) > 1
+        erasure = await erased(there, document=document)
+        assert removed(erasure)["recordings"] > 1
+        until = time.monotonic() + PATIENCE_S
+        while "streams in memory" not in removed(erasure):  # every process looks at its own memory by itself
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+            erasure = await there.good("GET", f"/v1/erasures/{erasure['id']}", who="root")
+        assert removed(erasure)["streams in memory"] >= 1
+        assert (await there.call("GET", f"/v1/streams/{stream}", who="bob")).status == 404
+    assert files_with(MARKER, data) == []
+    assert files_with(ASKED, recordings) == []
+
+
+async def test_an_erased_user_is_in_no_file_and_no_key(tmp_path: Path, models_dir: Path, valkey: Valkey) -> None:
+    data = tmp_path / "data"
+    async with opened(tmp_path, models_dir, redis_url=valkey.url, redis_timeout=5.0) as there:
+        made = await there.good("POST", "/v1/keys", {"user": MARKER, "note": "for erasing"}, who="root")
+        there.secrets[MARKER] = made["key"]
+        await there.collection("mine", who=MARKER)
+        await there.ingest("mine", text("My secret harbour is Oudeschild.", title="Harbour"), who=MARKER)
+        await there.ask("Which harbour is secret?", who=MARKER, conversation_id="talk")
+        await there.collection("theirs", who="alice")
+        allowed = {"visibility": "restricted", "allowed_users": [MARKER, "bob"]}
+        (shared,) = await there.ingest("theirs", text(OTHER, title="Bridges", permissions=allowed), who="alice")
+        assert NAME in " ".join(files_with(MARKER, data))
+
+        erasure = await erased(there, user=MARKER)
+        assert removed(erasure)["API keys"] == removed(erasure)["collections"] == 1
+        assert (await there.call("GET", "/v1/documents", who=MARKER)).status == 401
+        kept = await there.good("GET", f"/v1/documents/{shared['id']}", who="bob")
+        assert kept["title"] == "Bridges"
+        assert await keys_with(MARKER, valkey.url) == await keys_with("Oudeschild", valkey.url) == []
+    assert files_with(MARKER, data) == files_with("Oudeschild", data) == []
+
+
+async def test_deleting_says_when_the_text_is_erased_and_then_it_is(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir, erase_after=7_200.0) as there:
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+        reply = await there.good("DELETE", f"/v1/documents/{document}", who="alice")
+        assert reply["deleted"]
+        (erasure,) = (await there.good("GET", "/v1/erasures", who="root"))["erasures"]
+        assert (erasure["state"], erasure["complete_by"]) == ("due", reply["erased_by"])
+        waits = datetime.fromisoformat(erasure["due_at"]) - datetime.fromisoformat(erasure["requested_at"])
+        assert timedelta(seconds=5_398) <= waits <= timedelta(seconds=7_202)  # quarters of it are erased together
+        assert (await there.call("GET", "/v1/erasures", who="alice")).status == 403
+        gone = await there.good("DELETE", "/v1/collections/ferries", who="alice")
+        assert gone["erased_by"] >= reply["erased_by"]
+        await asyncio.to_thread(settle, there.folder)
+        await _until(there, f"/v1/erasures/{erasure['id']}", "complete")
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_an_erasure_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir, redis_url="redis://127.0.0.1:1") as there:  # nothing answers there
+        document = await filled(there)
+        await there.ask(ASKED, who="alice")
+        reply = await there.call("POST", "/v1/erasures", {"document": document}, who="root")
+        path = f"/v1/erasures/{reply.body['id']}"
+        until = time.monotonic() + PATIENCE_S
+        while (found := await there.good("GET", path, who="root"))["error"] is None:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        assert (found["state"], found["completed_at"]) == ("failed", None)
+        assert found["error"].startswith("Redis: ")
+    settle(tmp_path / "data")
+    async with opened(tmp_path, models_dir) as there:
+        assert (await _until(there, path, "complete"))["error"] is None
+    assert files_with(MARKER, tmp_path / "data") == []
+
+
+async def test_backups_that_may_hold_what_was_erased_are_named(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        document = await filled(there)
+        file = tmp_path / "copy.sqlite"
+        with closing(Database.open(there.folder)) as database:
+            backup.back_up(database, file)
+        erasure = await erased(there, document=document)
+        assert erasure["backups"] == [str(file)]
+        with closing(Database.open(there.folder)) as database:
+            backup.back_up(database, file)
+        erasure = await there.good("GET", f"/v1/erasures/{erasure['id']}", who="root")
+        assert erasure["backups"] == []
+    assert files_with(MARKER, tmp_path) == []
+
+
+async def test_what_is_erased_must_be_said(tmp_path: Path, models_dir: Path) -> None:
+    async with opened(tmp_path, models_dir) as there:
+        bodies: list[dict[str, str]] = [{}, {"document": "a", "user": "b"}, {"user": " "}, {"user": ""}, {"name": "a"}]
+        for body in bodies:
+            assert (await there.call("POST", "/v1/erasures", body, who="root")).code == "VALIDATION_ERROR"
+        assert (await there.call("POST", "/v1/erasures", {"document": "none"}, who="root")).status == 404
+        assert (await there.call("GET", "/v1/erasures/none", who="root")).status == 404
+
+
+def test_every_table_says_whether_it_can_hold_what_is_erased(tmp_path: Path) -> None:
+    with closing(Database.open(tmp_path)) as database, closing(connect(database.path)) as db:
+        names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert {name for name in names if not name.startswith("sqlite_")} == set(TABLES)
