@@ -100,7 +100,7 @@ class Runs:
         except BaseException:
             slot.leave()
             raise
-        return StartedRun(self._start(question, context, answerer, entry, slot, context.key), allowance)
+        return StartedRun(self._start(question, context, answerer, entry, slot, context.credential), allowance)
 
     def start(
         self,
