@@ -10,7 +10,7 @@ from anabranch.domain.model import Endpoint, Value
 # and sources. `ingest`: changes collections and documents. `admin`: keys, sources and metrics, for operators.
 Scope = Literal["ask", "read", "ingest", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-# Grants besides `source:NAME`, `mcp:NAME` and `model:NAME`: every one that is configured, now or later; and the planner.
+# Grants besides `source:NAME`, `mcp:NAME` and `model:NAME`: all that is configured, now or later, and the planner.
 ALL, PLANNER = "all", "planner"
 
 
@@ -42,7 +42,7 @@ NO_GRANT = Grants(names=())
 
 
 class Rights(Value):
-    """The rights of a key. `collections` (keys of the records) and `grants` are None where they are not restricted; then
+    """The rights of a key. `collections` (keys of the records) and `grants` are None where nothing is restricted; then
     the settings say who may use configured endpoints. `limits` are numbers by the name of a limit."""
 
     scopes: tuple[Scope, ...] = SCOPES

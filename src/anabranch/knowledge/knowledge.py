@@ -11,7 +11,7 @@ import msgspec
 from anabranch.domain.contracts import Embedder
 from anabranch.domain.errors import Conflict, Forbidden, InvalidQuestion, NotFound
 from anabranch.domain.model import Filters, Passage, Query, Value
-from anabranch.knowledge import api_keys, lookup
+from anabranch.knowledge import key_requests, lookup
 from anabranch.knowledge.chunking import effective
 from anabranch.knowledge.index.reader import Catalog, IndexReader
 from anabranch.knowledge.ingest import MAX_TITLE, day_of, find_stored, recipe_of
@@ -350,19 +350,19 @@ class Knowledge:
         return await self._database.read(lambda db: (keys.listed(db), collections.listed(db)))
 
     async def create_api_key(
-        self, request: api_keys.KeyRequest, limits: AnyCollection[str]
+        self, request: key_requests.KeyRequest, limits: AnyCollection[str]
     ) -> tuple[keys.ApiKey, str]:
         """A new API key, and its secret, which is not stored."""
-        return await self._database.write(lambda db: api_keys.create(db, request, limits))
+        return await self._database.write(lambda db: key_requests.create(db, request, limits))
 
     async def rotate_api_key(
         self, name: str, overlap_s: float, expires_at: float | None = None
     ) -> tuple[keys.ApiKey, str]:
         """A new secret for an API key, whose last one stays valid for the overlap."""
-        return await self._database.write(lambda db: api_keys.rotate(db, name, overlap_s, expires_at))
+        return await self._database.write(lambda db: key_requests.rotate(db, name, overlap_s, expires_at))
 
     async def revoke_api_key(self, name: str) -> keys.ApiKey:
-        return await self._database.write(lambda db: api_keys.revoke(db, name))
+        return await self._database.write(lambda db: key_requests.revoke(db, name))
 
     async def api_keys_used(self, moments: Mapping[str, float]) -> None:
         """Record when API keys were used last, by id."""

@@ -43,7 +43,8 @@ MAX_FAILED_BYTES = 256 * 1024 * 1024
 EMPTY_HASH = sha256(b"").hexdigest()
 # In a list, open items come after all documents.
 ITEM_KEYS = 1 << 62
-# Of the rows of `open_items`, those that the caller owns and whose collection it sees. Guests own nothing: no job has an owner of null.
+# Of the rows of `open_items`, those that the caller owns, of collections that it sees. Guests own nothing: no job has
+# an owner of null.
 OWNED = f"((:operator OR open_items.owner = :user) AND {documents.SEEN.format(collection='open_items.collection')})"
 
 Hold = tuple[int, str]

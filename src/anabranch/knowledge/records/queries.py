@@ -40,8 +40,8 @@ class QuotedChunk(Value):
 
 class QueryRecord(Value):
     """A question and its outcome: `answered`, `refused`, or the code of an error; then `answer` is None. `id` is what a
-    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `verdicts` counts the `sentences` of a verified answer. If it is not `kept`, it is
-    only counted."""
+    client sends with its feedback. `key_collections` are those to which the asker's key was restricted. `verdicts`
+    counts the `sentences` of a verified answer. If it is not `kept`, it is only counted."""
 
     id: str
     user: str
@@ -269,10 +269,10 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
     """Of the last turns of the caller's conversation, up to the query `last`, those whose answers it may still read,
     oldest first."""
     rows = db.execute(
-        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "
-        f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation AND (:last IS NULL OR (queries.created_at, queries.id) <= "
-        "(SELECT created_at, id FROM queries WHERE id = :last)) "
-        "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
+        "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
+        f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
+        "AND (:last IS NULL OR (queries.created_at, queries.id) <= "
+        "(SELECT created_at, id FROM queries WHERE id = :last)) ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
         {
             "user": caller.owner,
             "collections": collections_of(caller),
@@ -300,8 +300,8 @@ def _withheld(db: sqlite3.Connection, caller: Caller, ids: Collection[str]) -> s
 def rate(db: sqlite3.Connection, query: str, caller: Caller, rating: Rating, comment: str | None) -> Rated | None:
     """Feedback on the caller's own question; None if none of that id was answered."""
     row = db.execute(
-        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "
-        f"WHERE query = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",  # noqa: S608
+        "SELECT surface, feedback FROM responses JOIN queries ON queries.id = query "  # noqa: S608
+        f"WHERE query = :id AND (:operator OR user = :user) AND {ASKED_WITHIN}",
         _own(caller, query, asker(caller)),
     ).fetchone()
     if row is None:
@@ -390,9 +390,9 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     if not own and not _shared_with(db, caller, row):
         return None
     found = db.execute(
-        "SELECT retrievals.*, owner, collection, title, visibility, allowed_users, allowed_groups, chunks.text FROM retrievals "
-        "LEFT JOIN documents ON documents.id = retrievals.document LEFT JOIN chunks ON chunks.key >= first_chunk AND "
-        "chunks.key < first_chunk + chunk_count AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
+        "SELECT retrievals.*, owner, collection, title, visibility, allowed_users, allowed_groups, chunks.text "
+        "FROM retrievals LEFT JOIN documents ON documents.id = retrievals.document "
+        "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
         (identifier,),
     ).fetchall()
     shown = [

@@ -1,4 +1,4 @@
-"""New API keys and new secrets for them, by the same rules for the command line and for HTTP."""
+"""Creates, rotates and revokes API keys as requested: by the same rules for the command line and for HTTP."""
 
 import math
 import re
