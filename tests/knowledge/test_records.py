@@ -214,7 +214,7 @@ def test_api_keys_are_stored_as_hashes_and_can_be_revoked(tmp_path: Path) -> Non
     database = Database.open(tmp_path)
     key, secret = database.writing(lambda db: keys.create(db, user="alice", groups=("staff",)))
     assert database.reading(lambda db: keys.find(db, secret)) == key
-    assert key.caller == Caller(user="alice", groups=("staff",))
+    assert (key.user, key.groups, key.operator) == ("alice", ("staff",), False)
     assert database.reading(lambda db: keys.find(db, secret + "x")) is None
     assert secret.encode() not in (tmp_path / NAME).read_bytes() + (tmp_path / f"{NAME}-wal").read_bytes()
     assert database.writing(lambda db: keys.revoke(db, key.id))

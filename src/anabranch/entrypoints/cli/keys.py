@@ -172,8 +172,8 @@ def list_keys(as_json: bool, settings: Settings) -> None:
 def rotate(name: str, overlap_s: float, expires_at: float | None, as_json: bool, settings: Settings) -> None:
     """Give a key a new secret. KEY is an id, or the user, if that has only one key.
 
-    The secret before it works until the overlap ends; then its streams end as those of a revoked key do. Older ones stop
-    at once.
+    The secret before it works until the overlap ends; then its streams end as those of a revoked key do. Older ones
+    stop at once.
     """
     require_records(settings)
     made, secret = write(settings, lambda db: _viewed(db, key_requests.rotate(db, name, overlap_s, expires_at)))

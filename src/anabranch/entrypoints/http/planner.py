@@ -1,7 +1,7 @@
 """The planner's operations: steps, pushes and their streams."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -246,6 +246,9 @@ class PlannerSurface:
             surface="planner",
             identify=self.access.caller,
         )
+        return [*self._commands(at), *self._events_of_steps(at)]
+
+    def _commands(self, at: Callable[..., Operation[Any]]) -> list[Operation[Any]]:
         return [
             at(
                 *("POST", STEPS, "begin_step", "Start a step", self._begin),
@@ -279,6 +282,10 @@ class PlannerSurface:
                 request_type=wire.SafetyForm,
                 response_types=(wire.SafetyReceipt,),
             ),
+        ]
+
+    def _events_of_steps(self, at: Callable[..., Operation[Any]]) -> list[Operation[Any]]:
+        return [
             at(
                 *("GET", f"{STEP}/events", "step_events", "A page of a step's events", self._events),
                 response_types=(wire.EventPage,),

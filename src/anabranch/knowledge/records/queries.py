@@ -272,7 +272,8 @@ def turns(db: sqlite3.Connection, caller: Caller, conversation: str, limit: int,
         "SELECT id, original, answer FROM queries JOIN responses ON responses.query = queries.id "  # noqa: S608
         f"WHERE user = :user AND {ASKED_WITHIN} AND conversation = :conversation "
         "AND (:last IS NULL OR (queries.created_at, queries.id) <= "
-        "(SELECT created_at, id FROM queries WHERE id = :last)) ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
+        "(SELECT created_at, id FROM queries WHERE id = :last)) "
+        "ORDER BY queries.created_at DESC, queries.id DESC LIMIT :limit",
         {
             "user": caller.owner,
             "collections": collections_of(caller),
@@ -392,7 +393,8 @@ def detail(db: sqlite3.Connection, caller: Caller, identifier: str) -> LoggedAns
     found = db.execute(
         "SELECT retrievals.*, owner, collection, title, visibility, allowed_users, allowed_groups, chunks.text "
         "FROM retrievals LEFT JOIN documents ON documents.id = retrievals.document "
-        "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
+        "LEFT JOIN chunks ON chunks.key >= first_chunk AND chunks.key < first_chunk + chunk_count "
+        "AND chunks.id = retrievals.chunk WHERE query = ? ORDER BY rank",
         (identifier,),
     ).fetchall()
     shown = [
