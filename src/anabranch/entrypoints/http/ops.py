@@ -98,7 +98,7 @@ class OpsSurface:
                 media_type="text/plain",
                 response_types=(str,),
                 errors=(401, 403),
-                scope=None if self._anabranch.settings.metrics_public else "admin",
+                scope=None if self._anabranch.settings.metrics_public else "read",
                 identify=None if self._anabranch.settings.metrics_public else self._operator,
             ),
             *web,
