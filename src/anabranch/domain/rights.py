@@ -53,7 +53,7 @@ class Rights(Value):
     def require(self, scope: Scope) -> None:
         if scope not in self.scopes:
             raise Forbidden(
-                f"This API key may not do this: it lacks the scope {scope}. It has: {', '.join(self.scopes)}.",
+                f"This API key lacks the scope {scope}, which this needs; it has {', '.join(self.scopes)}.",
                 missing_scope=scope,
             )
 

@@ -1,5 +1,6 @@
 """Keys that may do only what they must: scopes, restrictions to collections and grants, limits."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ async def shelf(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> A
 async def mcp(shelf: Library, who: str, tool: str, **arguments: Any) -> Any:
     params = {"name": tool, "arguments": arguments}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-    return (await shelf.good("POST", "/mcp", body, who=who, headers=ACCEPT))["result"]
+    sent = str(await shelf.good("POST", "/mcp", body, who=who, headers=ACCEPT))
+    return json.loads(sent.partition("data: ")[2])["result"]
 
 
 # --- scopes
@@ -177,7 +179,7 @@ async def test_a_restricted_key_finds_no_trace_of_other_collections(shelf: Libra
         ("GET", f"/v1/collections/{closed['id']}", None),
         ("GET", f"/v1/collections/{CLOSED}/stats", None),
         ("DELETE", f"/v1/collections/{CLOSED}", None),
-        ("PUT", f"/v1/collections/{CLOSED}/endpoint", {"path": "alice/plans"}),
+        ("PUT", f"/v1/collections/{CLOSED}/endpoint", {"as": "alice/plans"}),
         ("GET", f"{there}?collection={CLOSED}", None),
         ("GET", f"{there}/{name}", None),
         ("GET", f"{there}/announcement", None),
@@ -231,8 +233,8 @@ async def test_what_another_key_of_the_user_has_asked_does_not_exist_for_a_restr
     assert (await shelf.call("POST", "/v1/feedback", rating, who="narrow")).status == 404
     assert identifier not in str(await shelf.good("GET", "/v1/queries", who="narrow"))
     own = await shelf.ask("When does the canteen open?", who="narrow")
-    assert (await shelf.good("GET", f"/v1/queries/{own['query_id']}", who="narrow"))["own"]
-    assert (await shelf.good("GET", f"/v1/queries/{own['query_id']}", who="alice"))["own"]
+    for who in ("narrow", "alice"):
+        assert (await shelf.good("GET", f"/v1/queries/{own['query_id']}", who=who))["answer"]
 
 
 async def test_kept_streams_of_other_keys_of_the_user_do_not_exist_for_a_restricted_one(shelf: Library) -> None:
@@ -250,7 +252,7 @@ async def test_kept_streams_of_other_keys_of_the_user_do_not_exist_for_a_restric
 
 async def test_a_published_collection_is_for_keys_that_see_it(shelf: Library) -> None:
     for name, path in ((OPEN, "alice/open"), (CLOSED, "alice/closed")):
-        await shelf.good("PUT", f"/v1/collections/{name}/endpoint", {"path": path}, who="alice")
+        await shelf.good("PUT", f"/v1/collections/{name}/endpoint", {"as": path}, who="alice")
     body = {"messages": QUESTION}
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/open/query", body, who="narrow")).status == 200
     assert (await shelf.call("POST", "/api/v1/endpoints/alice/closed/query", body, who="narrow")).status == 404
